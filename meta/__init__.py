@@ -1,1 +1,1 @@
-"""meta: makes N devices behave like one. It knows no architectures, token ids or file formats."""
+"""Run a model on N devices as on one device. It knows no architectures, token ids or file formats."""

@@ -1,4 +1,4 @@
-"""Choose a split with which all devices read their weights in equal time, and predict its speed."""
+"""Choose the split with which all devices read their weights in equal time, and predict its speed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Shares = tuple[float, ...]  # one number per device, in any unit
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes that a split needs on each device. A device stores `held` bytes. Per token it reads `read` bytes
-    from its own memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each all-reduce
-    among all devices, and `inner` lists the bytes of each all-reduce within one host. If a token passes
-    through stages of layers in sequence, `stages` has each device's stage."""
+    """The bytes that a split needs on each device. A device stores `held` bytes. Per token it reads `read`
+    bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
+    all-reduce among all devices, and `inner` of each all-reduce within one host. If layers are divided into
+    sequential stages, `stages` has each device's stage."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -31,7 +31,7 @@ class Cost:
 
 
 class Budget(Protocol):
-    """The bytes of memory that the logical devices `members` of a physical device may use."""
+    """The bytes of memory for the logical devices `members` of a physical device."""
 
     @property
     def nbytes(self) -> int: ...
@@ -52,8 +52,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted times of a split. If fewer devices would be faster, `fewer` has the indices of the
-    fastest subset."""
+    """The predicted times of a split. `fewer` has the indices of the fastest subset, if fewer devices are
+    faster."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -87,8 +87,8 @@ class Prediction:
 def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
     """Return shares in sixteenths of the largest share, proportional to speed.
 
-    Logical devices on one resource share its speed. Two devices of one class get equal shares if their
-    resources have the same number of logical devices.
+    Logical devices on one resource share its speed. Devices of one class get equal shares if their resources
+    have equally many logical devices.
     """
     n = len(speeds)
     alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]
@@ -116,8 +116,7 @@ def fitted(
     kinds: Sequence[Hashable],
 ) -> Shares:
     """Lower the shares of overfull devices by sixteenths until everything fits. First lower all devices of a
-    kind equally; if that fails, lower devices separately. If both fail, return `shares` unchanged; a later
-    check reports what is missing."""
+    kind equally, then devices separately. If both fail, return `shares` unchanged."""
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):
@@ -138,8 +137,8 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predict the time of a token. Stages run in sequence. Devices of a stage read in parallel, but in
-    sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of the given
+    """Predict the time of a token, in which stages run in sequence. Devices of a stage read in parallel, or
+    in sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of some
     bytes."""
     stages = cost.stages or (0,) * len(speeds)
 
@@ -160,8 +159,7 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """Return the n fastest devices for every n below the number of devices. Each subset is in device
-    order."""
+    """Return the n fastest devices, in device order, for every n below the number of devices."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 
@@ -175,7 +173,7 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """Predict the time for `shares`, and for a subset of the devices if one is faster and the model fits."""
+    """Predict the time for `shares`, and for a faster subset of the devices in which the model fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 
@@ -207,9 +205,9 @@ def predict(
 def auto_split(
     devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
 ) -> Prediction:
-    """Choose how to split a model over open devices, and predict the time of a token.
+    """Choose the split of a model over open devices, and predict the time of a token.
 
-    Some of the shares passed to `cost` may be 0. The first call measures each device in about a second.
+    `cost` must accept shares of 0. The first call measures each device in about a second.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]

@@ -1,4 +1,4 @@
-"""Time all-reduces without a model, in a chain of sums whose results are checked bit by bit."""
+"""Time all-reduces without a model, in a chain of sums that is checked bit by bit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # On a single host, no repetition starts after this time.
-PERIOD = 3  # Not a multiple of the two parities, so that a stale slot gives a wrong sum.
-CHAIN_NBYTES = 64 << 20  # Bytes that a step of 4 to 32 reduces moves.
+LIMIT_S = 3.0  # On a single host, no step starts after this time.
+PERIOD = 3  # Two parities do not divide this, so a stale slot gives a wrong sum.
+CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` has the seconds per all-reduce of each repetition of the step. `exact` says whether all
-    devices of this host got the exact sums. `network` is the part of these seconds in which hosts exchanged
-    bytes."""
+    """`seconds` has the seconds per all-reduce of each step. `exact` says whether this host's devices got
+    exact sums. `network` is the part of `seconds` for exchanges between hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -43,7 +42,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """Return an even number of all-reduces per step, so that both parities are used equally often."""
+    """Return an even number of all-reduces per step, for equal use of both parities."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
@@ -56,10 +55,10 @@ def time_reduce(
     length: int = 0,
     hosts: Hosts | None = None,
 ) -> ReduceTime:
-    """Time an all-reduce of `nbytes` (f32) over `devices`, and close the devices. All `hosts` must call it.
+    """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` must call this
+    function.
 
-    A step has `length` reduces. The first step is not timed. Then up to `repeats` steps are timed. On a
-    single host, no step starts after LIMIT_S seconds. Raises any error of building or running a step.
+    After a warm-up step, time up to `repeats` steps of `length` reduces.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -81,7 +80,7 @@ def time_reduce(
 
 
 class _Chain:
-    """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), in which h repeats
+    """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]). The values of h repeat
     after three sums.
 
     All values are small integers, so sums are exact in every order and wire format. Later sums increase an
@@ -119,7 +118,7 @@ class _Chain:
         share = tensor(everybody, self.share)
         bases = [tensor(MIRRORED, views) for views in self.base]
         for k in range(self.length):
-            copies = tensor(everybody, h.views)  # the n devices' copies add up to n times the residual
+            copies = tensor(everybody, h.views)
             h, _ = graph.all_reduce(add(copies, share) + bases[k % PERIOD])
         for d, recording in enumerate(graph.recordings):
             recording.copy(h.on(d), self.result[d], "result")

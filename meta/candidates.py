@@ -1,4 +1,4 @@
-"""Read the result of a step: all logits, or the best tokens of each output row that a mask allows."""
+"""Read the result of a step, either all logits or the best allowed tokens of each output row."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vkbackend.runtime import Device
 
 class TopK(NamedTuple):
     """The best candidates of each row: int64 ids and float32 logits [n_outputs, k], best first. Equal logits
-    are ordered by id, and NaN precedes all numbers. If a row has fewer than k candidates, the remaining
-    logits are -inf. If requested, `log_sums` is log(sum(exp(logits))) of each row, float64 [n_outputs]."""
+    are ordered by id. NaN precedes all numbers. If a row has fewer than k candidates, the other logits are
+    -inf. If requested, `log_sums` is log(sum(exp(logits))) of each row, float64 [n_outputs]."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -30,7 +30,7 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Return three views of a device's region. The first has the best tokens as indices among the device's
+    """Return three views of a device's region. The first has the best tokens as indices of the device's
     vocabulary rows, u32 [n_outputs, 1, k]. The second has their logits, f32 [n_outputs, 1, k]. The third has
     the output of `log_sum_exp`, f32 [n_outputs, n_chunks, 2]."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
@@ -43,8 +43,7 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """The devices' memory regions for output rows, of `nbytes[d]` bytes. Up to `n_places` steps may have
-    output rows in transfer from other hosts."""
+    """The devices' memory for output rows, of `nbytes[d]` bytes."""
 
     def __init__(
         self,
@@ -67,8 +66,7 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Write the next step's masks to the devices. `masks` is uint32 [n, ceil(n_vocab / 32)] for n rows,
-        lowest bit first."""
+        """Write the next step's masks, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:
@@ -91,13 +89,12 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Begin to receive the step's output rows on host 0, before the step runs, so that no sender
-        waits."""
+        """Begin to receive output rows on host 0 before the step, so that no sender waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Transfer the step's output rows to host 0. All hosts must call this after the step."""
+        """Transfer the step's output rows to host 0. All hosts must call this function after the step."""
         if self._hosts:
             gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
@@ -123,7 +120,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Copy all devices' logits to `out`, float32 [>= n_outputs, n_vocab]."""
+        """Copy the logits to `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
@@ -151,8 +148,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2] has the largest element of
-    each chunk and the chunk's sum of exp(x - largest)."""
+    """Return log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2] has each chunk's maximum and
+    sum of exp(x - maximum)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

@@ -21,13 +21,13 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile each recording on its device, if it is on this host. Raises the first error after all
-    compilations have ended."""
+    """Compile each recording whose device is on this host. Raises the first error after all compilations have
+    ended."""
     if len(devices) < 2:
         return
     pairs = zip(devices, recordings, strict=True)
     compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
-    wait(compiling)  # wait even after an error, because no device may be closed while it compiles
+    wait(compiling)  # even after an error, because a compiling device must not be closed
     for compiled in compiling:
         compiled.result()
 

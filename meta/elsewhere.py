@@ -1,7 +1,7 @@
-"""A stand-in for a device of another host. It has the device's limits, and memory only for slots and logits.
+"""A stand-in for another host's device. It has the device's limits, and memory only for slots and logits.
 
-Every host plans and records for all devices, and runs its own devices. After loading, host 0 can access the
-memory of other hosts through a `link`, but only between steps.
+Every host plans and records for all devices, and runs its own devices. Between steps, host 0 can access the
+memory of other hosts through a `link`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The description of a device that its host sends. `speed` has the bytes per second that the device reads
-    from its own memory and from host memory."""
+    """A host's description of its device. `speed` has the bytes per second that the device reads from its
+    memory and from host memory."""
 
     name: str
     limits: Limits
@@ -53,7 +53,7 @@ class Card:
 
 
 class Link(Protocol):
-    """A connection to a device's host, which addresses caches and tables by name."""
+    """A connection to a device's host. It addresses caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
@@ -80,8 +80,7 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """The stand-in for device number `index` of the group. `exchange` is the measured time of an exchange
-    with the device's host."""
+    """A stand-in for device number `index`. `exchange` is the measured time of an exchange with its host."""
 
     def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
         super().__init__(f"{host}/{card.name}", card.limits)

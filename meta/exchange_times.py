@@ -1,4 +1,4 @@
-"""Measure how long an exchange takes in which two hosts send to each other at once."""
+"""Measure exchanges in which two hosts send to each other at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_SMALL, N_LARGE = 100, 8
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTime:
-    """The seconds of a small exchange, and the bytes per second in each direction of a large exchange."""
+    """The seconds of a small exchange, and the bytes per second per direction of a large one."""
 
     small_s: float
     rate: float

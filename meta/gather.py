@@ -1,4 +1,4 @@
-"""Join a tensor from the devices' slices, and write rows to slices. No step may run meanwhile."""
+"""Join a tensor from the devices' slices, and write rows to slices. No step may be running."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes in host memory at a time: half of the upload buffer
+PIECE_NBYTES = 16 << 20  # half of the upload buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor as a matrix of bytes. On the device its first row begins at byte
-    `offset` of `view`, and rows are `pitch` bytes apart (0: contiguous)."""
+    """A rectangle of a stored tensor, which counts as a matrix of bytes. On the device it begins at byte
+    `offset` of `view`, and its rows are `pitch` bytes apart (0: contiguous)."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -32,8 +32,7 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """Return (rows, bytes per row) of a stored tensor. A vector is one row. A stack has the rows of all
-    experts."""
+    """Return (rows, bytes per row) of a stored tensor, for a stack the rows of all experts."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
@@ -63,9 +62,7 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """Return the extents of `cuts`, the parts of a matrix that the device has. `pieces` lists (first local
-    row, view). Parts that are cut by rows are stored in sequence. Parts that are cut by columns are adjacent
-    in every row."""
+    """Return the extents of `cuts`, a device's parts of a matrix. `pieces` lists (first local row, view)."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -87,8 +84,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is read from the first device
-    that has it. Raises PlanError if a byte is on no device."""
+    """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is from the first device that
+    has it. Raises PlanError if no device has a byte."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -105,8 +102,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write stored rows, uint8 [n, row bytes], to every device that has a part of them. The first is row
-    `begin`."""
+    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that has a part of them."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):

@@ -1,4 +1,4 @@
-"""The graph of a step has a recording per device, which is cut where devices exchange sums."""
+"""The graph of a step, with a recording per device that is cut where devices exchange sums."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows. For a half, `kind` counts the rows and output rows of
-    the half."""
+    """The graph of a step, or of one half of its rows. For a half, `kind` counts only its rows."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -31,7 +30,7 @@ class Graph:
     kind: StepKind
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
-    lane: int = 0  # Which half of the slots the graph's reduces use.
+    lane: int = 0  # Reduces use this half (0 or 1) of the slots.
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # By name, for later layers.
@@ -67,7 +66,7 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """Return a recorder for device d, whose label is the weight's name or a name in this scope."""
+        """Return a recorder for device d. Its label is the weight's name or a name in this scope."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -76,14 +75,14 @@ class Graph:
         return len(self.devices)
 
     def readers(self) -> tuple[int, ...]:
-        """Return the devices that need complete values in this scope."""
+        """Return the devices that need complete values here."""
         return self.active.get(self._section, tuple(range(self.n)))
 
     def new(
         self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
     ) -> Tensor:
-        """Allocate a tensor in scratch memory, either complete on each of `holders` (default: all devices),
-        or split by columns."""
+        """Allocate a tensor in scratch memory, complete on each of `holders` (default: all devices) or split
+        by columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
         widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
@@ -114,11 +113,10 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum a PARTIAL tensor on all readers. With `norm`, the same kernel also computes the sum's RMS norm.
-        `wire` overrides the graph's wire format.
+        """Sum a PARTIAL tensor on all readers. With `norm`, the same kernel computes the sum's RMS norm.
 
-        If one device is the only writer and the only reader, no exchange is needed. If a reader lacks the
-        mirrored addend, a writer adds it to its own share.
+        No exchange is needed if the only writer is the only reader. If a reader lacks the mirrored addend, a
+        writer adds it to its share.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -166,7 +164,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """Return the sum as a tensor without an addend: one writer has added the addend to its own share."""
+        """Return the sum without an addend, which one writer adds to its share instead."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -177,8 +175,7 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's own share in the
-        summed format."""
+        """Record the exchange. Returns each reader's slots, and each device's share in the summed format."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

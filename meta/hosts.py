@@ -1,7 +1,7 @@
-"""The hosts of a group: which host has which device, and which bytes each exchange transfers.
+"""The hosts of a group, their devices, and the bytes that each exchange transfers.
 
-In an exchange each host sends its devices' slots to the hosts that read them. It receives other hosts' slots
-into the same pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
+A host sends its devices' slots to the hosts that read them, into the same pages. Devices sum in slot order,
+so all hosts get the same bits as a single host would.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Return transfers of every device's bytes at `views[d]` to host 0, which stores them in the
-        stand-in's memory. Equal values of `key` must have equal views. These transfers use a separate lane,
-        because host 0 may wait for them before other exchanges."""
+        """Return transfers of every device's bytes at `views[d]` to its stand-in's memory on host 0. Equal
+        values of `key` must have equal views. The transfers use a separate lane, because host 0 may wait for
+        them before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []
@@ -63,9 +63,9 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # What this host sums after the transfers; None without readers here.
-    part: tuple[int, int] = (0, 0)  # The elements that this host sums, if each host sums a part.
-    sums: Transfers | None = None  # The transfers of the parts' sums.
+    local: Reduce | None  # The sum on this host after the transfers, if it has readers.
+    part: tuple[int, int] = (0, 0)  # This host's elements, if each host sums a part.
+    sums: Transfers | None = None  # Transfers of the sums of parts.
 
 
 class OverHosts(Provider):
@@ -140,8 +140,8 @@ class OverHosts(Provider):
     # ---- when hosts sum ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """Return which elements of a large reduce each reading host sums. The result is empty if sending
-        complete slots takes fewer bytes."""
+        """Return the elements of a large reduce that each reading host sums. The result is empty if complete
+        slots take fewer bytes."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -177,8 +177,8 @@ class OverHosts(Provider):
     # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """Return a list of (device, host, begin, end), in the same order on all hosts. Bytes begin..end of
-        the device's slot are sent to the host. In a gather, the bytes are from the device's sums."""
+        """Return (device, host, begin, end): bytes begin..end of the device's slot are sent to the host. The
+        order is the same on all hosts. In a gather, the bytes are from the device's sums."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

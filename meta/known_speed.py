@@ -1,6 +1,6 @@
-"""Read measured speeds (speed.py) from `speeds.json` in the cache folder. Delete the file to measure again.
+"""Read measured speeds (speed.py) from `speeds.json` in the cache folder.
 
-This module never measures, so recording a step may use it.
+Recording a step may use this module, because it never measures.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut as if the device had this fraction of its measured speed. Only large matrices are
-# measured. Attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the
-# speed, a submission ends within the 2 s of a watchdog.
+# Submissions are cut for this fraction of a device's measured speed. Only large matrices are measured, and
+# attention, narrow matrices, throttling or a desktop are slower. Even at a quarter of the speed, a submission
+# ends within a watchdog's 2 s.
 TRUSTED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The bytes per second at which a device reads weights from its own memory and from pinned host memory,
-    while no other device reads."""
+    """The bytes per second of reading weights from a device's memory and from pinned host memory, while other
+    devices are idle."""
 
     weights: float
     host: float
@@ -36,7 +36,7 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """Return the pace by which submissions are cut: a fraction of the known speed, or a speed that every GPU
+    """Return the pace for cutting submissions, from a fraction of the known speed or a speed that every GPU
     reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
@@ -60,7 +60,7 @@ def _read() -> dict[str, Any]:
 
 
 def numbers(key: str) -> list[float]:
-    """Return the list stored for `key`, or an empty list unless all its elements are positive numbers."""
+    """Return the list stored for `key`, or an empty list unless all elements are positive numbers."""
     value = _read().get(key)
     known = value if isinstance(value, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []

@@ -1,7 +1,7 @@
-"""Copy each device's slice of every weight from the memory-mapped file, without a complete copy on the host.
+"""Copy each device's slice of every weight from the mapped file, without a complete host copy.
 
 A slice is a strided view of the file, or it is joined from parts of a fused tensor. If possible, devices that
-run on the host read the file's pages instead of a copy (mapped.py).
+run on the host read the file's pages instead (mapped.py).
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from vkbackend.meta.tensor import Weight
 from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # The arguments are bytes done and bytes in total.
-PIECE_NBYTES = 64 << 20  # Bytes that are copied between two calls of `progress`.
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
+PIECE_NBYTES = 64 << 20  # Bytes between two calls of `progress`.
 
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """Return the tensor as uint8 without a copy, in any shape with rows in order."""
+        """Return the tensor as uint8 without a copy. Any shape with rows in order is allowed."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """Return the mapped file as uint8, and the tensor's first byte. Called only for loads with
-        `in_file`."""
+        """Return the mapped file as uint8, and the tensor's first byte. Only loads with `in_file` call it."""
 
 
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Load all weights. Returns the weights, and host pages that must outlive them."""
+    """Return all weights, and host pages that must outlive them."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
@@ -91,8 +90,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Add the views of device `d` to `weights`, except for shared tables. Returns the file pages that the
-    device reads in place."""
+    """Add device `d`'s views to `weights`, except for shared tables. Returns the file pages that the device
+    reads."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -127,7 +126,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = joined.shape[1]
-        # The step is a multiple of 4 rows, so that every write begins at a word boundary.
+        # With a multiple of 4 rows, every write begins at a word boundary.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = joined[first + at : first + min(at + step, n_rows)]
@@ -180,8 +179,7 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Regroup the arrays so that each has complete 32-bit words. Only the last array may end with an
-    incomplete word."""
+    """Regroup the arrays into complete 32-bit words. Only the last array may end with an incomplete word."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -194,8 +192,8 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """Copy a table to pinned pages for all devices that do not read it from the file. A device that
-    cannot import the pages gets a host-visible copy."""
+    """Copy a table to pinned pages for the devices that do not read it from the file. A device that cannot
+    import the pages gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)

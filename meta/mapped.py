@@ -1,8 +1,6 @@
-"""Let a device that runs on the host read weights from the model file's own pages
-(docs/measurements/lavapipe.md).
+"""Let devices that run on the host read weights from the model file's pages (docs/measurements/lavapipe.md).
 
-The operating system may drop pages and read them again, so the file must not change while the model is
-loaded.
+The file must not change meanwhile, because the operating system may drop pages and read them again.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a weight, which begins at byte `begin` of `file` (uint8 [bytes])."""
+    """A piece of a weight. It begins at byte `begin` of `file` (uint8 [bytes])."""
 
     load: Load
     first: int
@@ -47,9 +45,8 @@ def map_weights(
     file_of: Callable[[str], tuple[np.ndarray, int]],
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
-    """Add to `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
-    outlive the device. The list is empty if the device cannot import them. `file_of`: like
-    `load.Source.file`."""
+    """Add to `weights` the pieces that device `d` reads from the file. Returns the pages, which must outlive
+    the device. The list is empty if the device cannot import pages."""
     pieces: list[Piece] = []
     for load in loads:
         if places := mapped_pieces(load, d, device):
@@ -77,8 +74,7 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Group pieces in address order. The pages of a group are within one file and take at most `limit`
-    bytes."""
+    """Group pieces in address order, with a group's pages in one file and at most `limit` bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

@@ -1,4 +1,4 @@
-"""N devices that act as one device: their memory, recorded steps and replay."""
+"""N devices that act as one device."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 
 class Mesh:
-    """N devices that act as one device. `devices` includes stand-ins for the devices of other hosts. With
-    `keep_values`, a step's intermediate tensors can be read after the step."""
+    """Memory, recorded steps and replay of N devices. `devices` includes stand-ins for other hosts' devices.
+    With `keep_values`, intermediate tensors can be read after a step."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
-        """The bytes of pinned host pages: (for shared tables, for the reduces' slots)."""
+        """The bytes of pinned host pages (for shared tables, for slots)."""
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(
@@ -118,7 +118,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Run a step. Raises DeviceLost or Timeout. After such an error, `check_usable` always raises."""
+        """Run a step. Raises DeviceLost or Timeout, and then `check_usable` always raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():
@@ -133,7 +133,7 @@ class Mesh:
 
     def close(self) -> None:
         """Free all memory, except on a device that does not answer."""
-        for device in self.devices:  # wait until its command buffers are not in use
+        for device in self.devices:  # until its command buffers are unused
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
         if self._steps:
@@ -151,5 +151,5 @@ class Mesh:
         self.provider, self._inputs, self._steps, self.outputs = None, [], None, Outputs()
 
 
-# Pages that an abandoned device may still write must remain mapped until the process ends.
+# Pages that an abandoned device may still write remain mapped until the process ends.
 _leaked: list[object] = []

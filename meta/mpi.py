@@ -1,7 +1,7 @@
 """A transport that sends bytes from host to host over MPI, without pickling.
 
-It does not use collectives such as `MPI_Allreduce`, because MPI chooses their order of additions. To wait, it
-polls MPI until a deadline.
+It avoids collectives such as `MPI_Allreduce`, because MPI chooses their order of additions. It polls MPI
+until a deadline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ LEAVE_S = 10.0
 
 
 def require_mpi() -> None:
-    """Raises UnsupportedFeature if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         raise UnsupportedFeature(
             f"several hosts need mpi4py and an MPI, which {sys.prefix} does not have; run "
@@ -28,7 +27,7 @@ def require_mpi() -> None:
 
 
 class MPITransport(Transport):
-    """A transport between hosts with one process each, which an MPI launcher starts."""
+    """A transport between processes on different hosts, which an MPI launcher starts."""
 
     def __init__(self) -> None:
         require_mpi()
@@ -48,7 +47,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """Return MPI's name and version, which must be equal on all hosts."""
+        """Return MPI's name and version. Both must be equal on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
@@ -93,7 +92,7 @@ class MPITransport(Transport):
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI warns about messages that were never received
+        for host in self.others:  # MPI warns about messages that nobody received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):

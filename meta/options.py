@@ -1,4 +1,4 @@
-"""How devices exchange partial sums: the options of a mesh."""
+"""Options for exchanging partial sums."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_AHEAD = 1 << 16  # no step has this many segments
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
-    """Return how many segments to submit ahead, from a number or its text. None or "all" means the complete
-    step, for which the result is None."""
+    """Return how many segments to submit ahead, from a number or its text. The result is None for None or
+    "all", the complete step."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
     number = number_of(value) if isinstance(value, str) else value

@@ -1,7 +1,6 @@
 """A layer's plan says which heads, FFN columns and vocabulary rows each device has.
 
-The plan slices all tensors of the layer, so their slices always match. A device's share may be uneven or
-empty.
+The plan slices all tensors of the layer, so their slices match.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut: along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`.
+    """How a weight is cut along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`.
     Without `dim`, the weight is mirrored. `dim` is "heads", "kv_heads", "ffn", "vocab", or "experts" for the
-    FFN columns of a stack [n_expert, n_out, n_in]. If the axis has several consecutive parts, `segments` has
-    their relative sizes. All parts are cut in the same proportions; for example, q, k and v are cut by key
-    heads."""
+    FFN columns of a stack [n_expert, n_out, n_in]. `segments` has the relative sizes of an axis's consecutive
+    parts. All parts are cut in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -48,8 +46,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The range of units of each dimension on each device. `experts` has the ranges of each expert's FFN
-    columns. A layer with experts uses "ffn" for the FFN in addition to the experts."""
+    """Each device's range of units per dimension. `experts` has the ranges of each expert's FFN columns. In a
+    layer with experts, "ffn" is the additional FFN."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
@@ -88,13 +86,13 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # otherwise the sum of very large shares would be infinite
+    shares = [s / largest for s in shares]  # avoids an infinite sum of very large shares
     return tuple(s / sum(shares) for s in shares)
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Split `dim` into one range per device, in device order, by the largest-remainder method. Devices with
-    equal remainders are ordered cyclically, starting at device `rotation`.
+    """Split `dim` into a range per device, in device order, by the largest-remainder method. Devices with
+    equal remainders are ordered cyclically from device `rotation` on.
 
     A device with share 0 gets nothing. If the last grain is incomplete, the last device with a range gets it.
     """

@@ -1,7 +1,7 @@
-"""Two policies that divide a model among devices: "balanced", and the arithmetic of llama.cpp.
+"""Two policies for dividing a model: "balanced", and the arithmetic of llama.cpp.
 
-The policy "balanced" cuts in the smallest units that quant blocks allow. In each layer it minimizes the
-largest load of a device.
+In each layer, "balanced" cuts in the smallest units that quant blocks allow, and minimizes the largest load
+of a device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The sizes of an attention layer. `block` is the number of elements per quant block of attn_output,
-    which is cut by columns."""
+    """`block` is the elements per quant block of attn_output, which is cut by columns."""
 
     n_head: int
     n_head_kv: int
@@ -41,8 +40,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The sizes of a delta net, which is cut between key heads. A key head's device has its value heads and
-    their state.
+    """The sizes of a delta net. It is cut between key heads, with their value heads and state.
 
     The output projection has `columns` columns per key head and `block` elements per quant block.
     """
@@ -53,8 +51,7 @@ class DeltaNet:
 
     @property
     def grain(self) -> int:
-        """The smallest number of key heads whose columns of the output projection are a multiple of
-        `block`."""
+        """The smallest number of key heads with complete blocks of the output projection."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
     @property
@@ -64,9 +61,9 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """The sizes of a Mamba-2 layer, which is cut between groups. If a device would get no group, the layer is
-    cut between heads, and B and C are copied. B has `n_state` values per group. The output projection has
-    `block` elements per quant block."""
+    """The sizes of a Mamba-2 layer. It is cut between groups. If a device would get no group, it is cut
+    between heads, and B and C are copied. B has `n_state` values per group. The output projection has `block`
+    elements per quant block."""
 
     n_head: int
     n_group: int
@@ -88,8 +85,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The FFN columns of a layer, or of each expert. `block` is the number of elements per quant block of
-    ffn_down. A shared expert has `beside` columns, in blocks of `beside_block`."""
+    """The FFN columns of a layer, or of each expert. `block` is the elements per quant block of ffn_down. A
+    shared expert has `beside` columns, in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -100,8 +97,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The sizes of a layer. In llama.cpp's policy, layers of one `kind` rotate together. `beside` is a mixer
-    parallel to attention."""
+    """Layers of one `kind` rotate together (llama.cpp). `beside` is a mixer parallel to attention."""
 
     attention: Mixer | None
     ffn: FeedForward | None
@@ -120,10 +116,8 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """Return (plans of the layers, plan of all other tensors). `tensor_split` None: equal shares.
-
-    Raises PlanError if a dimension is smaller than a unit, or InvalidArgument for an unknown policy.
-    """
+    """Return (plans of the layers, plan of all other tensors). `tensor_split` None means equal shares. Raises
+    PlanError if a dimension is smaller than a unit, or InvalidArgument for an unknown policy."""
     if policy not in POLICIES:
         raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
     shares = normalise(tensor_split, n_devices)
@@ -144,7 +138,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # summed over the layer's experts, so that rounding differences balance
+    here = [0.0] * len(shares)  # summed over experts, to balance rounding differences
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -173,8 +167,7 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Return a unit's number of columns: complete blocks of ffn_down, if possible a multiple of 4 for vector
-    loads."""
+    """Return the columns per unit: complete blocks of ffn_down, if possible a multiple of 4 for loads."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -182,8 +175,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Cut between kv groups. If a device would get no group, cut between q heads and copy kv heads, provided
-    that this costs less."""
+    """Cut between kv groups. If a device would get no group and the cost is lower, cut between q heads and
+    copy kv heads."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -200,7 +193,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Return the largest load per share of any device, in q heads. A kv head counts as `kv_width` q heads."""
+    """Return the largest load per share of a device, in q heads. A kv head counts as `kv_width` q heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -214,23 +207,23 @@ def _take(
 ) -> Ranges:
     """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
-    Among equal loads, the device with the smallest part of the model per share gets the next unit. `held`,
-    the devices' parts in elements, is updated. `here` is how many columns each device already has of this
-    layer's other experts. The last unit may be incomplete.
+    Among equal loads, the device with the smallest part of the model per share is first. The function updates
+    `held`, the devices' parts in elements. `here` has each device's columns of this layer's other experts.
+    The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:
         raise PlanError(f"a dimension of {size} is smaller than a unit of {unit}")
     before = [0.0] * n if here is None else [h / unit for h in here]
     total = units + sum(before)
-    # D'Hondt's rule never gives a device less than its exact share, rounded down.
+    # D'Hondt's rule gives a device at least its exact share, rounded down.
     counts = [max(0, math.floor(shares[d] * total - before[d] + 1e-9)) for d in range(n)]
     candidates = [d for d in range(n) if shares[d] > 0]
 
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # if some devices already have more than their share
+    while sum(counts) > units:  # some devices may already exceed their share
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -252,8 +245,8 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Round cumulative float32 shares down to a grain. In each layer a different device gets the
-    remainder."""
+    """Round cumulative float32 shares down to a grain. The device that gets the remainder changes from layer
+    to layer."""
     seen: dict[str, int] = {}
     plans = []
     for layer in layers:
@@ -278,7 +271,7 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    # This cuts by key heads. llama.cpp cuts q, k and v separately, so its splits over 3 devices may differ.
+    # This cuts by key heads, but llama.cpp cuts q, k and v separately. Splits over 3 devices may differ.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}

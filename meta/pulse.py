@@ -1,6 +1,4 @@
-"""Heartbeats between host 0 and every other host. A thread sends them, so that they continue while a host
-compiles or loads.
-"""
+"""A thread sends heartbeats between host 0 and every other host, even while a host compiles or loads."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ MAX_FAILURE_NBYTES = 4096
 
 
 class Pulse:
-    """A thread that sends heartbeats. If a host sends nothing for `silence_s` or reports a failure, the
-    thread sets `transport.lost` and calls `on_lost` once."""
+    """If a host is silent for `silence_s` or fails, set `transport.lost` and call `on_lost` once."""
 
     def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
         self._transport = transport

@@ -1,5 +1,4 @@
-"""The recorded steps of a mesh. A step is recorded on first use, and stored until other steps need its
-memory."""
+"""The recorded steps of a mesh, recorded on first use and stored until other steps need the memory."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
-# At least MIN_STEPS steps are stored, and more up to MAX_COMMANDS commands. A command
-# takes 1 KB in Python, up to 2 KB in a driver, and 1 ms to record again. On one device, a model of 24 layers
-# can store all its 200 steps.
+# At least MIN_STEPS steps are stored, and more up to MAX_COMMANDS commands. A command takes 1 KB in Python,
+# up to 2 KB in a driver, and 1 ms to record again.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
@@ -30,7 +28,7 @@ MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 class Step:
     kind: StepKind
     executables: list[Executable]
-    reduces: list[Reduce | None]  # After each segment except the last; None if it ends without a reduce.
+    reduces: list[Reduce | None]  # The reduce at the end of each segment except the last.
     values: dict[str, list[View | None]]  # By label, if the mesh has keep_values.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
     used: int = 0
@@ -41,8 +39,8 @@ class Step:
 
 
 class RecordedSteps:
-    """The recorded steps by kind. `arenas` has each device's memory for a step's values. `reuse`: values
-    share memory. While a step is recorded, the context `beside` makes other hosts record the same step."""
+    """Recorded steps by kind. `arenas` has each device's memory for a step's values. `reuse` says whether
+    values share memory. During a recording, the context `beside` makes other hosts record the same step."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
         self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
@@ -66,8 +64,8 @@ class RecordedSteps:
         return step
 
     def _make_room(self, n_commands: int) -> None:
-        """Close the least recently used steps until `n_commands` more commands fit. No recorded step is
-        running, because a run ends before the next call."""
+        """Close the least recently used steps until `n_commands` more commands fit. Runs end before the next
+        call, so no recorded step is running."""
         n_commands += sum(step.n_commands for step in self.by_kind.values())
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
             if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:
@@ -89,7 +87,7 @@ class RecordedSteps:
         with collection_paused(), ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(devices, built.recordings, strict=True)):
                 offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
-                # fewer rows may need slightly more memory, because packing is a heuristic
+                # fewer rows may need slightly more memory
                 if nbytes > self.arenas[d].nbytes:
                     self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
                 arena = self.arenas[d]
@@ -100,7 +98,7 @@ class RecordedSteps:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    if (view := views[d]) is not None:  # otherwise no command uses the value
+                    if (view := views[d]) is not None:
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()

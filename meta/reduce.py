@@ -1,9 +1,9 @@
 """All-reduce providers, chosen by the devices' features. All providers sum in slot order, so they give the
 same bits.
 
-With `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but each device
-first sums a part for all devices. With `host-sum` the host adds. Reduces alternate between two sets of slots
-(parities), so that a fast device can write reduce k + 1 while a slow device reads reduce k.
+With `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but first each
+device sums a part for all devices. Reduces alternate between two sets of slots (parities). So a fast device
+can write reduce k + 1 while a slow device reads reduce k.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# `auto` sends f16 from this number of elements on. The key is the number of devices. For such sizes
-# llama.cpp's NCCL path sends bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words
-# instead of 64 (vkbackend/wire.py).
+# `auto` sends f16 from this number of elements on, by number of devices. There llama.cpp's NCCL path sends
+# bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words instead of 64
+# (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From this number of devices and bytes on, reading n - 1 complete slots takes longer than a second exchange.
+# From these numbers of devices and bytes on, n - 1 complete slots take longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements; large scattered reduces have parts of a multiple
+PART = 1024  # elements; large scattered reduces have multiples
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """Return the wire format, one of FORMATS. `wanted`: one of WIRES. If all devices run on the processor
+    """Return the wire format, one of FORMATS, for `wanted` in WIRES. If all devices run on the processor
     (`software`), `auto` is f32, which took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
     if wanted != "auto":
         return wanted
@@ -43,9 +43,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """An all-reduce. `gather` marks the second exchange of a scattered reduce, in which
-    the host computes nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. A step's two
-    halves use different lanes, so they do not wait for each other."""
+    """An all-reduce. `gather` marks the second exchange of a scattered reduce, without computation on the
+    host. `lane` is the half (0 or 1) of every slot that the reduce uses. The halves of a step use different
+    lanes, so they do not wait for each other."""
 
     parity: int
     elements: int
@@ -57,7 +57,7 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """Return the elements begin..end that each of n devices or hosts sums, cut between blocks of the wire
+    """Return the elements begin..end that each of n devices or hosts sums, in complete blocks of the wire
     format."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
@@ -66,8 +66,8 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """The slots that a device sums, which are `stride` words apart. `own_index` is the slot of the device's
-    own share. `writers` has a set bit for each used slot."""
+    """A device's slots to sum, `stride` words apart. `own_index` is the slot of the device's own share.
+    `writers` has a bit per slot, set for used slots."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -82,8 +82,8 @@ class ReduceSlots:
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """Return a view of elements first..first+elements in every slot. A block of the wire format must
-        begin at `first`."""
+        """Return elements first..first+elements of every slot. A block of the wire format must begin at
+        `first`."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -91,28 +91,28 @@ class ReduceSlots:
 
 class Provider(ABC):
     name: str
-    pages_nbytes: int = 0  # Bytes of host memory that all devices share.
-    network_s: float = 0.0  # Total seconds of exchanges with other hosts.
+    pages_nbytes: int = 0  # Bytes of shared host memory.
+    network_s: float = 0.0  # Total seconds of exchanges between hosts.
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """Return the memory for `device`'s share, up to the end of its slot, as u32 words."""
+        """Return `device`'s share and the rest of its slot, as u32 words."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """Return the slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Return whether each device sums a part of a reduce, and a second exchange gathers the parts."""
+        """Return whether each device sums a part, and a second exchange gathers the parts."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """Return the f32 memory in which a scattered reduce gathers its parts."""
+        """Return the f32 memory for the gathered parts."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """Return the host's uint8 bytes of `slot`, or of `gathered` if `reduce` is a gather."""
+        """Return the uint8 bytes of `slot`, or in a gather of `gathered`."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
@@ -189,8 +189,7 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """A provider in which the host adds slots in order, in f32. Per parity, a device has staging memory for a
-    slot that it writes and a sum that it reads."""
+    """A provider whose host adds slots in order, in f32."""
 
     name = "host-sum"
 
@@ -213,14 +212,13 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """Return n values of a lane in region `at` of a device. Regions 0 and 1 have shares, regions 2 and 3
-        have sums."""
+        """Return n values of a lane in a device's region `at`. Regions 0 and 1 have shares, and regions 2 and
+        3 have sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
     def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
-        """Return elements begin..end of a writer's share as f32. A block of the wire format must begin at
-        `begin`."""
+        """Return elements begin..end of a share as f32."""
         if reduce.wire == "f32":
             return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
         wide = self._wide[: end - begin]
@@ -237,13 +235,12 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Return the f32 sum [elements], in the memory of this host's first reader, or of device 0 without
-        readers."""
+        """Return the f32 sum [elements], in memory of this host's first reader (otherwise device 0)."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end. A block of the wire format must begin at element `begin`."""
+        """Sum elements begin..end. A block of the wire format must begin at `begin`."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
@@ -273,8 +270,7 @@ PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """Return (bytes, padded bytes) of staging memory per device. The bytes of shared pages are counted for
-    the first device."""
+    """Return (bytes, padded bytes) of staging memory per device. Shared pages count for the first device."""
     n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
         return [(0, 0)] * n_devices
@@ -288,9 +284,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Return from how many bytes reduces through pages are summed in parts (None: never).
-    Between hosts, parts are faster from three devices on, because each device then sends 4/3 of a slot
-    instead of two slots."""
+    """Return from how many bytes reduces through pages are scattered (None: never). Between hosts, scattering
+    is faster from three devices on, because a device sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -303,9 +298,8 @@ def _page(devices: Sequence[Device]) -> int:
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """Create the provider `wanted`, one of PROVIDERS. With `auto`, it is imported pages if every device
-    supports them, otherwise the host sum. Imported pages scatter large reduces over many devices. Raises
-    UnsupportedFeature."""
+    """Create the provider `wanted`, one of PROVIDERS. With `auto` it is imported pages if all devices support
+    them, otherwise the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

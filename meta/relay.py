@@ -1,4 +1,5 @@
-"""Replay a recorded step on all devices: one submit per device, then one wait and one signal per exchange."""
+"""Replay a recorded step on all devices, with one submit per device, then one wait and one signal per
+exchange."""
 
 from __future__ import annotations
 
@@ -11,15 +12,14 @@ from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider
 from vkbackend.runtime import Device
 
-WAIT_SLICE_S = 0.05  # The longest single wait, so that Ctrl-C takes effect within this time.
-SPIN_S = 50e-6  # How long to poll before a wait. Waking up from a wait takes about as long.
+WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
+SPIN_S = 50e-6  # Polling time before a wait, because waking up takes about as long.
 DRAIN_S = 5.0
 
 
 class Relay:
-    """`submit_ahead`: see ReduceOptions. Replays steps on all devices. `broken` is the reason why the devices
-    cannot be used again, or empty. `reduce_s` is the host's total time in seconds between the end of the last
-    writer and the release of the readers."""
+    """Replays steps on all devices. `broken` is empty, or the reason why the devices are unusable. `reduce_s`
+    is the host's total seconds from the last writer's end to the readers' release."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
@@ -29,9 +29,9 @@ class Relay:
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step, and wait until all devices have finished. DeviceLost, Timeout or Ctrl-C set
-        `broken`, because an interrupt may come between two calls that must both run."""
-        self.broken = "a step was interrupted"  # reset when the step has ended
+        """Replay the step, and wait for all devices. DeviceLost, Timeout or Ctrl-C set `broken`, because an
+        interrupt may separate two calls that must both run."""
+        self.broken = "a step was interrupted"
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:

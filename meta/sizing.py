@@ -1,5 +1,4 @@
-"""Compute how much memory steps need besides weights and caches, by building the largest steps without
-addresses."""
+"""Compute the memory of steps besides weights and caches, by building the largest steps without addresses."""
 
 from __future__ import annotations
 
@@ -28,20 +27,19 @@ SUMS = ("add_partials",)  # ops whose push constants contain the index of the de
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The sizes of the largest step. `rope_widths` has the floats per row of each RoPE table. `active` has
-    the devices that compute in each outermost graph scope (default: all devices), and therefore read the
-    scope's sums."""
+    the devices that compute in each outermost graph scope (default: all), and so read the scope's sums."""
 
     n_rows: int
     n_outputs: int
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # Most candidates per output row; 0: steps return all logits.
-    halves: int = 0  # Steps of at least this many rows may be halved; 0: never.
+    top_k: int = 0  # Most candidates per output row, or 0 for all logits.
+    halves: int = 0  # Minimum rows of a halved step, or 0 for never.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return (byte offset of each RoPE table, total bytes) of the parameters. The parameters are
-        StepParams of both halves, then the tables."""
+        """Return (byte offset of each RoPE table, total bytes) of the parameters. The tables follow the
+        StepParams of both halves."""
         offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
@@ -52,8 +50,8 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """Return the number of words of an output row's mask, which has a bit per vocabulary row. Without
-        candidates return 0."""
+        """Return the words of an output row's mask, with a bit per vocabulary row. It is 0 without
+        candidates."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
@@ -78,16 +76,16 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """Return `inputs` without memory, for a graph that never runs."""
+        """Return `inputs` without memory."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. `params`
-    bytes of parameters are on the device and on the host. `slot` is the size of a device's share of the
-    largest reduce (0: no reduces)."""
+    """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. Device
+    and host have `params` bytes of parameters. `slot` is a device's share of the largest reduce (0: no
+    reduces)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -125,7 +123,7 @@ def measure(
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
-        # A slot must have room for the packed shares and for the f32 sums, whichever is larger.
+        # A slot must have room for the packed shares and for the f32 sums.
         reduces = [reduce for graph in graphs for reduce in graph.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
 
@@ -155,8 +153,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Return the commands with buffers numbered by first use, to compare recordings. The push constants of
-    SUMS are left out, because they differ between devices."""
+    """Return the commands with buffers numbered by first use, to compare recordings. It omits the push
+    constants of SUMS, which differ between devices."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Compute which slice of a weight each device has, and the slice's pieces, without allocating or copying."""
+"""Compute each device's slice of a weight and the slice's pieces, without allocating or copying."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for pinned host memory, in which all devices
-    read one copy of a mirrored tensor. With `in_file`, devices can read the tensor in a mapped file, because
-    it begins at a word boundary."""
+    """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for a mirrored tensor that all devices read from
+    pinned host memory. With `in_file` it begins at a word boundary, so devices can read it from a mapped
+    file."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,11 +33,11 @@ class Load:
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
-    """Return (rows, columns) of the device's slice of each expert of [n_expert, n_out, n_in], in elements."""
+    """Return (rows, columns) of each expert's slice of [n_expert, n_out, n_in], in elements."""
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # repeat with the name, so that the message names the tensor
+        return _expert_slices(load, device)  # raises an error with the tensor's name
 
 
 def _nameless(load: Load) -> Load:
@@ -89,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first local row, shape) of a slice's pieces of at most `max_range` bytes."""
+    """Return (first local row, shape) of each piece of a slice, at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -106,7 +106,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """Return (load, first local row, shape) of all pieces that devices do not share."""
+    """Return (load, first local row, shape) of all unshared pieces."""
     return [
         (load, first, shape)
         for load in loads
@@ -116,8 +116,8 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
-    """Return (first local row, shape, first byte within the tensor) of the pieces that device `d` reads from
-    the file. The slice must be contiguous, and its pieces must begin at word boundaries."""
+    """Return (first local row, shape, first byte in the tensor) of the pieces that device `d` reads from the
+    file. The slice must be contiguous, with pieces at word boundaries."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -149,8 +149,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first row, shape) of each piece of a complete table. Except for the last, pieces have a
-    multiple of four rows, so that they end at word boundaries in any format."""
+    """Return (first row, shape) of each piece of a complete table. All pieces but the last have a multiple of
+    four rows, so that they end at word boundaries in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -160,12 +160,11 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return (first expert, number of experts, shape) of each piece of a stack. The shape is [rows of the
-    piece's experts, n_in]. If the stack is cut by columns, the shape is [n_out, columns of the piece's
-    experts], with a matrix per expert."""
+    piece's experts, n_in]. For a stack cut by columns it is [n_out, columns of the piece's experts]."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        # repeat with the name, so that the message names the tensor
+        # raises an error with the tensor's name
         return list(_expert_pieces(load, device, max_range))
 
 
@@ -194,6 +193,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """Return the bytes of the largest piece that fits in a binding and an allocation. A binding begins at an
-    aligned offset, up to ALIGN bytes before the piece."""
+    """Return the bytes of the largest piece for a binding and an allocation. A binding begins at an aligned
+    offset, up to ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

@@ -1,6 +1,5 @@
 """Measure how fast devices read weights and reduce, on separate logical devices. Each device and driver is
-measured once, and known_speed.py stores the speeds.
-"""
+measured once (known_speed.py)."""
 
 from __future__ import annotations
 
@@ -22,22 +21,22 @@ from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
 WIDTH = 4096
-GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
 # Smaller, because arithmetic limits software devices.
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
-MEASURE_S = 0.3  # Seconds of measuring per kind of memory, after a warm-up.
+MEASURE_S = 0.3  # Seconds per kind of memory, after a warm-up.
 MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
-    """Return the device's class. Devices of one class count as equally fast."""
+    """Return the class of equally fast devices."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
 
 def resource_of(device: Device) -> Hashable:
-    """Return the resource that logical devices share: a physical device, or the processor of a host."""
+    """Return the resource that logical devices share, a physical device or a host's processor."""
     info = device.physical
     return info.uuid if info and not info.is_cpu else f"{device.host} cpu".strip()
 
@@ -46,7 +45,7 @@ def resource_of(device: Device) -> Hashable:
 
 
 def measure_speed(device: Device) -> Speed:
-    """Return the device's speed. The first call measures it in about a second."""
+    """Return the device's speed. The first call takes about a second."""
     if isinstance(device, Elsewhere):
         assert device.card.speed, f"the host of {device.name} sent no speed"
         return Speed(*device.card.speed)
@@ -63,9 +62,8 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading; otherwise their steps are cut for the slowest GPU.
-    Without a cache folder nothing is measured. The speed of a GPU that is full or does not answer stays
-    unknown."""
+    """Measure GPUs of unknown speed before loading, or their steps are cut for the slowest GPU. Without a
+    cache folder nothing is measured. The speed of a full or hanging GPU stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -74,8 +72,7 @@ def measure_gpus(devices: Sequence[Device]) -> None:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the bytes per second, read plus written, of copies within a device. The speed is measured
-    once."""
+    """Return the bytes per second, read plus written, of copies within a device, measured once."""
     key = f"copy {key_of(device)}"
     known = numbers(key)
     if len(known) != 1:
@@ -90,8 +87,8 @@ def measure_copy(device: Device) -> float:
 
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
-    """Return the seconds of an all-reduce of `nbytes`, rounded up to a power of two. The time is measured
-    once, and is 0 for one device. The time of the slowest exchange with other hosts is added."""
+    """Return the seconds of an all-reduce of `nbytes`, rounded up to a power of two. It is measured once, and
+    0 for one device. The slowest exchange with other hosts is added."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]
@@ -123,8 +120,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Return the bytes per second of multiplying matrices by a row. Together the matrices exceed every
-    cache."""
+    """Return the bytes per second of multiplying matrices larger than every cache by a row."""
     info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
@@ -133,7 +129,7 @@ def _read_rate(device: Device, home: Home) -> float:
         total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
     row = row_nbytes(DTYPE, WIDTH)
     shape = max(1, total // count // row), WIDTH
-    # Bytes in this range give finite scales and no denormal numbers.
+    # Bytes in this range give finite and normal scales.
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))

@@ -1,5 +1,5 @@
-"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule by which each op derives its result's
-state.
+"""Split states (MIRRORED, PARTIAL, SPLIT on an axis), and the rules by which ops derive their results'
+states.
 
 An op without a rule for its operands' states raises PlanError.
 """
@@ -23,17 +23,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The split state of a tensor. Axes count from 0. Activations are [rows, width], weights are [n_out,
-    n_in]."""
+    """The split state of a tensor. Activations are [rows, width], and weights are [n_out, n_in]."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
-    writers: tuple[int, ...] = ()  # If PARTIAL, the devices that have a share.
-    # The ranges of each expert of a stack. `ranges` has the first expert's ranges.
+    writers: tuple[int, ...] = ()  # If PARTIAL, the devices with a share.
+    # The ranges of each expert of a stack, where `ranges` has the first expert's.
     experts: tuple[Ranges, ...] = ()
-    # If not empty, the axis has several parts with the same split. In that case `ranges` counts units, and
-    # part i has segments[i] elements per unit.
+    # If not empty, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -47,7 +45,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """Return the device's slices of the axis. Adjacent parts form one slice."""
+        """Return the device's slices of the axis, with adjacent parts joined."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -74,15 +72,14 @@ def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """Return the state of a tensor whose `axis` is tiled by `ranges` in device order. A single segment gives
-    a plain split."""
+    """Return the state of a tensor whose `axis` is tiled by `ranges` in device order."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, name: str) -> None:
-    """Check that the ranges tile 0..size in order, or raise PlanError."""
+    """Raise PlanError unless the ranges tile 0..size in order."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
@@ -101,8 +98,8 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """Return the ranges of kv heads for ranges of q heads. If a group is cut between two devices, both have
-    its kv head."""
+    """Return the ranges of kv heads for ranges of q heads. Two devices that share a group both have its kv
+    head."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -119,8 +116,8 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """Return the state of y = x w^T. If the rows of w are split, so is the width of y. If the width of x and
-    the columns of w have the same split, y is PARTIAL."""
+    """Return the state of y = x w^T. A split of w's rows splits y's width. If the width of x and the columns
+    of w have the same split, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -147,7 +144,7 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """A factor per row. The product is linear, so x may be split or PARTIAL."""
+    """The product with a factor per row is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
     raise _no_rule("gate_rows", gate=gate, x=x)
@@ -189,7 +186,7 @@ def wide_norm(x: State, w: State) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """Each device must have the kv heads of its q heads. The result is split by q heads."""
+    """Each device must have its q heads' kv heads. The result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
@@ -202,7 +199,7 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """A device must have the complete indexer, or no part of it."""
+    """A device must have all or none of the indexer."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -218,8 +215,7 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """The result is PARTIAL, because it is linear in `down`. The `biases` of gate and up are split like gate
-    and up."""
+    """The result is PARTIAL, because it is linear in `down`. The `biases` are split like gate and up."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -241,7 +237,7 @@ def heads_of(op: str, x: State, size: int) -> Ranges:
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
-    """Each head's matrix [n, k] must be on the same device as the head."""
+    """Each head's matrix [n, k] must be on the head's device."""
     if x == w == MIRRORED:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
@@ -250,8 +246,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device must have both parts of its heads. If all heads share the second part, this part is on all
-    devices."""
+    """A device must have both parts of its heads. A second part that all heads share is on all devices."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -266,7 +261,7 @@ def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """Each head of b has `width` gates in a. The weights of a gate must be on the gate's device."""
+    """Each head of b has `width` gates in a, whose weights must be on the same device."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -276,8 +271,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """`parts` has the tensors q, k and v, or one tensor with these segments. A device must have all value
-    heads of its key heads, with their gates and state. The result is split like v."""
+    """`parts` has q, k and v, or one tensor with these segments. A device must have its key heads' value
+    heads, gates and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -291,7 +286,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Return whether v has the same number of values per unit of q and k on every device."""
+    """Return whether v has equally many values per unit of q and k on every device."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -299,8 +294,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """For its heads of x, a device must have the values of `heads`, and B and C of the heads' groups.
-    `sizes` is (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
+    """For its heads of x, a device must have the values of `heads`, and B and C of the heads' groups. `sizes`
+    is (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)
@@ -311,7 +306,7 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Return whether x is split between groups of `group` columns. If it is not, devices exchange sums of
+    """Return whether x is split between groups of `group` columns. Otherwise devices exchange sums of
     squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)

@@ -1,6 +1,5 @@
-"""Build a step's recordings from the model: trace its graph, fuse ops, order them by depth and interleave the
-two halves of the rows.
-"""
+"""Build a step's recordings: trace the model's graph, fuse ops, order them by depth and interleave both
+halves of the rows."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBuilder:
-    """Builds steps from `build`, the model's forward function. For `active` see StepShape."""
+    """Builds steps from `build`, the model's forward function."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -44,9 +43,8 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """Record a step. If the step has two halves, their segments alternate, so that one half computes
-        while the other half's sums are exchanged. A segment waits only for the exchange before the latest
-        one."""
+        """Record a step. Segments of two halves alternate, so that one half computes during the other half's
+        exchanges. A segment waits only for the exchange before the latest one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
@@ -58,7 +56,7 @@ class StepBuilder:
         return Built(recordings, reduces, values)
 
     def graphs(self, kind: StepKind) -> list[Graph]:
-        """Return the graphs that the model's forward function records: one graph, or one per half."""
+        """Return the graphs that the model records: one graph, or one per half."""
         if not kind.halves:
             return [self._graph(self.inputs, kind)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
@@ -73,7 +71,7 @@ class StepBuilder:
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """Return the second half's inputs: its own StepParams, and the second half of the RoPE rows."""
+    """Return the inputs of the second half: its StepParams, and its RoPE rows."""
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     return replace(inputs, step=step, rope=rope)

@@ -9,31 +9,30 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """Return how many rows to record for n rows: a power of two, or from 12 on also 1.5 times a power of two.
-    The finer steps help software devices, on which a padded row takes as long as a real row."""
+    """Return how many rows to record for n rows, a power of two, or from 12 on also 1.5 times a power of two.
+    Finer steps help software devices, where a padded row takes as long as a real row."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
 
 def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
-    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. A step of
-    few rows counts as decoding, because decoding kernels read K and V once for all heads of a group."""
+    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. Few rows
+    count as decoding, because decoding kernels read K and V once for all heads of a group."""
     if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
         return Mix.DECODE
     return Mix.BOTH if n_single else Mix.PREFILL
 
 
 class Wanted(NamedTuple):
-    """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. With `summed`,
-    the result also has log(sum(exp(logits))) of the row, from which the tokens' probabilities are
-    computed."""
+    """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. With `summed`, it
+    also has log(sum(exp(logits))) of the row, for the tokens' probabilities."""
 
     top_k: int = 0
     summed: bool = False
 
 
 class StepKind(NamedTuple):
-    """With `halves`, two halves of the rows alternate, and the output rows are in the second half. With
+    """With `halves`, two halves of the rows alternate, and the second half has the output rows. With
     `masked`, a mask limits the candidates."""
 
     n_rows: int

@@ -1,5 +1,3 @@
-"""The memory that outlives a step: weights, caches and constants."""
-
 from __future__ import annotations
 
 import time
@@ -18,8 +16,8 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """The weights, caches and constants of a model. `changing` has caches and constants by name. `load_s` is
-    how many seconds loading the weights took."""
+    """The memory that outlives a step. `changing` has caches and constants by name. `load_s` is the seconds
+    of loading the weights."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
@@ -38,7 +36,7 @@ class Stores:
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
     ) -> Weight:
-        """Allocate a cache [n_cells, width], whose columns are split as `state` says.
+        """Allocate a cache [n_cells, width], whose columns are split by `state`.
 
         Raises PlanError if a device's share exceeds one binding, because shaders bind a cache once.
         """
@@ -58,7 +56,7 @@ class Stores:
         return weight
 
     def constant(self, name: str, values: np.ndarray) -> Weight:
-        """Store a small u32 array on every device; `update` changes it between steps."""
+        """Store a small u32 array on every device. `update` changes it between steps."""
         weight = Weight(name, values.shape, "u32", MIRRORED, [])
         for device in self._devices:
             buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
@@ -68,7 +66,7 @@ class Stores:
         return weight
 
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
-        """Write consecutive values, starting at (row, column)."""
+        """Write consecutive values from (row, column) on."""
         offset = 4 * (row * weight.shape[-1] + column)
         for d, device in enumerate(self._devices):
             whole = weight.whole(d)

@@ -1,6 +1,5 @@
-"""Sums over devices. The function `whole` sums a PARTIAL value, `add` keeps a sum PARTIAL, and `together`
-reduces several sums in one exchange.
-"""
+"""Sums over devices. `whole` sums a PARTIAL value, `add` keeps a sum PARTIAL, and `together` reduces several
+sums in one exchange."""
 
 from __future__ import annotations
 
@@ -15,14 +14,13 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def whole(x: Tensor) -> Tensor:
-    """Return x with its full value on every device that is active in this scope. A PARTIAL x is
-    all-reduced."""
+    """Return x with its full value on every active device of this scope. A PARTIAL x is all-reduced."""
     x = latest(x)
     if x.state.kind is Kind.PARTIAL:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # If an active device lacks the value, the first device that has it sends it, as a sum of one share.
+        # If an active device lacks the value, the first device with it sends it, as a sum of one share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
@@ -51,7 +49,7 @@ def each(y: Tensor, name: str, *operands: Tensor | Weight) -> Iterator[tuple[Any
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b. If an operand is PARTIAL, the result stays PARTIAL until an op needs the full sum."""
+    """a + b. A PARTIAL result stays PARTIAL until an op needs the full sum."""
     state = split.add(a.state, b.state)
     if state.kind is not Kind.PARTIAL:
         return _add_values(a, b)
@@ -92,7 +90,7 @@ def together(*sums: Tensor) -> None:
     parts = [x for x in map(latest, sums) if x.state.kind is Kind.PARTIAL]
     writers = tuple(sorted({d for x in parts for d in x.state.writers}))
     if len(parts) < 2 or (len(writers) == 1 and writers == graph.readers()):
-        return  # each tensor is reduced when an op reads it
+        return
     joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
     begins = [0, *accumulate(x.rows for x in parts)]
     for d in writers:
@@ -102,7 +100,7 @@ def together(*sums: Tensor) -> None:
             out = rows_between(joint.on(d), begin, x.rows)
             if (share := x.views[d]) is not None:
                 on.copy(share, out)
-            else:  # This device has no share of x, so it writes zeros.
+            else:  # Without a share of x this device writes zeros.
                 on.scale(rows_between(some, 0, x.rows), out, c=0.0)
     summed = graph.all_reduce(joint)[0]
     for x, begin in zip(parts, begins, strict=False):

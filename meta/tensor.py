@@ -1,4 +1,4 @@
-"""A tensor over N devices has a split state and a view per device."""
+"""Tensors over N devices have a split state and a view per device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vkbackend.runtime import Device
 class Weight:
     """A matrix [n_out, n_in] or vector [n]. Each device's slice is a list of pieces (first local row, view).
 
-    A slice has several pieces if it exceeds one binding, and no piece if it is empty. In a stack of experts,
-    the first number of a piece counts experts. `starts` has each device's prefix sums of the experts' FFN
-    columns, u32 [n_expert + 1].
+    A slice has several pieces if it exceeds one binding, and none if it is empty. In a stack, the first
+    number of a piece counts experts. `starts` has each device's prefix sums of the experts' FFN columns, u32
+    [n_expert + 1].
     """
 
     name: str
@@ -30,17 +30,17 @@ class Weight:
     starts: dict[int, View] = field(default_factory=dict)
 
     def whole(self, device: int) -> View:
-        """Return the single piece of a weight that is never cut (norms, caches)."""
+        """Return the single piece of an uncut weight (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
 
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """An activation f32 [rows, width] of a step; `views[d]` is device d's slice.
+    """An activation f32 [rows, width]. `views[d]` is device d's slice.
 
-    `base` is a MIRRORED addend of a PARTIAL tensor, which is added once, after the sum. `whole` is the tensor
-    that replaced this tensor when it was reduced or sent to more devices.
+    `base` is a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole` is the tensor that
+    replaced this one when it was reduced or sent to more devices.
     """
 
     graph: TensorGraph
@@ -64,8 +64,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """A step's inputs on one device: StepParams, and RoPE rows by table name. The host has a copy of all
-    inputs."""
+    """A step's inputs on one device: StepParams, and RoPE rows by table name. The host has a copy."""
 
     step: View
     rope: dict[str, View]

@@ -1,8 +1,7 @@
-"""Move bytes between the hosts of a group, with a deadline for every wait. A twin connects threads of one
-process.
+"""Move bytes between hosts, with a deadline for every wait.
 
-Messages between two hosts on one lane arrive in order. When a host is lost, every wait raises a DeviceLost
-that names the host.
+Messages between two hosts are in order per lane. When a host is lost, every wait raises a DeviceLost with its
+name.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 
-SPIN_S = 0.02  # After this time waits sleep, because polling takes processor cores from software devices.
+SPIN_S = 0.02  # Later waits sleep, because polling takes processor cores from software devices.
 SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """A purpose of messages. Messages on one lane stay in order."""
+    """A purpose of messages, which are in order per lane."""
 
     CALL = 1
     REPLY = 2
@@ -47,27 +46,27 @@ class Transfers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to send and receive. The memory for received bytes must not be in use. Raises DeviceLost."""
+        """The memory for received bytes must be unused. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until all started transfers have ended. Raises DeviceLost, Timeout."""
+        """Wait for all started transfers. Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free the transfers. No transfer may be in progress."""
+        """Free the transfers, of which none may be in progress."""
 
 
 class Transport(ABC):
-    """This host's connections to the others. It has number `rank` of `size` hosts; host 0 leads. `n_messages`
-    and `n_bytes` count sent messages, without heartbeats."""
+    """This host's connections to the others. This host has number `rank` of `size`, and host 0 leads.
+    `n_messages` and `n_bytes` count sent messages, without heartbeats."""
 
     rank: int
     size: int
 
     def __init__(self) -> None:
         self.names = [f"node {rank}" for rank in range(self.size)]
-        self.lost = ""  # the reason why the group ended, or empty
+        self.lost = ""  # why the group ended, or empty
         self.n_messages = self.n_bytes = 0
 
     @property
@@ -99,8 +98,7 @@ class Transport(ABC):
     def receive(
         self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
     ) -> bytes:
-        """Wait for the next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost,
-        Timeout."""
+        """Wait for a message. The default of `timeout_s` is VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
         messages: list[bytes] = []
 
         def came() -> bool:

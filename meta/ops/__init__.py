@@ -1,8 +1,7 @@
-"""Ops on tensors over N devices. Each op derives the split state of its result and records a dispatch per
-device.
+"""Ops on tensors over N devices. Each op derives its result's split state and records a dispatch per device.
 
-The first op that needs the full sum of a PARTIAL operand all-reduces the operand. So a model is written as if
-for one device.
+The first op that needs a PARTIAL operand's full sum all-reduces the operand. So model code is written for one
+device.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_store, rope

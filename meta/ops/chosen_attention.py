@@ -1,7 +1,7 @@
 """Sparse attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Every device with the layer's kv head has the complete indexer and its keys, so these devices choose the same
-positions. Devices of different kinds may choose differently if scores are nearly equal.
+Each device with the layer's kv head has the complete indexer and its keys, so these devices choose the same
+positions. Devices of different kinds may choose differently among nearly equal scores.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
-# Scores are computed for some rows at a time (64 rows in a context of 128k), because the scores of 512 rows
-# would exceed a binding.
+# Scores are computed for some rows at a time (64 rows in a context of 128k). Scores of 512 rows would exceed
+# a binding.
 SCORES_NBYTES = 1 << 25
 
 
@@ -53,7 +53,7 @@ def attend_chosen(
     head_dim_v: int,
     scale: float,
 ) -> Tensor:
-    """Compute `attention` with one kv head over only the chosen positions of each row."""
+    """Compute `attention` with one kv head over each row's chosen positions."""
     graph, rows, top_k = q.graph, q.rows, chosen.width
     state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")

@@ -1,4 +1,4 @@
-"""RoPE, writing K and V to caches, and attention to all positions that a row's mask allows."""
+"""RoPE, stores to KV caches, and attention to all positions that a row's mask allows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vkbackend.step import Mix
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
-    """Rotate each head by the cos and sin of the row's position (Su et al. 2021). The two elements of a
-    rotated pair are adjacent, or half a head apart."""
+    """Rotate each head by the cos and sin of the row's position (Su et al. 2021). A rotated pair is adjacent,
+    or half a head apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
@@ -28,7 +28,7 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
 
 
 def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
-    """Write each row of x to the cell of its position in `cache` [n_cells, width]."""
+    """Write each row of x to the row's cell of `cache` [n_cells, width]."""
     split.elementwise("kv_store", x.state, cache.state)
     graph = x.graph
     for d, view in enumerate(x.views):
@@ -58,8 +58,8 @@ def attention(
 
     With `window`, a row attends to the last `window` positions, including its own. With `chunk`, a row
     attends to positions from the last multiple of `chunk` on. A `softcap` c replaces each score s by c *
-    tanh(s / c). `sinks` [heads] is split like the heads and has a logit per head, which is added to the
-    denominator of the softmax (Xiao et al. 2024).
+    tanh(s / c). `sinks` [heads], split like the heads, has a logit per head for the softmax's denominator
+    (Xiao et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -73,13 +73,13 @@ def attention(
         on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        # A device's first q head may be in the middle of a kv head's group.
+        # A device's first q head may be in the middle of a group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if graph.kind.mix is not Mix.PREFILL:
-            # In a mixed step the decoding rows come first, with at most one row per slot.
+            # In a mixed step decoding rows come first, at most one per slot.
             n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
             tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)

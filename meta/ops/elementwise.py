@@ -1,4 +1,4 @@
-"""Ops on each value separately: activations, gates, factors and vector addition."""
+"""Elementwise ops: activations, gates, factors and vector addition."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def relu2(x: Tensor) -> Tensor:
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Apply an output gate: return sigmoid(gate) * x."""
+    """Return sigmoid(gate) * x."""
     return _glu("sigmoid_mul", gate, x, "sigmoid")
 
 
 def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
-    """Return g * sigmoid(1.702 g) * (u + 1), where g = min(gate, 7) and u is up clamped to [-7, 7]
-    (gpt-oss)."""
+    """Return g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up clamped to [-7, 7] (gpt-oss)."""
     return _glu("swiglu_oai", gate, up, "swiglu_oai")
 
 
@@ -72,7 +71,7 @@ def softcap(x: Tensor, c: float) -> Tensor:
 
 
 def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
-    """Apply xIELU, a parabola above 0 and an exponential plus a line below 0 (Huang and Schlag 2024,
+    """Return xIELU, a parabola above 0 and an exponential plus a line below 0 (Huang and Schlag 2024,
     arXiv:2411.13010)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
@@ -82,8 +81,7 @@ def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) ->
 
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
-    """Return sigmoid(gate) * x, where `gate` [rows, 1] has one value per row of x. A PARTIAL sum stays
-    PARTIAL."""
+    """Return sigmoid(gate) * x, where `gate` is [rows, 1]. A PARTIAL sum stays PARTIAL."""
     gate, x = whole(gate), latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
     for on, factor, source, out in each(y, "gate_rows", gate, x):
@@ -93,8 +91,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """Add the vector v [width] to each row of x. Every device has v. If x is PARTIAL, v is added once: to the
-    addend `base` if x has one, otherwise to one writer's share."""
+    """Add the vector v [width], which every device has, to each row of x. A PARTIAL x gets v once, in its
+    addend `base` or else in one writer's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

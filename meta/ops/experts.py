@@ -1,6 +1,5 @@
 """The mixture of experts (Shazeer et al. 2017). Every device has some FFN columns of every expert, so an
-exchange sums n_embd values per row for any number of used experts.
-"""
+exchange sums n_embd values per row for any number of used experts."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from vkbackend.ops.moe import Gating
 @dataclass(frozen=True, slots=True)
 class Router:
     """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
-    `select` and `gain` are [n_expert]. `bias` is added to the logits, `select` to the probabilities for the
-    choice only, and `gain` multiplies an expert's weight."""
+    `select` and `gain` are [n_expert]. `bias` is added to the logits, and `select` to the probabilities for
+    the choice only. `gain` multiplies an expert's weight."""
 
     w_norm: Weight
     w: Weight
@@ -45,13 +44,13 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # multiply x by the expert's weight instead of the result
+    weighs_input: bool = False  # multiply x instead of the result by the expert's weight
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     """Return the weighted sum of down(act(gate x) * up x) over the chosen experts, as a PARTIAL tensor.
 
-    The residual h is bit-identical on all devices, so all devices choose the same experts.
+    All devices choose the same experts, because the residual h has the same bits on all devices.
     """
     x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
@@ -70,8 +69,8 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
-        # If an expert has fewer than `width` columns, the ends of its rows are not written. Only glu reads
-        # these ends.
+        # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
+        # ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
@@ -122,7 +121,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """Sort the pairs (row, expert) by expert. Return None if there are too few pairs."""
+    """Sort the pairs (row, expert) by expert, or return None for too few pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):
@@ -146,8 +145,7 @@ def _experts(
     groups: device_ops.Groups | None,
     out: View,
 ) -> None:
-    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns of
-    W_e."""
+    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns."""
     ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
         graph.on(d, w).mat_id(

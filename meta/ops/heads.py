@@ -1,6 +1,4 @@
-"""Ops on the heads of latent attention. They need no exchange, because each device has all operands of its
-heads.
-"""
+"""Ops on the heads of latent attention, without exchanges."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Append to each head of a the same head of b, or b's single head. Heads of the result have n_a + n_b
-    values."""
+    """Append to each head of a the same head of b, or b's single head."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)
     y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat")

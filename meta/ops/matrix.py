@@ -1,4 +1,4 @@
-"""Matrix products, and conversion of their operands."""
+"""Matrix products and conversion of their operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # devices that add the bias; only one if y is PARTIAL
+    biased: Sequence[int] = ()  # devices that add the bias, only one for PARTIAL y
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)
@@ -42,7 +42,7 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:
-    """Return x on device d as `dtype`. The conversion is recorded once for all matrices that multiply x."""
+    """Return x on device d as `dtype`, converted once for all matrices."""
     if (d, dtype) not in x.converted:
         x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
     return x.converted[d, dtype]

@@ -1,4 +1,4 @@
-"""Ops of recurrent layers. They need no exchange, because a device has all value heads of its key heads."""
+"""Ops of recurrent layers. A device has all value heads of its key heads, so no exchange is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.step import Mix
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
     """Return silu(c), where c is the causal depthwise convolution of x [rows, width] with w [width, d_conv],
     plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] has the columns before
-    x. It is updated to the last columns of x."""
+    x, and then the last columns of x."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -44,12 +44,12 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
 def delta_net(
     parts: Sequence[Tensor], g: Tensor, beta: Tensor, state: Weight, *, head_dim: int, tiled: bool, eps: float
 ) -> Tensor:
-    """Apply the gated delta rule to q, k and v, which are three tensors or segments of one tensor. Returns
-    [rows, heads * head_dim], split like v.
+    """Apply the gated delta rule to q, k and v, given as three tensors or as segments of one. Returns [rows,
+    heads * head_dim], split like v.
 
-    The heads of q and k are first normalized to length 1. With `tiled`, value head h uses key head h % n_k.
-    Otherwise consecutive value heads share a key head. `state` [n_cells, heads * head_dim * head_dim] becomes
-    the state after the last row of each run.
+    The heads of q and k are first normalized to length 1. Consecutive value heads share a key head, or with
+    `tiled` value head h uses key head h % n_k. `state` [n_cells, heads * head_dim * head_dim] becomes each
+    run's state after its last row.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1

@@ -9,7 +9,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). If x is PARTIAL, the same kernel also
+    """Return x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). For a PARTIAL x, the same kernel also
     sums x over the devices."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
@@ -35,7 +35,6 @@ def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
 
 
 def center(x: Tensor) -> Tensor:
-    """Return x minus the mean of each row."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.rows_op("center", x.state), "center", holders_of(x))
     for on, source, out in each(y, "center", x):

@@ -1,7 +1,6 @@
-"""Ops of state space layers. Every device scans its own heads, and has B and C of these heads' groups.
+"""Ops of state space layers. Every device scans its own heads, and has B and C of their groups.
 
-If a group is on several devices, its norm exchanges one sum of squares per row. No other op needs an
-exchange.
+The norm of a group on several devices exchanges one sum of squares per row.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def ssm_scan(
     """Return Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
     `bc` has the segments B of all groups and C of all groups. The shapes are dt [rows, heads] and bias, a, d
-    [heads]. `state` [n_cells, heads * n * head_dim] becomes the state after the last row of each run.
+    [heads]. `state` [n_cells, heads * n * head_dim] becomes each run's state after its last row.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group
@@ -57,8 +56,8 @@ def ssm_scan(
 
 
 def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> Tensor:
-    """Divide the columns of silu(gate) * x into n_group equal groups. Return the RMS norm of each group,
-    times w [width]."""
+    """Divide the columns of silu(gate) * x into n_group equal groups, and return each group's RMS norm times
+    w [width]."""
     graph, size = x.graph, x.width // n_group
     how = split.elementwise("gated_norm", gate.state, x.state)
     apart = split.group_norm(x.state, w.state, size)
@@ -83,6 +82,6 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
 def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    # The exchange uses f32, because a rounding error would change all columns in the same direction.
+    # The exchange uses f32, as in wide_norms.
     total = graph.all_reduce(sums, wire="f32")[0]
     return {d: total.on(d) for d in shares}

@@ -1,4 +1,4 @@
-"""Ops on a residual of several streams (vkbackend/ops/streams.py), which are complete on every device."""
+"""Ops on a residual of several streams (vkbackend/ops/streams.py), complete on every device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def streams_of(x: Tensor, a: Tensor) -> Tensor:
-    """Return [rows, n + width of a]: the first stream is x [rows, n]. Each further stream is n values of a,
-    scaled to the root mean square of x."""
+    """Return [rows, n + width of a], where the first stream is x [rows, n]. Each further stream is n values
+    of a, scaled to the root mean square of x."""
     return _made("streams_of", whole(x), whole(a))
 
 
@@ -27,8 +27,7 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 
 
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
-    """Add to each stream of x a weighted sum of all streams. The weights of the sum are w times tanh(scale *
-    routed)."""
+    """Add to each stream of x a sum of all streams, with the weights w times tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
     state, holders = _everywhere("predict", x, routed), _holders(x, routed)
     y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
@@ -40,8 +39,8 @@ def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
 def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return two tensors. The first has the streams x_i + (1 + c_i) * (a - x_0), where c is w times
-    tanh(scale * routed). The second is stream 0 of the first tensor times g."""
+    """Return the streams x_i + (1 + c_i) * (a - x_0), where c is w times tanh(scale * routed). The second
+    result is their stream 0 times g."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)

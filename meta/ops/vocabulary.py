@@ -1,4 +1,4 @@
-"""Ops that look up the rows of token ids, and compute logits or the best tokens of rows."""
+"""Ops that look up token ids, and compute logits or the best tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
-    """Return the rows of `table` [n_vocab, n_embd] for the step's tokens on every device. `ids` may select
+    """Return the rows of `table` [n_vocab, n_embd] for the step's tokens, on every device. `ids` may select
     positions instead of tokens."""
     y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write the logits x w^T to the host-visible region. Each device writes the logits of its vocabulary
-    rows. With `top_k`, write only the best candidates of each row."""
+    """Write x w^T to the host-visible region, on each device for its vocabulary rows. With `top_k`, write
+    only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k

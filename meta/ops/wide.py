@@ -1,4 +1,4 @@
-"""Ops over the full width of split tensors, which exchange one or two sums per row and tensor."""
+"""Ops over the full width of split tensors. They exchange one or two sums per row and tensor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tensor]:
-    """Return x / sqrt(mean(x^2) + eps) * w for each x [rows, width] and its w [width], with one exchange for
-    all tensors."""
+    """Return x / sqrt(mean(x^2) + eps) * w for each x [rows, width] and w [width], with one exchange for all
+    tensors."""
     graph, rows = parts[0][0].graph, parts[0][0].rows
     states = [split.wide_norm(x.state, w.state) for x, w in parts]
     results = [
@@ -30,7 +30,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             out = rows_between(shares.on(d), i * rows, rows)
             where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
             graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
-    # The exchange uses f32, because a rounding error would change the complete row in the same direction.
+    # The exchange uses f32, because a rounding error would change the complete row.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
@@ -41,8 +41,8 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
-    """Return max(x - mean - c * deviation, 0), where a row's mean and standard deviation are over the width.
-    Approximately the row's largest values remain above 0."""
+    """Return max(x - mean - c * deviation, 0), with each row's mean and standard deviation over the full
+    width. Approximately the row's largest values remain above 0."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
