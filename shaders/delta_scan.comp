@@ -3,7 +3,7 @@
 // Process the chunks of each run in order. `work` has u, w, q', k', e^c_last and the products P from
 // delta_chunk. The state is M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
-// The workgroup ID is (16 columns of M, head, run). It takes at most 12 KiB of shared memory.
+// The workgroup ID is (16 columns of M, head, run). The shader takes at most 12 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size, a multiple of 16

@@ -67,7 +67,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// The scale d as F16, and 1 / d. If an x is infinite or NaN, `used` is false and all codes are zeros.
+// If an x is infinite or NaN, `used` is false and all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;

@@ -75,7 +75,6 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // An invocation has the same elements of all matrices of one type.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW

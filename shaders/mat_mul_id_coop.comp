@@ -81,7 +81,6 @@ void main() {
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, own, M);
         subgroupBarrier();
-        // Unrolled, as in mat_mul_coop.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

@@ -28,7 +28,7 @@ void main() {
     const uint first_row = group_index() * (LOCAL / TPR);
 
     const uint expert = ids[ids_off + pair];
-    if (expert - first >= count) return; // another piece of the stack
+    if (expert - first >= count) return; // the expert is in another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
     if (first_row >= e.n) return;

@@ -3,9 +3,9 @@
 //
 // - `uint row_start(uint row, uint n)` returns the address of a row of n elements.
 // - `ROW_UNIT` divides the length of every row.
-// - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row. k must be a multiple of 4.
+// - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row, where k is a multiple of 4.
 // - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros from element n on.
-// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7. k must be a multiple of 8. The function
+// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. The function
 //   unpacks shared bits once.
 //
 // Addresses count bytes, because an MXFP4 block has 17 bytes. They have 32 bits, because a binding is smaller

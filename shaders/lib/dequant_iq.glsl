@@ -1,7 +1,7 @@
 // I-quants; part of dequant.glsl. In IQ4 an element is a 4-bit code of one of 16 unevenly spaced values. In
-// IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two of 4 values, and 8 signs. IQ1 stores only
-// the sign of a shift. A block has 256 elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The
-// array u8 q has the low 8 bits of codebook entries.
+// IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two of 4 values, and 8 signs. A block has 256
+// elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The array u8 q has the low 8 bits of
+// codebook entries.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values are -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -39,7 +39,7 @@ vec4 signed4(vec4 value, uint signs, uint part) {
     return mix(value, -value, notEqual(bits, uvec4(0)));
 }
 
-// The eighth sign is a parity bit. It makes the number of minus signs even.
+// The eighth sign is a parity bit that makes the number of minus signs even.
 uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7; }
 #endif
 

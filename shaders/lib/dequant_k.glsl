@@ -75,8 +75,8 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_Q6_K)
 // A block is u8 q[128], u8 h[64], int8 scale[16], f16 d. The code q of element k is in byte 64 i + k % 64, in
-// the low nibble if k % 128 < 64. The code h is bits 2j and 2j + 1 of byte 32 i + l. An element is d * scale
-// * (q + 16 h - 32).
+// the low nibble if k % 128 < 64. The code h is bits 2j and 2j + 1 of byte 32 i + l. An element is
+// d * scale * (q + 16 h - 32).
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 210u
 

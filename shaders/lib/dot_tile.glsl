@@ -88,8 +88,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// If a group has one piece, dot products are scaled at once. If it has two, they are scaled after the loop
-// over rows of x. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup size for two.
+// Dot products are scaled at once if a group has one piece, and after the loop over rows of x if a group has
+// two. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup size for two.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,7 +1,7 @@
 // Quantize activations to 8 bits (lib/q8.glsl), with the same bits on every driver. In each block of 32, code
 // = round(x / d), where d = max |x| / 127. Eight neighbouring threads share a block. The including file
-// declares y as words. It defines Q8_QUADS, the number of groups of four elements that a thread stores per
-// call.
+// declares y as words. The file defines Q8_QUADS, the number of groups of four elements that a thread stores
+// per call.
 #include "lib/exact.glsl"
 #include "lib/q8.glsl"
 

@@ -16,8 +16,8 @@ const uint K_QUADS = HEAD_K / 4;
 // The groups of threads multiply V of different keys.
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
 // A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. K_BATCH is the smallest
-// number with which the loop takes K_TURNS iterations. A branch before the use is avoided, because RADV would
-// then delay each load until its use.
+// number for K_TURNS iterations of the loop. A branch before the use is avoided, because RADV would then
+// delay each load until its use.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key

@@ -1,6 +1,6 @@
 // The workgroup size, indices and constants. Include this file first. Other files of lib/ use names that the
-// including shader declares. Loops over a thread's arrays are [[unroll]], because an array with a variable
-// index is not in registers.
+// including shader declares. Loops over a thread's arrays are [[unroll]], because arrays with a variable
+// index do not stay in registers.
 #extension GL_EXT_control_flow_attributes : require
 
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;

@@ -1,8 +1,8 @@
 // Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile
 // has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. They divide the keys for the
 // scores, and the dimensions of V for p * v. The output stays in matrices. A matrix of the rows' factors
-// rescales it. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
-// defines put.
+// rescales the output. The including file fills q_tile once and kv_tile per block, adds a barrier between
+// steps, and defines put.
 void put(uint row, uint d, float value); // stores dimension d of a row's output
 
 const uint TQ = M * ROW_GROUPS;
