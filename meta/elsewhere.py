@@ -53,7 +53,7 @@ class Card:
 
 
 class Link(Protocol):
-    """A connection to a device's host. It addresses caches and tables by name."""
+    """A connection to a device's host that addresses caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 

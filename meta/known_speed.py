@@ -15,9 +15,9 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut for this fraction of a device's measured speed. Only large matrices are measured, and
-# attention, narrow matrices, throttling or a desktop are slower. Even at a quarter of the speed, a submission
-# ends within a watchdog's 2 s.
+# Submissions are cut for this fraction of a device's measured speed. Only large matrices are measured.
+# Attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the speed, a
+# submission ends within a watchdog's 2 s.
 TRUSTED = 1 / 4
 
 

@@ -30,7 +30,7 @@ from vkbackend.meta.tensor import Weight
 from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
+Progress = Callable[[int, int], None]  # The arguments are (bytes done, bytes in total).
 PIECE_NBYTES = 64 << 20  # Bytes between two calls of `progress`.
 
 

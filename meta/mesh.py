@@ -1,4 +1,4 @@
-"""N devices that act as one device."""
+"""Run one model on N devices."""
 
 from __future__ import annotations
 

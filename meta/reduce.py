@@ -28,9 +28,10 @@ WIRES = ("auto", *FORMATS)
 # (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From these numbers of devices and bytes on, n - 1 complete slots take longer than a second exchange.
+# From these numbers of devices and bytes on, reading n - 1 complete slots takes longer than a second
+# exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements; large scattered reduces have multiples
+PART = 1024  # Parts of large scattered reduces are multiples of this many elements.
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:

@@ -21,7 +21,7 @@ from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
 WIDTH = 4096
-GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
 # Smaller, because arithmetic limits software devices.
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.

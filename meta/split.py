@@ -23,13 +23,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The split state of a tensor. Activations are [rows, width], and weights are [n_out, n_in]."""
+    """Activations are [rows, width], and weights are [n_out, n_in]."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # If PARTIAL, the devices with a share.
-    # The ranges of each expert of a stack, where `ranges` has the first expert's.
+    # The ranges of each expert of a stack. `ranges` is then the first expert's.
     experts: tuple[Ranges, ...] = ()
     # If not empty, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
     segments: tuple[int, ...] = ()

@@ -9,8 +9,8 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """Return how many rows to record for n rows, a power of two, or from 12 on also 1.5 times a power of two.
-    Finer steps help software devices, where a padded row takes as long as a real row."""
+    """Return how many rows to record for n rows. The result is a power of two, or from 12 on also 1.5 times a
+    power of two. Finer steps help software devices, where a padded row takes as long as a real row."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 

@@ -16,8 +16,7 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """The memory that outlives a step. `changing` has caches and constants by name. `load_s` is the seconds
-    of loading the weights."""
+    """`changing` has caches and constants by name. `load_s` is the seconds of loading the weights."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
