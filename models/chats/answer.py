@@ -9,7 +9,7 @@ from typing import Any
 from vkbackend.models.engine.completion import Chunk, Completion, report
 from vkbackend.models.text.harmony import HarmonyReader
 from vkbackend.models.text.reasoning import ReasoningSplit
-from vkbackend.models.tool_calls.calls import new_id
+from vkbackend.models.tool_calls.calls import is_object, new_id
 from vkbackend.models.tool_calls.formats import ToolFormat
 from vkbackend.models.tool_calls.reader import ToolReader
 from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
@@ -17,7 +17,8 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON."""
+    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON. An answer has no
+    call that its limit cut."""
 
     id: str
     name: str
@@ -83,7 +84,7 @@ class AnswerReader:
     def push(self, chunk: Chunk, *, last: bool = False) -> ChatChunk:
         last = last or chunk.finish_reason is not None
         content, thought, calls = "", "", list[ToolDelta]()
-        for part, is_thought in self._parts(chunk.text, last):
+        for part, is_thought in self._parts(chunk.text, last, chunk.finish_reason == "length"):
             if isinstance(part, ToolDelta):
                 if not (self._single and part.index > 0):
                     calls.append(part)
@@ -107,7 +108,7 @@ class AnswerReader:
             chunk = replace(chunk, finish_reason="stop", timings=chunk.timings or report(None))
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
-    def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
+    def _parts(self, text: str, last: bool, was_cut: bool) -> Iterable[tuple[AnswerPart, bool]]:
         """Return the parts of a text, each with whether it is a thought."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
@@ -120,7 +121,7 @@ class AnswerReader:
             else:
                 parts += [(part, False) for part in self._calls.push(piece.text)]
         if last:
-            parts += [(part, False) for part in self._calls.push("", last=True)]
+            parts += [(part, False) for part in self._calls.push("", last=True, was_cut=was_cut)]
         return parts
 
     def _of_channels(
@@ -145,7 +146,9 @@ def chat_completion(chunks: Sequence[ChatChunk], completion: Completion) -> Chat
             texts.append("")
         texts[call.index] += call.arguments
     calls = [ToolCall(h.id or "", h.name or "", text) for h, text in zip(heads, texts, strict=True)]
+    reason = chunks[-1].finish_reason or completion.finish_reason
+    if reason == "length" and calls and not is_object(calls[-1].arguments):
+        calls.pop()
     content = "".join(chunk.content for chunk in chunks)
     reasoning = "".join(chunk.reasoning for chunk in chunks).strip()
-    reason = chunks[-1].finish_reason or completion.finish_reason
     return ChatCompletion(content, reasoning, tuple(calls), reason, completion)

@@ -12,6 +12,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.protection import UNTRUSTED
+from vkbackend.models.tool_calls.formats import GLM4
 
 MAX_MESSAGES = 10_000
 TOOLS = """\
@@ -89,6 +90,8 @@ def for_template(
         rendered.append(copy)
     if maker.tool_format.described:
         return _described(rendered, tools)
+    if maker.tool_format is GLM4:
+        return _with_metadata(rendered, tools, maker.source)
     if tools and "['tools']" in maker.source and "'tools' in message" in maker.source:
         return _in_system_prompt(rendered, {"tools": json.dumps([tool["function"] for tool in tools])})
     return rendered
@@ -99,6 +102,27 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
+
+
+def _with_metadata(messages: list[Message], tools: Sequence[Mapping[str, Any]], source: str) -> list[Message]:
+    """Return messages for GLM-4, in which a message's metadata is the function that the message calls."""
+    out: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            out.append({**message, "role": "observation"})
+        elif calls := message.get("tool_calls"):
+            if message["content"]:
+                out.append({"role": "assistant", "content": message["content"]})
+            for call in calls:
+                function = _with_text(call)["function"]
+                out.append(
+                    {"role": "assistant", "metadata": function["name"], "content": function["arguments"]}
+                )
+        else:
+            out.append(message)
+    if tools and "['tools']" in source:
+        return _in_system_prompt(out, {"tools": list(tools)})
+    return out
 
 
 def _described(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

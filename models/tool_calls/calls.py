@@ -14,6 +14,8 @@ from vkbackend.models.tool_calls.source import JsonEnd, Reading, Source, ToolDel
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
+_FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
+_KEYS = ("name", "arguments", "parameters", "id", "type")
 MAX_HEAD = 512  # Characters of a call before its arguments.
 ID_CHARACTERS, ID_LENGTH = (
     string.ascii_letters + string.digits,
@@ -26,18 +28,22 @@ def new_id() -> str:
 
 
 class CallReader:
-    """Reads tool calls. `tools` has the schema of the arguments by function."""
+    """Reads tool calls. `tools` has the schema of the arguments by function. `n_fences` counts the code
+    fences in the content."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
+        self.source, self.tools, self.n_calls, self.n_done, self.n_fences = Source(), tools, 0, 0, 0
 
     def begin(self, name: str, id_: str | None = None) -> ToolDelta:
         self.n_calls += 1
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Yield the next JSON object as the last call's arguments, or {} if no object follows."""
+        """Yield the next JSON object as the last call's arguments, or {} if no object follows. A call that a
+        limit cut gets only the text before the cut."""
         yield from self.source.skip_space()
+        if self.source.is_cut_off:
+            return
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
             self.n_done = self.n_calls
@@ -48,10 +54,10 @@ class CallReader:
             piece = self.source.cut(len(self.source.text) if n is None else n)
             if piece:
                 yield ToolDelta(self.n_calls - 1, arguments=piece)
-            if n is not None or self.source.ended:
-                self.n_done = self.n_calls
+            if n is not None or not (yield from self.source.wait()):
+                if n is not None or not self.source.was_cut:
+                    self.n_done = self.n_calls
                 return
-            yield None
 
     def whole(self, name: str, arguments: Any, id_: str | None = None) -> Reading:
         yield self.begin(name, id_)
@@ -63,6 +69,9 @@ class CallReader:
         """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether the
         object calls one of the `names` (None: any function)."""
         source, end, seen = self.source, JsonEnd(), 0
+        yield from source.skip_space()
+        if source.text and source.text[0] != "{":
+            return False
         while True:
             # A name after the first MAX_HEAD characters follows the arguments or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
@@ -79,9 +88,10 @@ class CallReader:
                 value = _decoded(source.text[: seen + n])
                 return (yield from self._of_object(value, names, seen + n))
             seen = len(source.text)
-            if source.ended:
+            if names is not None and (key := _FIRST_KEY.match(source.text)) and key[1] not in _KEYS:
                 return False
-            yield None
+            if not (yield from source.wait()):
+                return False
 
     def _of_object(self, value: Any, names: Collection[str] | None, n: int) -> Trying:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -102,9 +112,13 @@ class CallReader:
         while True:
             n = end.push(self.source.text)
             self.source.cut(len(self.source.text) if n is None else n)
-            if n is not None or self.source.ended:
+            if n is not None or not (yield from self.source.wait()):
                 return
-            yield None
+
+
+def is_object(arguments: str) -> bool:
+    """Return whether a call's arguments are a complete JSON object."""
+    return isinstance(_decoded(arguments), dict)
 
 
 def _decoded(text: str) -> Any:

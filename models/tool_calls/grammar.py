@@ -64,6 +64,14 @@ class CallGrammar:
             formats.MISTRAL: (f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'),
             formats.PHI4: (f'{mark("<|tool_call|>")} "["', '", "', f'"]" {mark("<|/tool_call|>")}'),
             formats.KIMI: (mark("<|tool_calls_section_begin|>"), '""', mark("<|tool_calls_section_end|>")),
+            formats.GLM4: ("", mark(formats.ASSISTANT), ""),
+            formats.HUNYUAN: (f'{mark("<tool_calls>")} "\\n"', '"\\n"', f'"\\n" {mark("</tool_calls>")}'),
+            formats.HUNYUAN_KEYS: (
+                f'{mark("<tool_calls>")} "\\n"',
+                '"\\n"',
+                f'"\\n" {mark("</tool_calls>")}',
+            ),
+            formats.HUNYUAN_ARRAY: (f'{mark("<tool_calls>")} "["', '", "', f'"]" {mark("</tool_calls>")}'),
             formats.DEEPSEEK: (mark(formats.CALLS), '""', mark(formats.CALLS_END)),
         }
         begin, between, end = around.get(self._format, row)
@@ -88,6 +96,15 @@ class CallGrammar:
             ),
             formats.GLM: lambda: self._by_key(
                 name, f"<tool_call>{name}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>",
+                "</tool_call>",
+            ),
+            formats.GLM4: lambda: f'{quoted} "\\n" {arguments(name)}',
+            formats.HUNYUAN: lambda: (
+                f'{self._mark("<tool_call>")} {quoted} "\\n```json\\n" {arguments(name)} '
+                f'"\\n```\\n" {self._mark("</tool_call>")}'
+            ),
+            formats.HUNYUAN_KEYS: lambda: self._by_key(
+                name, f"<tool_call>{name}<tool_sep>\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>",
                 "</tool_call>",
             ),
             formats.LLAMA3: lambda: self._object(name, "parameters"),

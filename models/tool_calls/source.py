@@ -27,23 +27,42 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """`text` is not read yet. `ended` is True if no more text will come. `taken` is the text read since
-    `taken` was last cleared."""
+    """`text` is not read yet. `ended` is True if no more text will come. `was_cut` is True if a limit ended
+    the text. `taken` is the text read since `restart`. `ran_out` is True if a reader needed more text after
+    the end."""
 
     def __init__(self) -> None:
-        self.text, self.taken, self.ended = "", "", False
+        self.text, self.taken, self.ended, self.was_cut, self.ran_out = "", "", False, False, False
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.was_cut and self.ran_out
+
+    def restart(self) -> None:
+        self.taken, self.ran_out = "", False
 
     def cut(self, n: int) -> str:
         head, self.text = self.text[:n], self.text[n:]
         self.taken += head
         return head
 
+    def put_back(self, text: str) -> None:
+        """Undo the read of `text`, which was read last."""
+        self.text, self.taken = text + self.text, self.taken[: len(self.taken) - len(text)]
+
+    def wait(self) -> Generator[None, None, bool]:
+        """Wait for more text. Return False after the end."""
+        if self.ended:
+            self.ran_out = True
+            return False
+        yield None
+        return True
+
     def skip_space(self) -> Reading:
         while True:
             self.cut(len(self.text) - len(self.text.lstrip()))
-            if self.text or self.ended:
+            if self.text or not (yield from self.wait()):
                 return
-            yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
         """Read and return the longest mark that begins the text, or return None."""
@@ -51,9 +70,8 @@ class Source:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
                     return self.cut(len(mark))
-            if self.ended or not any(mark.startswith(self.text) for mark in marks):
+            if not any(mark.startswith(self.text) for mark in marks) or not (yield from self.wait()):
                 return None
-            yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
         """Read and return the text up to the first mark, and the mark. Without a mark, return all text and
@@ -62,9 +80,8 @@ class Source:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
                 return self.cut(at), self.cut(len(mark))
-            if self.ended:
+            if not (yield from self.wait()):
                 return self.cut(len(self.text)), ""
-            yield None
 
     def n_certain(self, marks: Sequence[str]) -> int:
         return len(self.text) - (0 if self.ended else max((overlap(self.text, m) for m in marks), default=0))

@@ -13,6 +13,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.chats.prepared_chat import PreparedChat
 from vkbackend.models.llm import LLM
+from vkbackend.models.tool_calls.calls import is_object
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
 
@@ -116,6 +117,11 @@ class Block:
         return "".join(self.pieces)
 
     @property
+    def is_cut(self) -> bool:
+        """Return whether a call's arguments are incomplete."""
+        return self.kind == "call" and not is_object(self.text)
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """The call's arguments, or {"arguments": text} if the text is not a JSON object, which can happen
         without a grammar."""
@@ -144,6 +150,10 @@ class Blocks:
             if call.arguments and self._open is not None:
                 self._open.pieces.append(call.arguments)
                 yield "piece", self._open, call.arguments
+
+    def given(self, was_cut: bool) -> list[Block]:
+        """Return the blocks of an answer without the call that a limit cut."""
+        return self.all[:-1] if was_cut and self.all and self.all[-1].is_cut else self.all
 
     def end(self) -> Iterator[tuple[str, Block, str]]:
         if self._open is not None:

@@ -187,7 +187,7 @@ class CheckedMessage:
                 pass
             last, reason = tally, chunk.finish_reason or reason
         assert last is not None
-        content = [_block(block, whole=True) for block in blocks.all]
+        content = [_block(block, whole=True) for block in blocks.given(reason == "length")]
         return self._message(content, self._usage(last)) | self._end(last, reason)
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:

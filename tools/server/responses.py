@@ -185,6 +185,10 @@ class CheckedResponse:
         content = [_part(text)] if done else []
         return {"id": id_, "type": "message", "status": status, "role": "assistant", "content": content}
 
+    def _output(self, blocks: Blocks, status: str) -> list[dict[str, Any]]:
+        given = blocks.given(status == "incomplete")
+        return [self._item(block, status if block is blocks.all[-1] else "completed") for block in given]
+
     async def whole(self, request: Request) -> dict[str, Any]:
         blocks, last = Blocks(), None
         async for _, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=False):
@@ -193,7 +197,7 @@ class CheckedResponse:
             last = tally
         assert last is not None
         status = _status(last)
-        return self._response(status, [self._item(block, status) for block in blocks.all], last)
+        return self._response(status, self._output(blocks, status), last)
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         number = -1
@@ -215,17 +219,19 @@ class CheckedResponse:
             for change in blocks.push(chunk):
                 for kind, values in self._changes(*change):
                     yield event(kind, **values)
-        for change in blocks.end():
-            for kind, values in self._changes(*change):
-                yield event(kind, **values)
         assert last is not None
         status = _status(last)
-        response = self._response(status, [self._item(block, status) for block in blocks.all], last)
+        for change in blocks.end():
+            for kind, values in self._changes(*change, status):
+                yield event(kind, **values)
+        response = self._response(status, self._output(blocks, status), last)
         yield event(f"response.{status}", response=response)
 
-    def _changes(self, change: str, block: Block, piece: str) -> list[tuple[str, dict[str, Any]]]:
+    def _changes(
+        self, change: str, block: Block, piece: str, status: str = "completed"
+    ) -> list[tuple[str, dict[str, Any]]]:
         at: dict[str, Any] = {"output_index": block.index}
-        item = self._item(block, "in_progress" if change == "begin" else "completed")
+        item = self._item(block, "in_progress" if change == "begin" else status)
         if change == "begin":
             events = [("response.output_item.added", at | {"item": item})]
             if block.kind == "text":

@@ -53,6 +53,27 @@ def llm(models: Path) -> Iterator[LLM]:
 # ---- calls ----
 
 
+GLM4_HEAD = "[gMASK]<sop>{% if tools %}<|system|>{{ tools[0].function.name }}{% endif %}"
+GLM4_TEMPLATE = (
+    GLM4_HEAD
+    + """{% for m in messages %}{% if m.role == 'assistant' and m.metadata %}
+<|assistant|>{{ m.metadata }}
+{{ m.content }}{% else %}<|{{ m.role }}|>
+{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+)
+
+
+def test_glm4_reads_calls_as_metadata(llm: LLM) -> None:
+    answer = llm.chat(ASKED, 200, template=GLM4_TEMPLATE, tools=[WEATHER], tool_choice="required", seed=1,
+                      parallel_tool_calls=False)  # fmt: skip
+    (call,) = answer.tool_calls
+    assert call.name == "weather" and answer.finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    prompt = llm.chat_prompt([*ASKED, answer.message, result], template=GLM4_TEMPLATE, tools=[WEATHER]).text
+    arguments = json.dumps(json.loads(call.arguments))
+    assert prompt.endswith(f"<|assistant|>weather\n{arguments}<|observation|>\nrain<|assistant|>")
+
+
 @pytest.mark.parametrize("name", ["gpt-oss", "llama3", "mistral", "kimi", "gemma", "phi4", "command-r"])
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}

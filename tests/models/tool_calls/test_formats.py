@@ -20,8 +20,12 @@ from vkbackend.models.tool_calls.formats import (
     GEMMA,
     GENERIC,
     GLM,
+    GLM4,
     GPT_OSS,
     HERMES,
+    HUNYUAN,
+    HUNYUAN_ARRAY,
+    HUNYUAN_KEYS,
     KIMI,
     LENIENT,
     LLAMA3,
@@ -56,6 +60,7 @@ def ds(words: str) -> str:
 
 
 CITY = '{"city": "a \\"b\\" {c}\\n", "days": 3}'
+W, F = f'{{"name": "weather", "arguments": {CITY}}}', '{"name": "f", "arguments": {}}'
 CASES: list[tuple[ToolFormat, str, Calls]] = [
     (HERMES, f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>', WEATHER),
     (HERMES, f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>', WEATHER),
@@ -82,6 +87,30 @@ CASES: list[tuple[ToolFormat, str, Calls]] = [
      '{"name": "f", "arguments": {}}]', BOTH),
     (MISTRAL_ARGS, f"[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]f[CALL_ID]x1[ARGS]{{}}", BOTH),
     (MISTRAL_ARGS, f"[TOOL_CALLS]weather{CITY}[TOOL_CALLS]f[ARGS]{{}}", BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]weather[ARGS]{CITY}f[ARGS]{{}}", BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS] weather[CALL_ID]x1[ARGS]{CITY},\nf[CALL_ID]x2[ARGS]{{}}", BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]weather{CITY}\nf{{}}", BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS] [{W},\n{F}]", BOTH),
+    (MISTRAL, f"[TOOL_CALLS]{W}\n{F}", BOTH),
+    (HERMES, f"```xml\n<tool_call>\n{W}\n</tool_call>\n<tool_call>{F}</tool_call>\n```", BOTH),
+    (HERMES, f"<tool_call>\n```json\n{W}\n```\n</tool_call>", WEATHER),
+    (HERMES, f"```json\n{W}\n```", WEATHER),
+    (HERMES, f'```\n{{"arguments": {CITY}, "name": "weather"}}\n{F}```', BOTH),
+    (LENIENT, f"```json\n{W}\n```", WEATHER),
+    (GENERIC, f"```json\n{W}\n```", WEATHER),
+    (GLM4, f"weather\n{CITY}", WEATHER),
+    (GLM4, f"\nweather\n{CITY}<|assistant|>f\n{{}}", BOTH),
+    (GLM4, f"weather\n```json\n{CITY}\n```\n<|assistant|>\nf\n{{}}", BOTH),
+    (HUNYUAN, f"<tool_calls>\n<tool_call>weather\n```json\n{CITY}\n```\n</tool_call>\n<tool_call>f\n"
+     "```json\n{}\n```\n</tool_call>\n</tool_calls>", BOTH),
+    (HUNYUAN, f"<tool_calls><tool_call>function<tool_sep>weather\n```json\n{CITY}\n```</tool_call>"
+     "</tool_calls>", WEATHER),
+    (HUNYUAN, f"<tool_call>weather\n```\n{CITY}\n```</tool_call><tool_call>f{{}}</tool_call>", BOTH),
+    (HUNYUAN_ARRAY, f"<tool_calls>[{W}, {F}]</tool_calls>", BOTH),
+    (HUNYUAN_ARRAY, f"<tool_calls>\n{W}\n{F}\n</tool_calls>", BOTH),
+    (HUNYUAN_KEYS, "<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>a "
+     "\"b\" {c}\n</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+     "<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>", BOTH),
     (KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
      f"{CITY}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{{}}"
      "<|tool_call_end|><|tool_calls_section_end|>", BOTH),
@@ -124,7 +153,11 @@ def test_at_once_and_by_character(format_: ToolFormat, text: str, calls: Calls) 
 @given(data=st.data())
 def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
     format_, text, calls = data.draw(st.sampled_from(CASES))
-    before = "" if format_.at_start else data.draw(st.sampled_from(["", "I look:\n\n", "a < b, <", "{ }"]))
+    before = (
+        ""
+        if format_.at_start or format_.by_name
+        else data.draw(st.sampled_from(["", "I look:\n\n", "a < b, <", "{ }"]))
+    )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(before + text)), max_size=12)))
     whole = before + text
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -148,7 +181,10 @@ def test_damaged_calls_are_read_without_an_error(data: st.DataObject) -> None:
     assert "".join(str(delta) for delta in plain).split() == noise.split()
 
 
-STREAMED = [HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4, DEEPSEEK]
+STREAMED = [
+    HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4, DEEPSEEK, GLM4, HUNYUAN,
+    HUNYUAN_ARRAY,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("format_", STREAMED, ids=lambda f: f.name)
@@ -164,6 +200,38 @@ def test_json_that_names_no_known_tool_is_an_answer() -> None:
     for text in ('{"name": "Ann", "parameters": {}}', '{"x": 1}', "{", "{}", '{"name": 3}'):
         assert read(LLAMA3, list(text)) == (text, [])
     assert read(HERMES, ["a <tool_call>no</tool_call> b"]) == ("a <tool_call>no</tool_call> b", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['```python\nprint("<tool_call>")\n```\nDone.', '```json\n{"name": "Ann", "arguments": {}}\n```\nEnd',
+     '```json\n{"x": [1, 2]}\n```', "Say <tool_call> or ``` in a text. `f`", '```\n["weather"]\n```'],
+)  # fmt: skip
+def test_a_code_block_without_a_known_call_is_content(text: str) -> None:
+    assert read(HERMES, [text]) == read(HERMES, list(text)) == (text, [])
+
+
+def test_a_fence_that_ends_a_code_block_begins_no_call() -> None:
+    text, call = "```sh\nls\n```", '<tool_call>{"name": "f"}</tool_call>'
+    assert read(HERMES, [f"{text}\n{call}"]) == read(HERMES, list(f"{text}\n{call}")) == (text, BOTH[1:])
+
+
+def test_a_json_block_that_is_no_call_streams() -> None:
+    reader = ToolReader(HERMES, TOOLS)
+    assert "".join(str(part) for part in reader.push('```json\n{"x": [1, 2, ')) == '```json\n{"x": [1, 2,'
+
+
+def test_text_after_mistral_calls_is_content() -> None:
+    text = "[TOOL_CALLS]f[ARGS]{} weather is {fine}"
+    assert read(MISTRAL_ARGS, [text]) == read(MISTRAL_ARGS, list(text)) == ("weather is {fine}", BOTH[1:])
+
+
+def test_a_glm4_call_follows_text() -> None:
+    for before in ("I look.\n", "I look.<|assistant|>"):
+        text = f"{before}f\n{{}}"
+        assert read(GLM4, [text]) == read(GLM4, list(text)) == ("I look.", BOTH[1:])
+    for text in ("f\nis a letter", "weather is fine\nf", "f"):
+        assert read(GLM4, [text]) == read(GLM4, list(text)) == (text, [])
 
 
 def test_a_text_argument_is_not_parsed_as_json() -> None:
@@ -213,6 +281,16 @@ def test_formats_follow_from_templates() -> None:
         "gpt-oss": "gpt-oss", "kimi": "kimi k2", "llama3": "llama 3", "mistral": "mistral", "phi4": "phi-4",
         "qwen3": "hermes",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "format_"),
+    [("[gMASK]<sop>{{ m.metadata }}", GLM4), ("'<tool_calls>[' + x", HUNYUAN_ARRAY),
+     ("<tool_calls><tool_call>{{ name }}\n```json", HUNYUAN),
+     ("<tool_calls><tool_call>{{ name }}<tool_sep><arg_key>", HUNYUAN_KEYS)],
+)  # fmt: skip
+def test_formats_of_further_templates(template: str, format_: ToolFormat) -> None:
+    assert format_of(template) is format_
 
 
 JSON = st.recursive(
