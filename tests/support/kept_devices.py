@@ -6,17 +6,19 @@ of a model test's time. Each test has its own memory, queue, recordings and obje
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from vkbackend import env, faults, forks
+from vkbackend.recording import Dispatch
 from vkbackend.vulkan import program
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.program import Compiled, Programs
-from vkbackend.vulkan.vk import NULL, lib
+from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 MOST_PIPELINES = 200  # a VkDevice with more pipelines is destroyed, because compiled code needs memory
 
@@ -31,9 +33,12 @@ class Kept:
 
 on = False  # whether devices opened now are shared; conftest.py sets this per test
 _idle: list[Kept] = []
+_dispatched: set[tuple[Any, ...]] = set()  # pipelines whose code is in Mesa's shader cache
+_one_at_a_time = threading.Lock()
 _create, _destroy = LogicalDevice._create, LogicalDevice.destroy
 _make_layout, _close_layouts = Layouts._make, Layouts.close
 _compile, _close_programs = Programs._compile, Programs.close
+_pipelines = Programs.pipelines
 forks.forget(_idle.clear)
 
 
@@ -44,6 +49,7 @@ def install() -> None:
     vars_of._create, vars_of.destroy = create, destroy
     Layouts._make, Layouts.close = make_layout, close_layouts  # type: ignore[method-assign]
     Programs._compile, Programs.close = compile_kept, close_programs  # type: ignore[method-assign]
+    Programs.pipelines = pipelines  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -125,6 +131,35 @@ def compile_kept(
             return compiled
         kept.pipelines[key] = compiled
     return kept.pipelines[key]._replace(cpu_s=0.0)
+
+
+def pipelines(programs: Programs, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
+    made = _pipelines(programs, dispatches)
+    device = programs._device
+    if device.kept is not None and "llvmpipe" in device.info.name:
+        keys = [(device.kept.key, d.op, d.variant, d.consts) for d in dispatches]
+        new_ones = {key: pipeline for key, (pipeline, _) in zip(keys, made, strict=True)}
+        with _one_at_a_time:  # a mesh builds the executables of its devices in threads
+            if found := [pipeline for key, pipeline in new_ones.items() if key not in _dispatched]:
+                _dispatch_nothing(device, found)
+                _dispatched.update(new_ones)
+    return made
+
+
+def _dispatch_nothing(device: Any, found: list[Any]) -> None:
+    """Dispatch pipelines over no workgroups and wait, without counting objects or calls."""
+    buffer = ffi.new("VkCommandBuffer *")
+    allocate = new("VkCommandBufferAllocateInfo", commandPool=device.command_pool, commandBufferCount=1)
+    lib.vkAllocateCommandBuffers(device.vk, allocate, buffer)
+    lib.vkBeginCommandBuffer(buffer[0], new("VkCommandBufferBeginInfo"))
+    for pipeline in found:
+        lib.vkCmdBindPipeline(buffer[0], C.VK_PIPELINE_BIND_POINT_COMPUTE, pipeline)
+        lib.vkCmdDispatch(buffer[0], 0, 0, 0)
+    lib.vkEndCommandBuffer(buffer[0])
+    submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=buffer)
+    lib.vkQueueSubmit(device.vk_queue, 1, submit, NULL)
+    lib.vkQueueWaitIdle(device.vk_queue)
+    lib.vkFreeCommandBuffers(device.vk, device.command_pool, 1, buffer)
 
 
 def close_programs(programs: Any) -> None:
