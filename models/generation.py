@@ -48,8 +48,10 @@ class Generation:
             options.slot,
             options.priority,
             options.deadline_s,
-            timed=bool(options.stop) or self.may_end,
+            timed=bool(options.stop) or self.may_end or options.timings_per_token,
             structure=options.structure,
+            uses_cache=options.cache_prompt,
+            reports_progress=options.prompt_progress,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
@@ -68,6 +70,7 @@ class Chunks:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
         self._decoder = tokenizer.stream(at_start=False) if tokenizer else None
         self._slot, self._shown = 0, generation.shown
+        self._timed = generation.options.timings_per_token
         self._is_plain = not (generation.options.stop or self._shown)
 
     @property
@@ -92,8 +95,9 @@ class Chunks:
             piece += self._decoder.flush()
         piece = self._text.push(piece, last=done)
         reason = "stop" if self._text.found else event.finish_reason if event else None
-        timings, logprobs = _timings(event) if reason else None, event.logprobs if event else None
-        return Chunk(piece, token, reason, timings, self._slot, logprobs)
+        timings = _timings(event) if reason or (self._timed and token is not None) else None
+        logprobs, progress = (event.logprobs, event.progress) if event else (None, None)
+        return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress)
 
 
 def _timings(event: Event | None) -> dict[str, float]:

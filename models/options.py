@@ -261,6 +261,13 @@ class GenerateKeywords(AnswerKeywords, total=False):
     log probabilities."""
     parse_special: bool
     """True (default): special tokens in a text, such as <|im_start|>, are parsed as special tokens."""
+    cache_prompt: bool
+    """False: compute the complete prompt, without cells of earlier requests (default: True)."""
+    prompt_progress: bool
+    """True: while the prompt is computed, yield chunks without text that have a `progress` (default:
+    False)."""
+    timings_per_token: bool
+    """True: every chunk has timings, not only the last (default: False)."""
     slot: int | None
     """The slot to run in; the request waits until the slot is free. The slot's content is stored until
     another sequence needs the slot or its cells. None (default): the free slot that holds most of the prompt.
@@ -287,6 +294,9 @@ class GenerateOptions(SamplingParams):
     echo: bool = option(False, switch)
     prompt_logprobs: int | None = option(None, logprobs_count)
     parse_special: bool = option(True, switch)
+    cache_prompt: bool = option(True, switch)
+    prompt_progress: bool = option(False, switch)
+    timings_per_token: bool = option(False, switch)
     slot: int | None = None  # checked by `LLM`, which knows n_slots
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))

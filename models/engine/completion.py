@@ -3,14 +3,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from vkbackend.models.engine.messages import Timings
+from vkbackend.models.engine.messages import PromptProgress, Timings
 from vkbackend.models.sampling.logprobs import Logprobs
 
 
 @dataclass(slots=True)  # a frozen class would cost 2 us per token
 class Chunk:
     """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`
-    and `timings`. With `echo` or `prompt_logprobs`, the first chunk is the prompt."""
+    and, without `timings_per_token`, `timings`. With `echo` or `prompt_logprobs`, the first chunk is the
+    prompt. With `prompt_progress`, chunks with a `progress` and no token come before the first token."""
 
     text: str
     token: int | None  # None in the prompt's chunk, or if max_tokens is 0.
@@ -20,6 +21,7 @@ class Chunk:
     slot: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)

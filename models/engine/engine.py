@@ -206,6 +206,8 @@ class Engine:
         try:
             if self.scheduler.free and self.scheduler.waiting:
                 self.scheduler.admit()
+                while self.scheduler.begun:
+                    self._news.add(self.scheduler.begun.pop(0))
             n_steps = self.runner.n_in_flight
             while len(self._in_flight) < n_steps and (batch := self.scheduler.compose(n_steps)):
                 self._launch(batch)

@@ -45,6 +45,8 @@ class Generate:
     deadline_s: float | None = None  # After this time the request ends with DeadlineExceeded.
     timed: bool = False  # Send timings with every token, because the caller may stop after any.
     structure: Structure | None = None  # Needs SetVocabulary first.
+    uses_cache: bool = True
+    reports_progress: bool = False  # Send events while the prompt is computed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,16 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How many tokens a prompt has, how many were cached, and how many are computed or cached so far."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float  # since the request got its slot
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorData:
     kind: str
     message: str
@@ -187,6 +199,7 @@ class Event:
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
     logprobs: Logprobs | None = None
+    progress: PromptProgress | None = None
     error: ErrorData | None = None
 
 

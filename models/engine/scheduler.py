@@ -6,12 +6,13 @@ again later.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vkbackend.models.engine.blocks import Copy, SlotContent
 from vkbackend.models.engine.budget import PrefillBudget
-from vkbackend.models.engine.messages import Logits
+from vkbackend.models.engine.messages import Event, Logits
 from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.models.engine.sequence import Batch, Sequence
@@ -87,6 +88,7 @@ class Scheduler:
         self.contents = [SlotContent() for _ in range(n_slots)]  # of idle slots
         self.free = set(range(n_slots))
         self.n_preempted = 0
+        self.begun: list[Event] = []  # for callers that want the progress of their prompts
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
@@ -140,7 +142,10 @@ class Scheduler:
         sequence.slot, sequence.n_stored, sequence.room = slot, n, 0
         self.cache.prompt_tokens += len(tokens)
         self.cache.shared_tokens += n
+        sequence.n_cached, sequence.started = n, time.monotonic()
         self.running.append(sequence)
+        if (progress := sequence.progress()) is not None:
+            self.begun.append(progress)
         return True
 
     def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
@@ -233,7 +238,7 @@ class Scheduler:
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
         """Make the prompt use blocks that other sequences have computed. Return False if another sequence
         computes the prompt's next block now."""
-        if isinstance(sequence.request, Logits):
+        if isinstance(sequence.request, Logits) or not sequence.request.uses_cache:
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
         key = self._next_key(sequence)

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from vkbackend.errors import VkbackendError
-from vkbackend.models.engine.messages import Answer, ErrorData, Event, Generate, Logits, Timings
+from vkbackend.models.engine.messages import (
+    Answer,
+    ErrorData,
+    Event,
+    Generate,
+    Logits,
+    PromptProgress,
+    Timings,
+)
 from vkbackend.models.engine.step_times import StepCost
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice
@@ -28,6 +37,8 @@ class Sequence:
     room: int = 0
     served: int = -1  # The last step in which the sequence had rows.
     known_slot: int = -1  # The slot in the last event to the caller.
+    n_cached: int = 0  # Positions that were in the cache when the sequence got its slot.
+    started: float = 0.0  # time.monotonic() when the sequence got its slot
     n_given: int = 0  # Rows of logits that the caller has.
     is_over: bool = False
     is_paused: bool = False  # its caller reads no answers
@@ -60,7 +71,9 @@ class Sequence:
     def sharable(self) -> int:
         """Return how many leading positions may come from the cache. The last position must be computed, and
         for `Logits` every position whose logits the caller lacks."""
-        return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
+        if not isinstance(self.request, Generate):
+            return self.n_given
+        return len(self.tokens) - 1 if self.request.uses_cache else 0
 
     def n_outputs(self, n: int) -> int:
         """`Logits` needs the rows that the caller lacks. `Generate` needs only the row of the last token."""
@@ -99,6 +112,16 @@ class Sequence:
         self.known_slot = self.slot
         timings = self.timings() if request.timed else None
         return Event(request.id, done=False, token=choice, slot=self.slot, timings=timings, logprobs=logprobs)
+
+    def progress(self) -> Event | None:
+        """Return an event with the progress of the prompt if the caller wants such events."""
+        request = self.request
+        if not isinstance(request, Generate) or not request.reports_progress or self.n_generated:
+            return None
+        total = len(request.tokens)
+        took_s = time.monotonic() - self.started
+        report = PromptProgress(total, self.n_cached, min(self.n_stored, total), took_s)
+        return Event(request.id, done=False, slot=self.slot, progress=report)
 
     def last(self, token: int | None, reason: str, logprobs: Logprobs | None = None) -> Event:
         return Event(

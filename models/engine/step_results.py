@@ -37,6 +37,8 @@ class StepResults:
                 self._cache.stored(sequence.slot, sequence.tokens, stored)
                 if n > 1 or stored <= len(request.tokens):
                     self._cache.snapshot(sequence.slot, stored - n)
+            if (progress := sequence.progress()) is not None:
+                news.add(progress)
             if not n_outputs:
                 continue
             if isinstance(request, Logits):

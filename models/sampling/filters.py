@@ -19,9 +19,11 @@ def top_k(c: Candidates, k: int) -> None:
     c.keep(slice(k))
 
 
-def top_p(c: Candidates, p: float) -> None:
+def top_p(c: Candidates, p: float, min_keep: int = 0) -> None:
     """Keep the fewest most likely tokens whose probabilities sum to p or more (nucleus sampling, Holtzman et
     al. 2019, arXiv:1904.09751)."""
+    if min_keep > 1:
+        c.order()
     weights = c.weights()
     total = weights.cumsum()
     reach = p * total[-1]
@@ -31,17 +33,19 @@ def top_p(c: Candidates, p: float) -> None:
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()
-    c.keep(slice(int(total.searchsorted(reach)) + 1))
+    c.keep(slice(max(int(total.searchsorted(reach)) + 1, min_keep)))
 
 
-def min_p(c: Candidates, p: float) -> None:
+def min_p(c: Candidates, p: float, min_keep: int = 0) -> None:
     """Keep tokens whose probability is at least p times the best token's probability (Nguyen et al. 2024,
     arXiv:2407.01082)."""
+    if min_keep > 1:
+        c.order()
     kept = c.scores - c.peak >= math.log(p)
-    c.keep(slice(np.count_nonzero(kept)) if c.ordered else kept)
+    c.keep(slice(max(np.count_nonzero(kept), min_keep)) if c.ordered else kept)
 
 
-def typical(c: Candidates, p: float) -> None:
+def typical(c: Candidates, p: float, min_keep: int = 0) -> None:
     """Keep the tokens whose surprise, -log(probability), is nearest to the entropy, until their probabilities
     sum to more than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
@@ -50,7 +54,7 @@ def typical(c: Candidates, p: float) -> None:
     entropy = _entropy(q)
     nearest = np.abs(surprise - entropy).argsort(kind="stable")
     n_kept = int(q[nearest].cumsum().searchsorted(p, side="right")) + 1
-    c.keep(np.sort(nearest[:n_kept]))
+    c.keep(np.sort(nearest[: max(n_kept, min_keep)]))
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
@@ -61,15 +65,20 @@ def top_n_sigma(c: Candidates, n: float) -> None:
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
 
 
-def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
+def xtc(
+    c: Candidates, probability: float, threshold: float, random: np.random.Generator, min_keep: int = 0
+) -> None:
     """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
-    least likely ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    least likely ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335). Remove
+    none if fewer than `min_keep` would remain."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
     # Do not count forbidden tokens, whose probability is 0.
     n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
-    c.keep(slice(max(n_above - 1, 0), None))
+    n_removed = max(n_above - 1, 0)
+    if len(c) - n_removed >= min_keep:
+        c.keep(slice(n_removed, None))
 
 
 def temperature(c: Candidates, t: float) -> None:

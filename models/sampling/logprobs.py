@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, from the model's logits before any sampler."""
+"""Log probabilities of tokens, from the model's logits or from the candidates that the samplers keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkbackend.models.sampling.candidates import best
+from vkbackend.models.sampling.candidates import Candidates, best
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,12 @@ def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token:
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)
+
+
+def logprobs_of_candidates(c: Candidates, token: int, n_top: int) -> Logprobs:
+    """Return log probabilities relative to the candidates, which include `token`."""
+    c.order()
+    with np.errstate(divide="ignore"):
+        scores = np.log(c.probabilities())
+    top = tuple(zip(c.ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
+    return Logprobs(float(scores[c.ids == token][0]), top)

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from vkbackend.checks import finite, items, plain, refused, whole, whole_number
+from vkbackend.checks import finite, items, plain, refused, switch, whole, whole_number
 from vkbackend.options_class import check_fields, option
 
 MAX_SEED = (1 << 64) - 1
@@ -90,12 +90,16 @@ class SamplingKeywords(TypedDict, total=False):
     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")."""
     min_tokens: int
     """Forbid tokens that end the text until that many tokens are generated (default: 0)."""
+    min_keep: int
+    """How many candidates top_p, min_p, typ_p and xtc keep at least (default: 0, which is one)."""
     stop_token_ids: Iterable[int]
     """Tokens that end the text, in addition to the model's (default: none)."""
     logprobs: int | None
     """Return the log probability of each generated token, and of this many most likely tokens at its
     position: 0 to 1024. The log probabilities are from the model's logits before any sampler. None (default):
     no log probabilities."""
+    post_sampling_probs: bool
+    """True: `logprobs` are from the candidates that the samplers keep (default: False)."""
     logits_processors: Iterable[Processor]
     """Functions that take (tokens so far, float32 logits [n_vocab]) and return logits. They run in this
     order, before all samplers (default: none). They are slow, because each token copies a row of logits to
@@ -207,8 +211,10 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = option((), _bias)
     samplers: tuple[str, ...] = option(ORDER, _samplers)
     min_tokens: int = option(0, whole(0, MAX_TOKENS))
+    min_keep: int = option(0, whole(0, MAX_TOKENS))
     stop_token_ids: tuple[int, ...] = option((), _tokens)
     logprobs: int | None = option(None, logprobs_count)
+    post_sampling_probs: bool = option(False, switch)
     logits_processors: tuple[Processor, ...] = option((), _processors)
 
     def __post_init__(self) -> None:

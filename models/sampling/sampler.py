@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 from vkbackend.models.grammar.compiler import Matcher
 from vkbackend.models.sampling import filters
 from vkbackend.models.sampling.candidates import Candidates, best
-from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of, logprobs_of_best
+from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of, logprobs_of_best, logprobs_of_candidates
 from vkbackend.models.sampling.mirostat import Mirostat
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.penalties import dry_penalties, penalize, recent, subtract
@@ -49,12 +49,14 @@ class Sampler:
         filtered = "top_k", "top_p" * (params.top_p < 1), "min_p" * (params.min_p > 0), "temperature"
         plain = ("temperature",) if self.greedy else tuple(filter(None, filtered))
         moved = params.mirostat or params.dynatemp_range or params.min_tokens
-        moved = moved or constrained or params.logprobs is not None
+        moved = moved or constrained or params.logprobs is not None or params.min_keep > 1
         self.plain = self._names == plain and not moved and len(self.forbidden) == len(self._bias)
         least = math.log(params.min_p) if params.min_p else -math.inf
         self.values = params.temperature, params.top_p, least, params.top_k
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
+        self._reports_candidates = params.logprobs is not None and params.post_sampling_probs
+        self._reports_model = params.logprobs is not None and not params.post_sampling_probs
         if constrained and params.logprobs is not None:
             # Complete rows are needed, because logprobs list the best of all tokens. Candidates are only the
             # tokens that the grammar allows.
@@ -86,7 +88,8 @@ class Sampler:
         if self.matcher:
             candidates.keep(self.matcher.allowed(len(scores)))
         token = self._choose(candidates, history)
-        if self.params.logprobs is not None:
+        if self._reports_model:
+            assert self.params.logprobs is not None
             self.logprobs = logprobs_of(logits, token, self.params.logprobs)
         return token
 
@@ -105,7 +108,8 @@ class Sampler:
         if self.plain and not self.forbidden:
             return int(ids[0]) if self.greedy else self._choose_plain(ids, logits)
         token = self._choose(Candidates(ids, logits.astype(np.float64), ordered=True), history)
-        if self.params.logprobs is not None:
+        if self._reports_model:
+            assert self.params.logprobs is not None
             self.logprobs = logprobs_of_best(ids, logits, log_sum, token, self.params.logprobs)
         return token
 
@@ -132,6 +136,8 @@ class Sampler:
             step(c, history)
         self._n_chosen += 1
         token = self._drawn(c)
+        if self._reports_candidates:
+            self.logprobs = logprobs_of_candidates(c, token, self._n_shown)
         if self.matcher:
             self.matcher.take(token)
         return token
@@ -188,10 +194,10 @@ class Sampler:
             "dry": lambda c, history: subtract(c, self._dry(history)),
             "top_n_sigma": lambda c, _: filters.top_n_sigma(c, p.top_n_sigma),
             "top_k": lambda c, _: filters.top_k(c, p.top_k),
-            "typ_p": lambda c, _: filters.typical(c, p.typical_p),
-            "top_p": lambda c, _: filters.top_p(c, p.top_p),
-            "min_p": lambda c, _: filters.min_p(c, p.min_p),
-            "xtc": lambda c, _: filters.xtc(c, p.xtc_probability, p.xtc_threshold, self.random),
+            "typ_p": lambda c, _: filters.typical(c, p.typical_p, p.min_keep),
+            "top_p": lambda c, _: filters.top_p(c, p.top_p, p.min_keep),
+            "min_p": lambda c, _: filters.min_p(c, p.min_p, p.min_keep),
+            "xtc": lambda c, _: filters.xtc(c, p.xtc_probability, p.xtc_threshold, self.random, p.min_keep),
             "temperature": lambda c, _: filters.temperature(c, p.temperature),
         }
         if p.dynatemp_range and not p.mirostat:

@@ -121,3 +121,31 @@ def test_a_dropped_llm_releases_everything(make: Make, model: Path) -> None:
     del llm
     gc.collect()
     assert runner.closed == 1
+
+
+def test_progress_of_a_prompt(make: Make) -> None:
+    """The prompt of 40 tokens is computed in three steps of 16 rows."""
+    llm = make(n_slots=1, n_ubatch=16)
+    prompt = [1, *(8 + i % 40 for i in range(39))]
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "prompt_progress": True}
+    chunks = list(llm.stream(prompt, 3, **options))
+    seen = [chunk.progress for chunk in chunks if chunk.progress]
+    assert [(p.total, p.cached, p.processed) for p in seen] == [(40, 0, n) for n in (0, 16, 32, 40)]
+    assert all(p.seconds >= 0 for p in seen) and [c.token is None for c in chunks] == [True] * 4 + [False] * 3
+    again = [chunk.progress for chunk in llm.stream(prompt, 1, **options) if chunk.progress]
+    assert again[0].cached == again[0].processed > 0 and again[-1].processed == 40
+
+
+def test_a_prompt_without_the_cache(make: Make) -> None:
+    llm = make(n_slots=2)
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    prompt = [1, *range(8, 48)]
+    first = llm.generate(prompt, 2, **options)
+    assert llm.generate(prompt, 2, **options).timings["prompt_n"] == 1
+    fresh = llm.generate(prompt, 2, cache_prompt=False, **options)
+    assert fresh.timings["prompt_n"] == len(prompt) and fresh.tokens == first.tokens
+
+
+def test_timings_of_every_token(make: Make) -> None:
+    chunks = list(make().stream([1, 8], 4, temperature=0, ignore_eos=True, timings_per_token=True))
+    assert [int((chunk.timings or {})["decode_n"]) for chunk in chunks] == [0, 1, 2, 3]

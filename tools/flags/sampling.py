@@ -41,6 +41,8 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("mirostat_eta", ("--mirostat-lr",), "X", "Mirostat's learning rate"),
     ("mirostat_tau", ("--mirostat-ent",), "X", "Mirostat's target, bits of surprise a token"),
     ("min_tokens", ("--min-tokens",), "N", "forbid the end until N tokens are generated"),
+    ("min_keep", ("--min-keep",), "N",
+     "candidates that --top-p, --min-p, --typical and XTC keep at least; 0: one"),
 )  # fmt: skip
 
 
@@ -75,6 +77,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens that end the text, in addition to the model's (default: none)")  # fmt: skip
     add("logprobs", "--logprobs", type=int, metavar="N",
         help="with --json: log probabilities of each token and the N likeliest (default: off)")  # fmt: skip
+    add("post_sampling_probs", "--post-sampling-probs", action="store_true",
+        help="--logprobs are from the candidates that the samplers keep (default: the model)")  # fmt: skip
     add("seed", "-s", "--seed", type=int, default=-1, metavar="N",
         help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
 

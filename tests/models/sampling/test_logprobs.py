@@ -76,3 +76,44 @@ def test_a_failing_processor_is_named() -> None:
     for wrong in (3, [3], keep):
         with pytest.raises(InvalidArgument, match="logits_processors"):
             SamplingParams(logits_processors=wrong)  # type: ignore[arg-type]
+
+
+def test_logprobs_of_the_candidates_that_remain() -> None:
+    logits = np.log(np.array([0.1, 0.5, 0.3, 0.1], np.float32))
+    sampler = Sampler(
+        SamplingParams(1.0, top_k=2, top_p=1, min_p=0, logprobs=5, post_sampling_probs=True, seed=3)
+    )
+    token = sampler.sample(logits, [])
+    assert sampler.logprobs is not None
+    shown = {i: math.exp(x) for i, x in sampler.logprobs.top}
+    assert shown == pytest.approx({1: 0.625, 2: 0.375}) and math.exp(sampler.logprobs.logprob) == shown[token]
+    greedy = Sampler(SamplingParams(0, logprobs=1, post_sampling_probs=True))
+    assert greedy.sample(logits, []) == 1 and greedy.logprobs is not None and greedy.logprobs.logprob == 0
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_p": 0.01},
+        {"min_p": 0.99},
+        {"typical_p": 0.01},
+        {"xtc_probability": 1.0, "xtc_threshold": 1e-9},
+        {"samplers": "top_k;top_p", "top_k": 4, "top_p": 0.01},
+    ],
+)
+def test_min_keep(filters: dict[str, Any]) -> None:
+    logits = np.random.default_rng(1).normal(0, 2, 50).astype(np.float32)
+    names = "top_p;min_p;typ_p;xtc" if "samplers" not in filters else filters["samplers"]
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+    def n_left(min_keep: int) -> int:
+        params = SamplingParams(
+            1.0, **{**off, **filters, "samplers": names}, min_keep=min_keep, logprobs=50,
+            post_sampling_probs=True, seed=1,
+        )  # fmt: skip
+        sampler = Sampler(params)
+        sampler.sample(logits, [])
+        assert sampler.logprobs is not None
+        return len(sampler.logprobs.top)
+
+    assert n_left(0) < 4 and (n_left(4) == 4 or "xtc_probability" in filters) and n_left(4) >= 4
