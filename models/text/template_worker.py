@@ -90,9 +90,17 @@ def compiled(source: str, bos: str, eos: str) -> Template:
         raise Refused(f"the chat template is not valid: {first_line(error)}") from None
 
 
+def today() -> dict[str, Any]:
+    """Return the dates that templates read, in llama.cpp's formats. Without them, the template of Llama 3.1
+    writes a date of 2024."""
+    now = datetime.now()
+    return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
+
+
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
     """Render with None for missing tools or documents, as Hugging Face does. Templates that loop over them
     (Hermes 2 and 3, Command R+) fail with None, so render again without these names, as llama.cpp does."""
+    variables = today() | variables
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:

@@ -32,6 +32,9 @@ def test_templates_get_the_variables_of_hugging_face() -> None:
     users = [{"role": "user", "content": f" {i} "} for i in range(3)]
     assert ChatTemplate(source, "<s>", "</s>").render(users) == '<s>[0]</s>\n<s>[1]</s>\n{"a": "<é>"}>!'
     assert re.fullmatch("20[0-9]{2}", ChatTemplate("{{ strftime_now('%Y') }}").render(users))
+    dates = ChatTemplate("{{ strftime_now('%d %b %Y') }}|{{ date_string }}|{{ datetime }}").render(users)
+    assert re.fullmatch(r"(\d\d [A-Z][a-z]{2} 20\d\d)\|\1\|[A-Z][a-z]{2} \d\d 20\d\d", dates)
+    assert ChatTemplate("{{ date_string }}").render(users, date_string="today") == "today"
 
 
 def test_json_takes_the_arguments_of_hugging_face() -> None:

@@ -14,6 +14,7 @@ from vkbackend.models.text.chat_template import ChatTemplate
 pytestmark = pytest.mark.no_vulkan
 
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+DATE = {"date_string": "26 Jul 2024"}  # which Llama 3.1's template writes if there is no date
 KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 
@@ -28,7 +29,7 @@ def test_texts_equal_transformers(name: str) -> None:
         for kind, variables in VARIABLES.items():
             want = KEPT["texts"][name][f"{talk}, {kind}"]
             if isinstance(want, str):
-                assert template.render(messages, **variables) == want, (talk, kind)
+                assert template.render(messages, **(DATE | variables)) == want, (talk, kind)
                 n_texts += 1
             elif "'NoneType' object is not iterable" not in want["refused"]:
                 with pytest.raises(InvalidArgument):
