@@ -34,8 +34,12 @@ class ChatKeywords(GenerateKeywords, total=False):
     template_variables: Mapping[str, Any] | None
     """Further variables of the template, such as enable_thinking, reasoning_effort, documents (default:
     none)."""
-    continue_final_message: bool
-    """True: continue the last message instead of answering it."""
+    continue_final_message: bool | Literal["content", "reasoning_content"]
+    """True or "content": continue the content of the last message instead of answering the message.
+    "reasoning_content": continue its thought."""
+    add_generation_prompt: bool
+    """False: the prompt does not open an answer, so the model may continue the conversation in any role
+    (default: True)."""
 
 
 def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
@@ -111,6 +115,15 @@ def variables(name: str, value: Any) -> Mapping[str, Any]:
     return dict(value)
 
 
+def continued_part(name: str, value: Any) -> str:
+    """Return "content", "reasoning_content", or "" to continue nothing."""
+    if value is None or value == "" or value is False:
+        return ""
+    if value is True or value in ("content", "reasoning_content"):
+        return "content" if value is True else str(value)
+    raise refused(name, value, "expected true, false, content or reasoning_content")
+
+
 @dataclass(frozen=True, slots=True)
 class ChatOptions(GenerateOptions):
     """Checked options of a chat. Raises InvalidArgument."""
@@ -121,7 +134,8 @@ class ChatOptions(GenerateOptions):
     parallel_tool_calls: bool = option(True, switch)
     template: str | None = option(None, optional(text_of))
     template_variables: Mapping[str, Any] | None = option(None, variables)
-    continue_final_message: bool = option(False, switch)
+    continue_final_message: str = option("", continued_part)
+    add_generation_prompt: bool = option(True, switch)
 
     def __post_init__(self) -> None:
         super(ChatOptions, self).__post_init__()

@@ -35,10 +35,11 @@ class ChatRequest:
     maker: PromptMaker
     tools: Mapping[str, Any]
     single: bool
+    thinking: bool = False  # the prompt ends in a thought
 
     def reader(self) -> AnswerReader:
         format_ = self.maker.tool_format if self.tools else None
-        thinking, channels = opened(self.text), self.maker.channels
+        thinking, channels = self.thinking, self.maker.channels
         return AnswerReader(format_, self.tools, thinking=thinking, single=self.single, channels=channels)
 
 
@@ -52,19 +53,30 @@ def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatO
     if tools:
         variables["tools"] = [dict(tool) for tool in tools]
     if options.continue_final_message:
-        variables["continue_final_message"] = True
+        variables["continue_final_message"] = options.continue_final_message
+    if not options.add_generation_prompt:
+        variables["add_generation_prompt"] = False
     prompt = maker.render(for_template(messages, tools, maker), variables)
+    thinking = opened(prompt.text) or options.continue_final_message == "reasoning_content"
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     keywords = options.plain() | {"parse_special": True}
     if tools and choice not in ("auto", "none"):
         several = options.parallel_tool_calls and choice == "required"
-        keywords["lark"] = _forced(maker, options, schemas, opened(prompt.text), several)
+        keywords["lark"] = _forced(maker, options, schemas, thinking, several)
     elif (structure := options.structure) is not None:
         several = options.parallel_tool_calls
-        keywords |= structured(maker, structure, schemas, opened(prompt.text), several)
+        keywords |= structured(maker, structure, schemas, thinking, several)
     single = not options.parallel_tool_calls or choice.startswith("=")
     return ChatRequest(
-        maker.ids(prompt), keywords, maker.shown, prompt.text, prompt.protected, maker, schemas, single
+        maker.ids(prompt),
+        keywords,
+        maker.shown,
+        prompt.text,
+        prompt.protected,
+        maker,
+        schemas,
+        single,
+        thinking,
     )
 
 

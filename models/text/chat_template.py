@@ -68,12 +68,12 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
         """Return the prompt for an answer to `messages`. `add_generation_prompt` opens an answer. With
-        `continue_final_message` the prompt ends with the last message's content. `variables` are for the
-        template, such as `tools` and `documents`.
+        `continue_final_message` the prompt ends with the last message's content, or with its thought if the
+        value is "reasoning_content". `variables` are for the template, such as `tools` and `documents`.
 
         Raises Timeout. Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit,
         or writes more text than a tokenizer accepts.
@@ -82,7 +82,8 @@ class ChatTemplate:
         if continue_final_message:
             if not rendered:
                 raise InvalidArgument("continue_final_message: there is no message to continue")
-            rendered[-1], end = tagged(rendered[-1])
+            is_thought = continue_final_message == "reasoning_content"
+            rendered[-1], end = (tagged_thought if is_thought else tagged)(rendered[-1])
             add_generation_prompt = False
         variables = {name: value for name, value in variables.items() if value is not None}
         text = self._process.render(rendered, {"add_generation_prompt": add_generation_prompt, **variables})
@@ -106,6 +107,13 @@ def tagged(message: Message) -> tuple[Message, str]:
             parts[i] = {**parts[i], "text": end + TAG}
             return {**message, "content": parts}, end
     raise InvalidArgument("continue_final_message: the last message has no text to continue")
+
+
+def tagged_thought(message: Message) -> tuple[Message, str]:
+    thought = message.get("reasoning_content")
+    if not isinstance(thought, str):
+        raise InvalidArgument("continue_final_message: the last message has no reasoning_content to continue")
+    return {**message, **dict.fromkeys(REASONING, thought + TAG)}, thought
 
 
 def before_tag(text: str, end: str) -> str:

@@ -91,8 +91,9 @@ class App:
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
+        is_versioned = scope["path"].lstrip("/").startswith("v1/")
         scope["app"], scope["path"] = self, answer.path  # else Starlette answers errors
-        scope["state"] = {}
+        scope["state"] = {"is_versioned": is_versioned}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
         answer.is_page = answer.path in static.FILES  # the page asks for keys

@@ -19,7 +19,9 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chats import EFFORTS, ChatJob, chat_jobs, messages_of, template_fields
 from vkbackend.tools.server.failures import OPENAI, Api
 from vkbackend.tools.server.generations import Tally, now, timings_of, usage_of
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.llama_fields import LlamaFields
+from vkbackend.tools.server.llama_results import LlamaResults
+from vkbackend.tools.server.service import FINGERPRINT, Json, Service
 
 MAX_LOGPROBS = 20
 MAX_TOOLS = 128
@@ -30,8 +32,6 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("functions", ([],), "deprecated; use `tools`"),
     ("function_call", ("auto", "none"), "deprecated; use `tool_choice`"),
     ("reasoning_control", (False,), "reasoning cannot be stopped by the client"),
-    ("cache_prompt", (True,), "the prefix cache is set when the server starts (--no-prefix-cache)"),
-    ("lora", ([],), "adapters are not supported; merge the adapter into the model"),
 )
 
 
@@ -48,7 +48,41 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
     if fields.has("tool_choice"):
         options["tool_choice"] = fields.get("tool_choice")
     options["parallel_tool_calls"] = fields.switch("parallel_tool_calls", True)
-    return options
+    return options | continuation(fields, service.config.prefills)
+
+
+def continuation(fields: Fields, prefills: bool) -> dict[str, Any]:
+    """Return the options that continue the last message or leave the prompt without an opened answer. Raises
+    InvalidArgument."""
+    value, messages = fields.get("continue_final_message"), fields.get("messages")
+    opens = fields.switch("add_generation_prompt", True)
+    if value not in (None, True, False, "content", "reasoning_content") or isinstance(value, int | float) != (
+        isinstance(value, bool)
+    ):
+        raise refused("continue_final_message", value, "expected true, false, content or reasoning_content")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    is_prefix = isinstance(last, Mapping) and last.get("role") == "assistant"
+    if not value and prefills and is_prefix:
+        before = messages[-2] if len(messages) > 1 else None
+        if isinstance(before, Mapping) and before.get("role") == "assistant":
+            raise refused(
+                "messages", "...", "the list ends with two messages of the assistant; one can be continued"
+            )
+        value, opens = True, False
+    if not value:
+        return {} if opens else {"add_generation_prompt": False}
+    if opens:
+        raise refused(
+            "continue_final_message",
+            value,
+            "it cannot be combined with add_generation_prompt, whose default is true; set one to false",
+        )
+    if isinstance(last, Mapping) and last.get("tool_calls"):
+        raise refused("continue_final_message", value, "the last message has tool calls")
+    if value is True:
+        thinks = isinstance(last, Mapping) and last.get("reasoning_content") and not last.get("content")
+        value = "reasoning_content" if thinks else "content"
+    return {"continue_final_message": value}
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +106,7 @@ async def respond(
     fields = await service.fields(request)
     checked = await of(service, fields, service.ready())
     if fields.switch("stream"):
-        return service.stream(checked.events(request), api)
+        return service.stream(checked.events(request), api, getattr(checked, "ping_s", None))
     async with streams.while_connected(request.receive):
         return Json(await checked.whole(request))
 
@@ -101,8 +135,10 @@ async def count_input_tokens(service: Service, request: Request) -> Response:
 
 
 class CheckedChat:
-    def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob]) -> None:
+    def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob], fields: LlamaFields) -> None:
         self.service, self.llm, self.jobs = service, llm, jobs
+        self.fields, self.results = fields, LlamaResults(service, llm, fields)
+        self.ping_s = fields.ping_s
         self.n_prompt = len(jobs[0].ids)
         self.wants_usage = self.is_raw = False
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -111,32 +147,33 @@ class CheckedChat:
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedChat:
         messages, options = messages_of(fields, llm), chat_options(service, fields, llm)
+        llama = LlamaFields(service, fields, llm)
+        options |= llama.options
         if fields.switch("logprobs"):
             options["logprobs"] = fields.whole("top_logprobs", 0, MAX_LOGPROBS, 0)
         elif fields.get("top_logprobs"):
             raise refused("top_logprobs", fields.get("top_logprobs"), "requires `logprobs`: true")
-        n = service.n_of(fields, "n", llm)
+        n = service.n_of(fields, "n_cmpl" if fields.has("n_cmpl") else "n", llm)
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
         form = fields.word("reasoning_format", ("none", "auto", "deepseek"), service.config.reasoning_format)
         usage = fields.inner("stream_options")
-        checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options))
+        checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options), llama)
+        llama.check_jobs(checked.jobs)
         checked.is_raw = form == "none" and not fields.get("tools")
         checked.wants_usage = bool(usage and usage.switch("include_usage"))
         return checked
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.service.config.alias}
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.service.config.alias,
+            "system_fingerprint": FINGERPRINT,
+        }  # fmt: skip
 
-    def _logprobs(self, chunk: ChatChunk) -> list[dict[str, Any]]:
+    def _logprobs(self, job: ChatJob, chunk: ChatChunk) -> list[dict[str, Any]]:
         raw = chunk.chunk
         if raw.logprobs is None or raw.token is None:
             return []
-        top = [self._logprob(token, value) for token, value in raw.logprobs.top]
-        return [self._logprob(raw.token, raw.logprobs.logprob) | {"top_logprobs": top}]
-
-    def _logprob(self, token: int, value: float) -> dict[str, Any]:
-        piece = self.llm.tokenizer.piece(token)
-        return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": value}
+        return [self.results.row(job, raw.token, raw.logprobs)]
 
     def _delta(self, chunk: ChatChunk) -> dict[str, Any]:
         if self.is_raw:
@@ -155,26 +192,37 @@ class CheckedChat:
         head = self._head("chat.completion.chunk")
         begun: set[int] = set()
         plain = [self._plain_head(head, job.index) for job in self.jobs]
-        async for job, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=True):
+        async for job, chunk, tally in self.fields.chunks(self.service, request, self.llm, self.jobs):
             assert isinstance(chunk, ChatChunk)
             tallies[job.index] = tally
-            if job.index not in begun:
+            extras = self.results.extras(chunk.chunk, tally) if self._has_extras else {}
+            if job.index not in begun or chunk.chunk.progress is not None:
+                # llama-server's first delta has no content. Each progress of the prompt repeats it.
                 begun.add(job.index)
-                first = {"role": "assistant", "content": ""}
-                yield streams.event(head | {"choices": [_choice(job.index, first, None, None)]})
-            delta, rows = self._delta(chunk), self._logprobs(chunk)
+                first = {"role": "assistant", "content": None}
+                progress = extras if chunk.chunk.progress is not None else {}
+                yield streams.event(head | {"choices": [_choice(job.index, first, None, None)]} | progress)
+                if progress:
+                    continue
+            delta, rows = self._delta(chunk), self._logprobs(job, chunk)
             logprobs = {"content": rows, "refusal": None} if rows else None
-            if not rows and delta.keys() == {"content"}:
+            if not rows and not extras and delta.keys() == {"content"}:
                 yield b"%s%s}}]}\n\n" % (plain[job.index], streams.encode(delta["content"]))
             elif delta or rows:
-                yield streams.event(head | {"choices": [_choice(job.index, delta, None, logprobs)]})
+                yield streams.event(head | {"choices": [_choice(job.index, delta, None, logprobs)]} | extras)
             if chunk.finish_reason:
                 last = {"choices": [_choice(job.index, {}, chunk.finish_reason, None)]}
-                yield streams.event(head | last | {"timings": timings_of(tally)})
+                more = {"timings": timings_of(tally)} | self.results.verbose(job, tally)
+                yield streams.event(head | last | more)
         if self.wants_usage:
             usage = usage_of(list(tallies.values()), self.n_prompt)
-            yield streams.event(head | {"choices": [], "usage": usage})
+            timings = timings_of(tallies[0])  # llama-server's last event has timings
+            yield streams.event(head | {"choices": [], "usage": usage, "timings": timings})
         yield streams.DONE
+
+    @property
+    def _has_extras(self) -> bool:
+        return self.fields.times_tokens or self.fields.shows_progress
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
         """Return the bytes before an event's text, which most events share."""
@@ -184,13 +232,14 @@ class CheckedChat:
     async def whole(self, request: Request) -> dict[str, Any]:
         chunks: list[list[ChatChunk]] = [[] for _ in self.jobs]
         tallies: dict[int, Tally] = {}
-        async for job, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=False):
+        async for job, chunk, tally in self.fields.chunks(self.service, request, self.llm, self.jobs):
             assert isinstance(chunk, ChatChunk)
             chunks[job.index].append(chunk)
             tallies[job.index] = tally
         choices = []
         for job, parts in zip(self.jobs, chunks, strict=True):
-            message, rows = self._message(job, parts), [row for part in parts for row in self._logprobs(part)]
+            message = self._message(job, parts)
+            rows = [row for part in parts for row in self._logprobs(job, part)]
             choices.append(
                 {
                     "index": job.index,
@@ -201,7 +250,8 @@ class CheckedChat:
             )
         usage = usage_of(list(tallies.values()), self.n_prompt)
         head = self._head("chat.completion")
-        return head | {"choices": choices, "usage": usage, "timings": timings_of(tallies[0])}
+        more = {"timings": timings_of(tallies[0])} | self.results.verbose(self.jobs[0], tallies[0])
+        return head | {"choices": choices, "usage": usage} | more
 
     def _message(self, job: ChatJob, parts: list[ChatChunk]) -> dict[str, Any]:
         if self.is_raw:

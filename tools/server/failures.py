@@ -75,7 +75,11 @@ class Api:
             if failure.code == TOO_LONG:
                 text = f"prompt is too long: {extra['n_prompt_tokens']} tokens > {extra['n_ctx']} maximum"
             return {"type": "error", "error": {"type": kind, "message": text, **extra}}
-        fields = {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code}
+        if failure.code == TOO_LONG:
+            kind = "exceed_context_size_error"  # llama-server's type, with OpenAI's code
+        # llama-server's code is the status
+        code = failure.status if failure.code is None else failure.code
+        fields = {"message": str(failure), "type": kind, "param": failure.param, "code": code}
         return {"error": fields | failure.extra}
 
 

@@ -12,7 +12,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import token_ids
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.engine.completion import Chunk
-from vkbackend.models.engine.messages import check_tokens
+from vkbackend.models.engine.messages import PromptProgress, check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
@@ -45,22 +45,32 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
+    progress: PromptProgress | None = None
     is_known: bool = False  # is in `Service.running`
 
     def add(self, piece: Piece) -> None:
-        chunk = piece if isinstance(piece, Chunk) else piece.chunk
+        chunk = raw_chunk(piece)
         if chunk.token is not None:
             self.n_tokens += 1
             self.tokens.append(chunk.token)
         self.slot = chunk.slot
-        if chunk.finish_reason:
-            self.finish_reason, self.timings = chunk.finish_reason, chunk.timings or {}
+        if chunk.timings:
+            self.timings = chunk.timings
+        if chunk.progress is not None:
+            self.progress = chunk.progress
+        self.finish_reason = chunk.finish_reason or self.finish_reason
 
     @property
     def cached_n(self) -> int:
         """The number of prompt tokens from the cache, or 0 if a preempted sequence computed tokens twice."""
+        if self.progress is not None:
+            return self.progress.cached
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
+
+
+def raw_chunk(piece: Piece) -> Chunk:
+    return piece if isinstance(piece, Chunk) else piece.chunk
 
 
 J = TypeVar("J", bound=Job)

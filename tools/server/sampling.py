@@ -18,7 +18,8 @@ SAME = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",
     "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
+    "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "min_keep", "ignore_eos",
+    "post_sampling_probs",
 )  # fmt: skip
 MAX_SAMPLERS = 32
 MAX_BIAS_TEXT = 16_384  # Tokenizing this many characters takes 10 ms.

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+import vkbackend
 from vkbackend.checks import whole_number
 from vkbackend.errors import VkbackendError
 from vkbackend.models.llm import LLM
@@ -24,6 +25,7 @@ from vkbackend.tools.server.metrics import Metrics
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
+FINGERPRINT = f"vkbackend-{vkbackend.__version__}"
 BODY_SEND = "vkbackend.body_send"  # the scope's key of uvicorn's `send`
 
 
@@ -46,6 +48,10 @@ class Config:
     tags: tuple[str, ...] = ()
     shows_page: bool = True
     reasoning_format: str = "auto"  # requests may choose another
+    shows_metrics: bool = False
+    takes_props: bool = False
+    is_verbose: bool = False  # answers have `__verbose`
+    prefills: bool = True  # continue a last message of the assistant
 
 
 class Json(Response):
@@ -59,9 +65,11 @@ class Events(Response):
         service: Service,
         events: AsyncGenerator[bytes, None],
         fail: Callable[[BaseException], bytes],
+        ping_s: float | None,
     ) -> None:
         super().__init__()
         self._service, self._events, self._fail = service, events, fail
+        self._ping_s = service.config.limits.ping_s if ping_s is None else ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         def fail(error: BaseException) -> bytes:
@@ -69,7 +77,7 @@ class Events(Response):
 
         # Events use uvicorn's own `send`, so they bypass the wrapper that adds headers.
         body_send = scope.get(BODY_SEND, send)
-        stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
+        stream = streams.EventStream(send, body_send, self._ping_s, fail)
         failed = await stream.run(self._events, receive)
         if failed is not None:
             self._service.note(failed)
@@ -184,8 +192,11 @@ class Service:
             metrics.decode_s += tally.timings.get("decode_ms", 0.0) / 1e3
             metrics.longest = max(metrics.longest, tally.prompt_n + tally.n_tokens)
 
-    def stream(self, events: AsyncGenerator[bytes, None], api: Api = OPENAI) -> Events:
-        return Events(self, events, error_event(api))
+    def stream(
+        self, events: AsyncGenerator[bytes, None], api: Api = OPENAI, ping_s: float | None = None
+    ) -> Events:
+        """Send events. `ping_s` replaces the server's interval of comments, and may be infinite."""
+        return Events(self, events, error_event(api), ping_s)
 
     # ---- errors ----
 

@@ -7,6 +7,7 @@ event. Comments keep proxies connected between events.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -83,14 +84,16 @@ class EventStream:
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
         """Send all events. Raise an error that occurs before the first event. Send and return a later
         error."""
-        self._timer = self._loop.call_later(self._ping_s, self._look)
+        if math.isfinite(self._ping_s):
+            self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
                 # Events are sent in their own task. In the request's task, each event would resume every
                 # await of the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._ping is not None:
                 self._ping.cancel()
         if not self.has_begun:

@@ -228,7 +228,9 @@ def test_wrong_values(plain: Address, name: str, value: object) -> None:
     status, answer, _ = plain.post("/v1/completions", {"prompt": "a", "max_tokens": 1} | {name: value})
     assert status == 400, answer
     error = answer["error"]
-    assert error["type"] == "invalid_request_error" and error["message"]
+    is_long = error["code"] == "context_length_exceeded"
+    assert error["type"] == ("exceed_context_size_error" if is_long else "invalid_request_error")
+    assert error["message"]
     assert name in (error["param"] or "") or name == "prompt" or name in error["message"]
 
 

@@ -75,6 +75,8 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
     expected = direct.generate(TEXT, 3, temperature=0, logprobs=2, prompt_logprobs=2)
     assert choice["text"] == TEXT + expected.text
     table, n = choice["logprobs"], len(expected.prompt_tokens)
+    rows = table.pop("content")  # llama-server's, of generated tokens
+    assert [row["logprob"] for row in rows] == table["token_logprobs"][n:]
     assert len({len(table[name]) for name in table}) == 1 and len(table["tokens"]) == n + 3
     assert table["token_logprobs"][0] is None and table["top_logprobs"][0] is None
     assert expected.logprobs is not None
@@ -124,7 +126,7 @@ def test_fields_of_llama_server(server: Command, direct: LLM) -> None:
     )
     mixed = server.address.post("/completion", {"prompt": [432, " upon"], "n_predict": 1})[1]
     assert mixed["tokens_evaluated"] == 1 + len(direct.tokenize(" upon", add_special=False))
-    for name, value in (("n_keep", 5), ("cache_prompt", False), ("lora", [{"id": 0}]), ("n_indent", 4)):
+    for name, value in (("n_keep", -2), ("cache_prompt", 1), ("lora", [{"id": 0}]), ("n_indent", "4")):
         status, answer, _ = server.address.post("/completion", {"prompt": TEXT, name: value})
         assert status == 400 and answer["error"]["param"] == name
     events = server.address.events("/completion", {"prompt": TEXT, "n_predict": 3, "stream": True})
