@@ -11,7 +11,9 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from vkbackend.tools.server.service import Config
 
 N_CTX, N_SLOTS = 8192, 4
+HOSTS = ("127.0.0.1",)
+CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 KEY_VARIABLE = "VKBACKEND_API_KEY"
 # Only requests set these options.
 NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")
@@ -45,12 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-a", "--alias", metavar="NAME,...", type=names_of, default=(),
         help="the model's name in the API (default: its file's), and further names")  # fmt: skip
     add("--tags", metavar="TAG,...", type=names_of, default=(), help="tags that /v1/models shows")
-    add(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="the address to listen at (default: %(default)s)",
-    )
+    add("--host", action="append", metavar="ADDRESS,...", type=names_of,
+        help="the addresses to listen at; may be repeated (default: 127.0.0.1)")  # fmt: skip
     add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
     add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
         help="sequences computed together; further requests wait; -1: the default (default: "
@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reasoning_content; none: in the text (default: %(default)s)")  # fmt: skip
     add("--ui", "--webui", action="store_true", default=True, help=argparse.SUPPRESS)
     add("--no-ui", "--no-webui", dest="ui", action="store_false", help="do not serve the page")
+    add("--prefill-assistant", action="store_true", default=True, help=argparse.SUPPRESS)
+    add("--no-prefill-assistant", dest="prefill_assistant", action="store_false",
+        help="answer a last message of the assistant instead of continuing it")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
     add_template_arguments(parser, then="; a request's own values win")
     _add_security(parser)
@@ -86,10 +89,20 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
         "repeated")  # fmt: skip
     add("--cors-origins", action="append", default=[], metavar="ORIGIN,...",
         help="allow requests from pages of ORIGIN, for example https://chat.example; localhost: of this "
-        "machine; *: all; may be repeated (default: none)")  # fmt: skip
+        "machine; *: all; may be repeated (default: localhost, and * with an API key)")  # fmt: skip
+    add("--cors-methods", default=CORS_METHODS, metavar="METHOD,...",
+        help="the methods that these pages may use (default: %(default)s)")  # fmt: skip
+    add("--cors-headers", default="*", metavar="HEADER,...",
+        help="the headers that these pages may send (default: those that a page asks for)")  # fmt: skip
+    add("--cors-credentials", action="store_true",
+        help="let these pages send cookies, which a proxy may check (default: off)")  # fmt: skip
+    add("--no-cors-credentials", dest="cors_credentials", action="store_false", help=argparse.SUPPRESS)
     add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
     add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
-    add("--slot-save-path", metavar="FOLDER", help="where /slots saves and restores (default: nowhere)")
+    add("--slot-save-path", metavar="FOLDER",
+        help="where /slots saves and restores; made if missing (default: nowhere)")  # fmt: skip
+    add("--metrics", action="store_true", help="show counters for Prometheus at /metrics")
+    add("--props", action="store_true", help="accept POST /props")
     add("--slots", action="store_true", default=True, help=argparse.SUPPRESS)
     add("--no-slots", dest="slots", action="store_false", help="do not show slots at /slots")
 
@@ -105,13 +118,16 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
         help="how long running answers may go on after SIGTERM, in seconds (default: "
         "%(default)s)")  # fmt: skip
     add("--sse-ping-interval", type=float, default=15.0, metavar="S",
-        help="seconds until a stream without an event gets a comment (default: %(default)s)")  # fmt: skip
+        help="seconds until a stream without an event gets a comment; -1: no comments (default: "
+        "%(default)s)")  # fmt: skip
+    add("-to", "--timeout", type=int, metavar="S",
+        help="seconds for a client to send its body, and to read what it was sent (default: 10)")  # fmt: skip
     add("--log-disable", action="store_true", help="do not log requests")
 
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from vkbackend.tools.server.run import address_of, listen, serve
+        from vkbackend.tools.server.run import address_of, listen_at, serve
     except ImportError as error:
         raise UnsupportedFeature(
             f"the server needs packages that are not installed ({error.name}); install the extra: "
@@ -137,11 +153,23 @@ def run(args: argparse.Namespace) -> None:
         tell_notes([*llm.prediction, *llm.notes], err)
         return llm
 
-    with listen(args.host, args.port) as sock:
-        err.print(
-            f"listening at {address_of(sock, tls=bool(args.ssl_cert_file))}", markup=False, soft_wrap=True
-        )
-        serve(config, open_, sock, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
+    with ExitStack() as stack:
+        socks = [stack.enter_context(sock) for sock in listen_at(hosts_of(args), args.port)]
+        for sock in socks:
+            address = address_of(sock, tls=bool(args.ssl_cert_file))
+            err.print(f"listening at {address}", markup=False, soft_wrap=True)
+        serve(config, open_, socks, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
+
+
+def hosts_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the addresses of --host, each once. Raises InvalidArgument."""
+    given = [host for hosts in args.host or [HOSTS] for host in hosts]
+    if not given:
+        raise InvalidArgument("--host names no address; give one, for example 127.0.0.1")
+    for host in given:
+        if host.endswith(".sock"):
+            raise InvalidArgument(f"--host {host}: Unix sockets are not supported; give an address")
+    return tuple(dict.fromkeys(given))
 
 
 def share_context(args: argparse.Namespace, path: str) -> None:
@@ -153,33 +181,54 @@ def share_context(args: argparse.Namespace, path: str) -> None:
 
 
 def config_of(args: argparse.Namespace, path: str) -> Config:
-    from vkbackend.tools.server.guard import Guard, is_loopback, read_keys
+    from vkbackend.tools.server.guard import Guard, default_origins, is_loopback, read_keys
     from vkbackend.tools.server.limits import Limits
     from vkbackend.tools.server.service import Config
 
     whole_number("port", args.port, 0, 65535)
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    checked = read_keys(keys, args.api_key_file)
+    for name in ("cors_methods", "cors_headers"):
+        if not re.fullmatch(r"\*|[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*", value := getattr(args, name)):
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(f"{flag} {value!r}: expected names with commas between them, or *")
     guard = Guard(
-        read_keys(keys, args.api_key_file), tuple(args.allowed_host), names_of(",".join(args.cors_origins))
+        checked,
+        tuple(args.allowed_host),
+        names_of(",".join(args.cors_origins)) or default_origins(checked),
+        args.cors_methods,
+        args.cors_headers,
+        args.cors_credentials,
     )
-    if not guard.keys and not args.insecure and not is_loopback(args.host):
+    public = [host for host in hosts_of(args) if not is_loopback(host)]
+    if not guard.keys and not args.insecure and public:
         raise InvalidArgument(
-            f"--host {args.host} is open to other machines and needs an API key; give one (--api-key-file), "
+            f"--host {public[0]} is open to other machines and needs an API key; give one (--api-key-file), "
             "or allow everybody (--insecure)"
         )
     if bool(args.ssl_key_file) != bool(args.ssl_cert_file):
         raise InvalidArgument("TLS needs --ssl-key-file and --ssl-cert-file; one of them was given")
-    if args.slot_save_path is not None and not Path(args.slot_save_path).is_dir():
-        raise InvalidArgument(f"--slot-save-path {args.slot_save_path!r} is not a folder; make it first")
+    if args.slot_save_path is not None:
+        try:
+            Path(args.slot_save_path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(
+                f"--slot-save-path {args.slot_save_path!r} cannot be made ({error}); give another folder"
+            ) from None
+    if args.timeout is not None:
+        whole_number("timeout", args.timeout, 1, 86_400, " (seconds)")
     if not 0 <= args.shutdown_timeout < math.inf:
         raise InvalidArgument(f"--shutdown-timeout={args.shutdown_timeout}: expected seconds, 0 or more")
-    if not 0 < args.sse_ping_interval < math.inf:
-        raise InvalidArgument(f"--sse-ping-interval={args.sse_ping_interval}: expected seconds above 0")
+    if not 0 < args.sse_ping_interval < math.inf and args.sse_ping_interval != -1:
+        raise InvalidArgument(
+            f"--sse-ping-interval={args.sse_ping_interval}: expected seconds above 0, or -1 for no comments"
+        )
     limits = Limits(
         queue=whole_number("queue", args.queue, 0, 4096),
         streams=whole_number("max_streams", args.max_streams, 1, 4096),
         shutdown_s=args.shutdown_timeout,
-        ping_s=args.sse_ping_interval,
+        ping_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
+        **({} if args.timeout is None else {"body_s": args.timeout, "drain_s": args.timeout}),
     )
     return Config(
         path,
@@ -197,6 +246,10 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.tags,
         args.ui,
         args.reasoning_format,
+        args.metrics,
+        args.props,
+        getattr(args, "is_verbose", False),
+        args.prefill_assistant,
     )
 
 

@@ -76,7 +76,7 @@ def xtc(
     c.order()
     # Do not count forbidden tokens, whose probability is 0.
     n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
-    n_removed = max(n_above - 1, 0)
+    n_removed = max(int(n_above) - 1, 0)
     if len(c) - n_removed >= min_keep:
         c.keep(slice(n_removed, None))
 

@@ -27,7 +27,10 @@ HANG_S = 30.0
 
 
 class ByteTokenizer:
-    bos_id, eos_id = None, 0
+    bos_id, eos_id, stop_ids = None, 0, frozenset({0})
+
+    def decode(self, tokens: Any, at_start: bool = True) -> str:
+        return bytes(t % 256 for t in tokens).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:
         return bytes([token % 256])
@@ -49,6 +52,7 @@ class FakeModel:
     lost: Exception | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     chat_template: str | None = None
+    chat_templates: dict[str, str] = field(default_factory=dict)
     device_names: tuple[str, ...] = ("fake",)
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -139,7 +143,7 @@ class Address:
 
 @contextmanager
 def served(model: Any, config: Config | None = None, open_: Any = None) -> Iterator[Address]:
-    config = config or Config("fake.gguf", "fake")
+    config = config or Config("fake.gguf", "fake", shows_metrics=True)
     sock = listen("127.0.0.1", 0)
     server = Server(config, open_ or (lambda progress: model), key_file=None, cert_file=None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

@@ -28,6 +28,7 @@ from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, 
 from vkbackend.tools.server.guard import normal_path
 from vkbackend.tools.server.service import BODY_SEND, Service
 from vkbackend.tools.server.streams import encode, reply
+from vkbackend.tools.server.unsupported import UNSUPPORTED
 
 log = logging.getLogger("vkbackend.serve")
 
@@ -35,10 +36,12 @@ SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-refer
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
+    *UNSUPPORTED,
     ("GET", "/health", native.health),
     ("GET", "/models", native.models),
     ("GET", "/models/{name:path}", native.one_model),
     ("GET", "/props", native.props),
+    ("POST", "/props", native.set_props),
     ("GET", "/slots", native.slots),
     ("POST", "/slots/{slot}", native.slot_action),
     ("GET", "/metrics", native.metrics),
@@ -68,6 +71,7 @@ class App:
             if endpoint is not static.page or service.config.shows_page
         ]
         self._router = Router(routes, redirect_slashes=False)
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +91,15 @@ class App:
         except Exception as error:
             await answer.fail(error)
         finally:
-            answer.log(scope)
+            answer.log(scope, self._known(answer))
+
+    def _known(self, answer: Answer) -> str:
+        """Return the path of the endpoint that a request names, for the log. Unknown paths may contain a
+        client's text, so they are not logged."""
+        if answer.path in static.FILES:
+            return "page"
+        found = (route.path for route in self._routes if route.path_regex.match(answer.path))
+        return next(found, "unknown")
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
@@ -137,18 +149,14 @@ class Answer:
             headers.append((b"retry-after", b"%d" % refusal.retry_s))
         if refusal.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if refusal.status == 501:
+            headers.append((b"x-should-retry", b"false"))  # else the SDKs retry after any 5xx
         if refusal.status == 408:
             headers.append((b"connection", b"close"))
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
-    def log(self, scope: Scope) -> None:
-        """Log a request without contents, keys, query strings or unknown paths."""
-        route = scope.get("route")
-        path = (
-            getattr(route, "path", "page" if self.status < 400 else "unknown")
-            if self.status != 404
-            else "unknown"
-        )
+    def log(self, scope: Scope, path: str) -> None:
+        """Log a request, but no contents, keys, query strings or unknown paths."""
         self.service.metrics.requests[path, self.status] += 1
         if not self.service.config.logs_requests:
             return

@@ -41,6 +41,11 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
         fields.refuse(name, *harmless, why=why)
     options = service.sampling(fields, llm)
     effort = fields.word("reasoning_effort", EFFORTS, None)
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        if fields.get(name) == 0:
+            effort = "none"
+        else:
+            fields.refuse(name, -1, why="a thought cannot be limited; 0 turns it off")
     variables = template_fields(fields.inner("chat_template_kwargs"), effort)
     options |= template_options(service, variables)
     if fields.has("tools"):

@@ -195,7 +195,7 @@ class CheckedCompletion:
         usage = usage_of(list(tallies.values()), self.n_prompt)
         more: dict[str, Any] = self.results.verbose(self.jobs[0], tallies[0])
         if self.is_both and len(self.jobs) == 1:
-            more |= self._whole_fields(tallies[0], choices[0]["text"], tables[0])
+            more |= self._whole_fields(tallies[0], "".join(texts[0]), tables[0])
         body = self.head | {"choices": choices, "usage": usage, "timings": timings_of(tallies[0])}
         return body | {name: value for name, value in more.items() if name not in body}
 

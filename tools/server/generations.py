@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -46,6 +46,8 @@ class Tally:
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
     progress: PromptProgress | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
     is_known: bool = False  # is in `Service.running`
 
     def add(self, piece: Piece) -> None:

@@ -19,6 +19,7 @@ PUBLIC = ("/health",)  # has no requests' data
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
+HEADER_NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}( ?, ?[A-Za-z0-9-]{1,64}){0,31}")
 
 
 def normal_path(path: str) -> str:
@@ -66,6 +67,12 @@ def _host_of_origin(origin: str) -> str:
     return ""
 
 
+def default_origins(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the allowed origins if none are given. A page cannot know an API key, so with keys all pages
+    may ask, as in llama-server. Without keys only pages of this machine may."""
+    return ("*",) if any(keys) else ("localhost",)
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """`hosts` are allowed besides addresses, localhost and the machine's name. `origins` are allowed origins
@@ -74,6 +81,9 @@ class Guard:
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    methods: str = "GET, POST, DELETE, OPTIONS"
+    headers: str = "*"  # the headers that a page asks for
+    credentials: bool = False
 
     def check(self, path: str, method: str, headers: Mapping[bytes, bytes], public: bool) -> None:
         """Raises Refusal."""
@@ -120,13 +130,23 @@ class Guard:
         if origin is None or not self.allows(origin):
             return []
         extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if self.credentials:
+            extra.append((b"access-control-allow-credentials", b"true"))
         if method == "OPTIONS":
             extra += [
-                (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-                (b"access-control-allow-headers", CORS_HEADERS),
+                (b"access-control-allow-methods", self.methods.encode()),
+                (b"access-control-allow-headers", self._allowed_headers(headers)),
                 (b"access-control-max-age", CORS_AGE_S),
             ]
         return extra
+
+    def _allowed_headers(self, headers: Mapping[bytes, bytes]) -> bytes:
+        """Return the allowed headers. Browsers do not apply "*" to `authorization`, so "*" becomes the names
+        that the page asks for."""
+        if self.headers != "*":
+            return self.headers.encode()
+        asked = headers.get(b"access-control-request-headers", b"")
+        return asked if HEADER_NAMES.fullmatch(asked) else CORS_HEADERS
 
     # ---- keys ----
 

@@ -40,6 +40,7 @@ class Metrics:
     tokens: int = 0
     decode_s: float = 0.0
     longest: int = 0
+    _scraped: tuple[int, float, int, float] = (0, 0.0, 0, 0.0)  # prompt tokens, seconds, tokens, seconds
     cancelled: int = 0
     first_token: Histogram = field(default_factory=Histogram)
     whole_request: Histogram = field(default_factory=Histogram)
@@ -62,16 +63,25 @@ class Metrics:
         figure(
             "llamacpp:tokens_predicted_seconds_total", "counter", "Seconds spent generating.", self.decode_s
         )
-        figure("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second.",
-               computed / self.prompt_s if self.prompt_s else 0.0)  # fmt: skip
-        figure("llamacpp:predicted_tokens_seconds", "gauge", "Tokens generated per second and sequence.",
-               self.tokens / self.decode_s if self.decode_s else 0.0)  # fmt: skip
+        counts = computed, self.prompt_s, self.tokens, self.decode_s
+        n_prompt, prompt_s, n_tokens, decode_s = (
+            now_ - before for now_, before in zip(counts, self._scraped, strict=True)
+        )
+        self._scraped = counts
+        figure("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second since the last request.",
+               n_prompt / prompt_s if prompt_s else 0.0)  # fmt: skip
+        figure("llamacpp:predicted_tokens_seconds", "gauge",
+               "Tokens generated per second and sequence since the last request.",
+               n_tokens / decode_s if decode_s else 0.0)  # fmt: skip
+        figure("llamacpp:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
+               self.cached_tokens)  # fmt: skip
+        n_steps = stats.get("n_steps", 0)
+        figure("llamacpp:n_busy_slots_per_decode", "gauge", "Tokens generated per engine step.",
+               self.tokens / n_steps if n_steps else 0.0)  # fmt: skip
         figure("llamacpp:n_tokens_max", "counter", "Longest context so far.", self.longest)
         figure("llamacpp:n_decode_total", "counter", "Engine steps.", stats.get("n_steps", 0))
         for name, (value, help_text) in now.items():
             figure(name, "counter" if name.endswith("_total") else "gauge", help_text, value)
-        figure("vkbackend:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
-               self.cached_tokens)  # fmt: skip
         figure(
             "vkbackend:requests_cancelled_total",
             "counter",
@@ -81,11 +91,11 @@ class Metrics:
         for name in ("cells", "cells_used", "cells_cached", "cells_shared", "n_preempted"):
             kind = "counter" if name == "n_preempted" else "gauge"
             figure(f"vkbackend:{name}", kind, f"The engine's {name} (docs/engine.md).", stats.get(name, 0))
-        counts = [
+        rows = [
             f'vkbackend:requests_total{{route="{route}",status="{status}"}} {n}'
             for (route, status), n in sorted(self.requests.items())
         ]
-        add("vkbackend:requests_total", "counter", "Requests by route and status.", *counts)
+        add("vkbackend:requests_total", "counter", "Requests by route and status.", *rows)
         name = "vkbackend:time_to_first_token_seconds"
         add(name, "histogram", "From the request to its first token.", *self.first_token.lines(name))
         name = "vkbackend:request_seconds"

@@ -6,24 +6,24 @@ import asyncio
 import os
 import re
 import time
-from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-import vkbackend
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.arguments import token_ids
-from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.llm import LLM
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
-from vkbackend.tools.server.generations import token_text, tokenize
+from vkbackend.tools.server.generations import Tally, token_text, tokenize
+from vkbackend.tools.server.llama_results import settings_of
 from vkbackend.tools.server.model import State
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.model_facts import facts_of
+from vkbackend.tools.server.service import FINGERPRINT, Json, Service
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
+TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # fields of settings with a client's text
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -35,9 +35,20 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
+    """Answer with OpenAI's list, and with Ollama's `models` as llama-server does."""
     llm = service.ready()
-    meta = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx}
-    return Json({"object": "list", "data": [_model_entry(service) | {"meta": meta}]})
+    facts = await asyncio.to_thread(facts_of, service.config.model_path)
+    meta = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx} | facts
+    name = service.config.alias
+    details = {
+        "parent_model": "", "format": "gguf", "family": "", "families": [""], "parameter_size": "",
+        "quantization_level": "",
+    }  # fmt: skip
+    shown = {
+        "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
+        "description": "", "tags": [""], "capabilities": ["completion"], "parameters": "", "details": details,
+    }  # fmt: skip
+    return Json({"models": [shown], "object": "list", "data": [_model_entry(service) | {"meta": meta}]})
 
 
 async def one_model(service: Service, request: Request) -> Response:
@@ -54,22 +65,12 @@ def _model_entry(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def settings(service: Service) -> dict[str, Any]:
-    given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
-    params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
-    sampling = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
-    return sampling | {
-        "seed": -1,
-        "n_predict": -1 if service.config.max_tokens is None else service.config.max_tokens,
-    }
-
-
-_PARAMS = set(SamplingParams.__dataclass_fields__)
-
-
 async def props(service: Service, request: Request) -> Response:
-    """Answer without waiting for the engine, because the page needs the properties first."""
-    llm = service.ready()
+    """Answer without waiting for the engine, because the page requests the properties first."""
+    llm, config = service.ready(), service.config
+    settings = settings_of(config.defaults, config.max_tokens)
+    facts = await asyncio.to_thread(facts_of, config.model_path)
+    for_tools = llm.chat_templates.get("tool_use")
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
         bos, eos = ("" if token is None else token_text(llm, token) for token in ends)
@@ -77,22 +78,39 @@ async def props(service: Service, request: Request) -> Response:
         bos = eos = ""
     return Json(
         {
-            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": settings(service)},
+            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": settings},
             "total_slots": llm.n_slots,
-            "model_path": os.path.basename(service.config.model_path),
-            "model_alias": service.config.alias,
-            "chat_template": llm.chat_template or "",
+            "model_path": os.path.basename(config.model_path),
+            "model_alias": config.alias,
+            "model_ftype": facts.get("ftype", ""),
+            "endpoint_slots": config.shows_slots,
+            "endpoint_props": config.takes_props,
+            "endpoint_metrics": config.shows_metrics,
+            "ui": config.shows_page,
+            "chat_template": config.template or llm.chat_template or "",
+            **({"chat_template_tool_use": for_tools} if for_tools else {}),
             "bos_token": bos,
             "eos_token": eos,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": False, "video": False, "audio": False},
             "devices": llm.device_names,
-            "build_info": f"vkbackend {vkbackend.__version__}",
+            "build_info": FINGERPRINT,
             "is_sleeping": False,
+            "cors_proxy_enabled": False,
         }
     )
 
 
+async def set_props(service: Service, request: Request) -> Response:
+    """Answer as llama-server does, which has no property to change yet."""
+    await service.fields(request)
+    if not service.config.takes_props:
+        raise Refusal(501, "the properties cannot be changed; start the server with --props")
+    return Json({"success": True})
+
+
 async def metrics(service: Service, request: Request) -> Response:
+    if not service.config.shows_metrics:
+        raise Refusal(501, "metrics are off; start the server with --metrics")
     admission, stats = service.admission, service.model.stats
     waiting = stats.get("n_waiting", 0)
     gauges = {
@@ -109,7 +127,8 @@ async def metrics(service: Service, request: Request) -> Response:
             "Share of prompt tokens found in the cache.",
         ),
     }
-    return Response(service.metrics.text(gauges, stats), media_type="text/plain; version=0.0.4")
+    headers = {"process-start-time-unix": str(service.started)}
+    return Response(service.metrics.text(gauges, stats), 200, headers, "text/plain; version=0.0.4")
 
 
 async def stats(service: Service, request: Request) -> Response:
@@ -131,11 +150,30 @@ async def slots(service: Service, request: Request) -> Response:
     rows = []
     for i in range(llm.n_slots):
         tally = service.running.get(i)
-        row: dict[str, Any] = {"id": i, "n_ctx": llm.n_ctx, "is_processing": tally is not None}
-        if tally is not None:
-            row |= {"n_prompt_tokens": tally.prompt_n, "n_decoded": tally.n_tokens}
-        rows.append(row)
+        row: dict[str, Any] = {
+            "id": i, "n_ctx": llm.n_ctx, "speculative": False, "is_processing": tally is not None
+        }  # fmt: skip
+        rows.append(row if tally is None else row | _busy_slot(llm, tally))
     return Json(rows)
+
+
+def _busy_slot(llm: LLM, tally: Tally) -> dict[str, Any]:
+    left = llm.n_ctx - tally.prompt_n if tally.max_tokens is None else tally.max_tokens
+    settings = settings_of(tally.options, tally.max_tokens)
+    next_token = {
+        "has_next_token": True,
+        "has_new_line": any("\n" in text for text in tally.text),
+        "n_remain": left - tally.n_tokens,
+        "n_decoded": tally.n_tokens,
+    }
+    return {
+        "n_prompt_tokens": tally.prompt_n,
+        "n_prompt_tokens_processed": tally.prompt_n - tally.cached_n,
+        "n_prompt_tokens_cache": tally.cached_n,
+        "params": {name: value for name, value in settings.items() if name not in TEXTS},
+        "next_token": [next_token],
+        "n_decoded": tally.n_tokens,
+    }
 
 
 def _check_slots_shown(service: Service) -> None:
@@ -197,9 +235,12 @@ async def tokens_of(service: Service, request: Request) -> Response:
     fields.required("content")
     add_special = fields.switch("add_special")
     parse_special, pieces = fields.switch("parse_special", True), fields.switch("with_pieces")
-    ids = await tokenize(
-        llm, fields.text("content", ""), add_special=add_special, parse_special=parse_special
-    )
+    content, ids = fields.get("content"), list[int]()
+    for i, part in enumerate(content if isinstance(content, list) else [content]):
+        if isinstance(part, str):
+            ids += await tokenize(llm, part, add_special=add_special and not i, parse_special=parse_special)
+        else:
+            ids += token_ids("content", [part], "expected a string, or a list of strings and token ids")
     if not pieces:
         return Json({"tokens": ids})
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -22,6 +22,21 @@ LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s
 BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
+
+
+def listen_at(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen at several addresses. Raises InvalidArgument."""
+    if port == 0 and len(hosts) > 1:
+        raise InvalidArgument("--port 0 chooses a port for one address; give a --port, or one --host")
+    socks: list[socket.socket] = []
+    try:
+        for host in hosts:
+            socks.append(listen(host, port))
+    except InvalidArgument:
+        for sock in socks:
+            sock.close()
+        raise
+    return socks
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -123,10 +138,10 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    config: Config, open_: Open, sock: socket.socket, *, key_file: str | None, cert_file: str | None
+    config: Config, open_: Open, socks: list[socket.socket], *, key_file: str | None, cert_file: str | None
 ) -> None:
     """Serve until a signal arrives. Raise the error of opening the model."""
     server = Server(config, open_, key_file=key_file, cert_file=cert_file)
-    server.run(sockets=[sock])
+    server.run(sockets=socks)
     if server.failed is not None:
         raise server.failed

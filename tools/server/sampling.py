@@ -9,7 +9,7 @@ from typing import Any
 from vkbackend.checks import finite_number, refused, whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.grammar.structure import KEYWORDS
-from vkbackend.models.sampling.params import MAX_SEED
+from vkbackend.models.sampling.params import LETTERS, MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
 
@@ -35,6 +35,8 @@ def sampling_of(
     for name in SAME:
         if (value := fields.get(name)) is not None:
             options[name] = value
+    if isinstance(letters := fields.get("samplers"), str) and set(letters) <= set(LETTERS):
+        options["samplers"] = [LETTERS[letter] for letter in letters]  # as in llama-server
     if isinstance(options.get("samplers"), list) and len(options["samplers"]) > MAX_SAMPLERS:
         raise refused("samplers", len(options["samplers"]), f"at most {MAX_SAMPLERS} may be given")
     if (temperature := fields.number("temperature", -math.inf, math.inf, None)) is not None:
@@ -44,7 +46,7 @@ def sampling_of(
     if fields.has("logit_bias"):
         options["logit_bias"] = bias_of(fields.get("logit_bias"), limits, tokenize)
     for name in ("dry_sequence_breakers", "stop"):
-        if (value := fields.get(name)) is not None:
+        if (value := fields.get(name)) not in (None, []):
             options[name] = texts_of(name, value, limits)
     if (structure := structure_of(fields)) is not None:
         options = {name: value for name, value in options.items() if name not in KEYWORDS} | structure

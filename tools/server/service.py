@@ -138,7 +138,9 @@ class Service:
         self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
     ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
         """Yield the chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
-        tallies = {id(job): Tally(len(job.ids)) for job in jobs}
+        tallies = {
+            id(job): Tally(len(job.ids), options=job.options, max_tokens=job.max_tokens) for job in jobs
+        }
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
             try:

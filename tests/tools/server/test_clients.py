@@ -30,7 +30,7 @@ KEY = "a-key"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Command]:
-    command = Command("-np", "2", "--temp", "0", "--api-key", KEY)
+    command = Command("--metrics", "-np", "2", "--temp", "0", "--api-key", KEY)
     yield command
     assert command.end() == 0, command.log
 
@@ -174,8 +174,9 @@ def test_errors_are_typed(client: openai.OpenAI, server: Command) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=client.base_url, api_key="wrong", max_retries=0).models.list()
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.InternalServerError, match="not supported yet") as refused:
         client.embeddings.create(model="demo", input="a")
+    assert refused.value.status_code == 501 and refused.value.response.headers["x-should-retry"] == "false"
     for field in ({"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"messages": []}},
                   {"chat_template_kwargs": {"enable_thinking": "x" * 65}}, {"tools": [{"type": "web"}]},
                   {"messages": [{"role": "root", "content": "a"}]}, {"tool_choice": "required"},

@@ -182,7 +182,7 @@ def test_routes_with_and_without_a_version() -> None:
         status, answer, _ = address.get("/v1/nothing")
         assert status == 404 and answer["error"]["type"] == "not_found_error"
         assert address.get("/v1/models/other")[0] == 404
-        assert address.post("/models", {})[0] == 405
+        assert address.post("/health", {})[0] == 405
         assert address.get("/completions")[0] == 405
         assert address.post("/v1/messages/none", {})[1]["type"] == "error"
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def config(**limits: float) -> Config:
-    return Config("fake.gguf", "fake", limits=Limits(**limits), logs_requests=False)  # type: ignore[arg-type]
+    return Config("fake.gguf", "fake", limits=Limits(**limits), logs_requests=False, shows_metrics=True)  # type: ignore[arg-type]
 
 
 def test_503_with_progress_while_loading() -> None:

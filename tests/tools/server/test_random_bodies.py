@@ -125,7 +125,9 @@ def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     folder = tmp_path_factory.mktemp("slots")
-    command = Command("-np", "2", "-c", "128", "-n", "1", "--slot-save-path", str(folder), "--log-disable")
+    command = Command(
+        "--metrics", "-np", "2", "-c", "128", "-n", "1", "--slot-save-path", str(folder), "--log-disable"
+    )
     # this slot is for the endpoints that save slots
     assert command.address.post("/completion", {"prompt": "Once", "id_slot": 0})[0] == 200
     yield command

@@ -25,7 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Command]:
-    command = Command("-np", "2", "--slot-save-path", str(folder), "--temp", "0", "--alias", "tales")
+    command = Command(
+        "--metrics", "-np", "2", "--slot-save-path", str(folder), "--temp", "0", "--alias", "tales"
+    )
     yield command
     assert command.end() == 0, command.log
 
@@ -130,7 +132,8 @@ def test_fields_of_llama_server(server: Command, direct: LLM) -> None:
         status, answer, _ = server.address.post("/completion", {"prompt": TEXT, name: value})
         assert status == 400 and answer["error"]["param"] == name
     events = server.address.events("/completion", {"prompt": TEXT, "n_predict": 3, "stream": True})
-    assert [event["stop"] for event in events] == [False, False, True] and events[-1]["tokens_predicted"] == 3
+    assert [event["stop"] for event in events] == [False] * 3 + [True]
+    assert events[-1]["tokens_predicted"] == 3 and events[-1]["content"] == ""
     assert events[0]["tokens"] and events[-1]["timings"]["predicted_n"] == 3
 
 
@@ -214,7 +217,7 @@ def test_running_answers_finish_after_sigterm() -> None:
 @pytest.mark.parametrize("words,said", [
     (["--host", "0.0.0.0"], "--api-key-file"), (["--ssl-key-file", "a"], "--ssl-cert-file"),
     (["--ssl-key-file", "no", "--ssl-cert-file", "no"], "TLS"), (["--port", "70000"], "--port"),
-    (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/no/folder"], "not a folder"),
+    (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/dev/null/folder"], "cannot be made"),
     (["--api-key", ""], "API key"), (["-np", "0"], "--parallel"), (["--top-k", "-1"], "--top-k"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

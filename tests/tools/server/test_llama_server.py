@@ -1,0 +1,117 @@
+"""Each row of docs/serving.md about llama-server is sent to a server. `CASES` has the check of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_server_endpoints as endpoints
+import llama_server_fields as fields
+import pytest
+from asked import Servers
+from serving import served
+
+from vkbackend.models.llm import LLM
+from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.server.guard import Guard
+from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.unsupported import REASONS
+
+pytestmark = pytest.mark.no_vulkan
+
+PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Two servers share one model. One is verbose and has all endpoints on."""
+    folder = str(tmp_path_factory.mktemp("slots"))
+    options: dict[str, Any] = {"n_ctx": 512, "n_slots": 2, "n_ubatch": 32, "kv_cells": 1024}
+    model = LLM(demo_model(), devices="numpy", **options)
+    plain = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
+    rich = Config(
+        demo_model(), "demo", logs_requests=False, defaults={"temperature": 0}, slot_folder=folder,
+        shows_metrics=True, takes_props=True, is_verbose=True, tags=("small",), other_names=("tiny",),
+        guard=Guard(origins=("*",), credentials=True), template=TEMPLATE,
+    )  # fmt: skip
+    with served(model, plain) as first, served(model, rich) as second:
+        yield Servers(first, second)
+
+
+CASES: dict[str, Callable[[Servers], None]] = {
+    "`GET /health`": endpoints.health,
+    "`GET /metrics`": endpoints.metrics,
+    "`GET /props`": endpoints.props,
+    "`POST /props`": endpoints.set_props,
+    "`GET /models`": endpoints.models,
+    "`POST /completion`": endpoints.completion,
+    "`POST /completions`": endpoints.completions,
+    "`POST /v1/completions`": endpoints.openai_completions,
+    "`POST /chat/completions`": endpoints.chat_completions,
+    "`POST /responses`": endpoints.responses,
+    "`POST /messages`": endpoints.messages,
+    "counts of tokens": endpoints.counts,
+    "`POST /infill`": endpoints.infill,
+    "`POST /tokenize`, `/detokenize`": endpoints.tokenize,
+    "`POST /apply-template`": endpoints.apply_template,
+    "`GET /slots`": endpoints.slots,
+    "`POST /slots/N`": endpoints.slot_files,
+    "`OPTIONS`": endpoints.cross_origin,
+    "errors": endpoints.errors,
+    "`return_progress`": fields.progress,
+    "`timings_per_token`": fields.timings_per_token,
+    "`cache_prompt`": fields.cache_prompt,
+    "`n_probs`, `post_sampling_probs`": fields.probabilities,
+    "`min_keep`": fields.min_keep,
+    "`ignore_eos`, `logit_bias`": fields.ignore_eos,
+    "`__verbose`": fields.verbose,
+    "`system_fingerprint`": fields.fingerprint,
+    "`continue_final_message`": fields.continue_message,
+    "`add_generation_prompt`": fields.generation_prompt,
+    "a last message of the assistant": fields.prefill,
+    "`n_indent`": fields.indent,
+    "`t_max_predict_ms`": fields.time_limit,
+    "`n_keep`, `n_discard`": fields.kept,
+    "`response_fields`": fields.response_fields,
+    "`n_predict`, `max_tokens`, `max_completion_tokens`": fields.limits,
+    "`n_cmpl`, `n`": fields.several,
+    "`return_tokens`": fields.returned_tokens,
+    "`samplers`": fields.samplers,
+    "numbers of samplers": fields.numbers,
+    "`stop`": fields.stop,
+    "`grammar`, `json_schema`, `grammar_lazy`": fields.structure,
+    "`id_slot`": fields.slot_number,
+    "`sse_ping_interval`": fields.ping,
+    "`reasoning_format`, `reasoning_budget_tokens`": fields.reasoning,
+    "`chat_template_kwargs`": fields.template_variables,
+    "`n_cache_reuse`, `backend_sampling`, internal fields": fields.without_effect,
+    "`lora`": fields.adapters,
+    "`adaptive_target`": fields.adaptive,
+}
+
+
+@pytest.mark.parametrize("row", CASES)
+def test_row(servers: Servers, row: str) -> None:
+    CASES[row](servers)
+
+
+@pytest.mark.parametrize("method,path,reason", REASONS)
+def test_endpoints_that_are_missing(servers: Servers, method: str, path: str, reason: str) -> None:
+    status, answer, headers = servers.plain.request(method, f"/v1{path}", {} if method == "POST" else None)
+    error = answer["error"]
+    assert (status, error["type"], error["code"]) == (501, "not_supported_error", 501)
+    assert error["message"] == reason and headers["x-should-retry"] == "false"
+
+
+def test_the_page_has_a_row_for_each_case() -> None:
+    text = PAGE.read_text().partition("## llama-server's endpoints and fields")[2].partition("\n## ")[0]
+    cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = {first.removeprefix("| "): second for first, second, *_ in cells}
+    missing = [name for row, here in rows.items() if here.startswith("501") for name in row.split(", ")]
+    assert sorted(missing) == sorted(f"`{method} {path}`" for method, path, _ in REASONS)
+    assert {row for row, here in rows.items() if not here.startswith(("501", "here"))} == set(CASES)

@@ -1,0 +1,54 @@
+"""Endpoints of llama-server that this server does not have. They answer 501 and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vkbackend.tools.server.failures import Refusal
+from vkbackend.tools.server.service import Service
+
+EMBEDDINGS = "embeddings are not supported yet; use llama-server for them"
+RERANKING = "reranking is not supported yet; use llama-server for it"
+ADAPTERS = "LoRA adapters are not supported yet; merge the adapter into the model and serve the result"
+SPEECH = "audio is not supported yet; send a transcript as text"
+ROUTER = "the server has one model; start another server for another model"
+STREAMS = "a stream that has ended cannot be resumed; send the request again"
+TOOLS = "the server runs no tools; the client runs the calls that the model writes"
+PROXY = "the server never fetches a URL for a request; let the client fetch it"
+CONTROL = "a running thought cannot be ended; limit it with reasoning_effort or close the stream"
+
+REASONS: tuple[tuple[str, str, str], ...] = (
+    ("POST", "/embedding", EMBEDDINGS),
+    ("POST", "/embeddings", EMBEDDINGS),
+    ("POST", "/rerank", RERANKING),
+    ("POST", "/reranking", RERANKING),
+    ("GET", "/lora-adapters", ADAPTERS),
+    ("POST", "/lora-adapters", ADAPTERS),
+    ("POST", "/audio/transcriptions", SPEECH),
+    ("POST", "/models", ROUTER),
+    ("DELETE", "/models", ROUTER),
+    ("POST", "/models/load", ROUTER),
+    ("POST", "/models/unload", ROUTER),
+    ("GET", "/models/sse", ROUTER),
+    ("GET", "/stream", STREAMS),
+    ("DELETE", "/stream", STREAMS),
+    ("POST", "/streams/lookup", STREAMS),
+    ("GET", "/tools", TOOLS),
+    ("POST", "/tools", TOOLS),
+    ("GET", "/cors-proxy", PROXY),
+    ("POST", "/cors-proxy", PROXY),
+    ("POST", "/chat/completions/control", CONTROL),
+)
+
+
+def refusing(reason: str) -> Callable[[Service, Request], Awaitable[Response]]:
+    async def refuse(service: Service, request: Request) -> Response:
+        raise Refusal(501, reason)
+
+    return refuse
+
+
+UNSUPPORTED = tuple((method, path, refusing(reason)) for method, path, reason in REASONS)
