@@ -126,7 +126,7 @@ def test_a_dropped_llm_releases_everything(make: Make, model: Path) -> None:
 def test_progress_of_a_prompt(make: Make) -> None:
     """The prompt of 40 tokens is computed in three steps of 16 rows."""
     llm = make(n_slots=1, n_ubatch=16)
-    prompt = [1, *(8 + i % 40 for i in range(39))]
+    prompt = [1, *(8 + i % 30 for i in range(39))]
     options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "prompt_progress": True}
     chunks = list(llm.stream(prompt, 3, **options))
     seen = [chunk.progress for chunk in chunks if chunk.progress]
@@ -139,7 +139,7 @@ def test_progress_of_a_prompt(make: Make) -> None:
 def test_a_prompt_without_the_cache(make: Make) -> None:
     llm = make(n_slots=2)
     options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-    prompt = [1, *range(8, 48)]
+    prompt = [1, *range(8, 38)]
     first = llm.generate(prompt, 2, **options)
     assert llm.generate(prompt, 2, **options).timings["prompt_n"] == 1
     fresh = llm.generate(prompt, 2, cache_prompt=False, **options)

@@ -18,7 +18,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.tools import serve
 from vkbackend.tools.cli import main
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.server.run import Server, listen
+from vkbackend.tools.server.run import Server, listen, listen_at
 from vkbackend.tools.server.service import Config
 
 pytestmark = pytest.mark.no_vulkan
@@ -134,3 +134,37 @@ def test_tls(tmp_path: Path) -> None:
     until(ready)
     server.should_exit = True
     thread.join(HANG_S)
+
+
+def test_flags_of_llama_server(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "slots"
+    words = (
+        "--host", "127.0.0.1,::1", "--host", "127.0.0.1", "--metrics", "--props", "--timeout", "7",
+        "--slot-save-path", str(folder), "--cors-methods", "GET", "--cors-headers", "x-own",
+        "--cors-credentials", "--no-prefill-assistant", "--sse-ping-interval", "-1",
+    )  # fmt: skip
+    args = parsed(*words)
+    config = serve.config_of(args, "m.gguf")
+    assert serve.hosts_of(args) == ("127.0.0.1", "::1") and folder.is_dir()
+    assert config.shows_metrics and config.takes_props and not config.prefills and not config.is_verbose
+    assert (config.limits.body_s, config.limits.drain_s, config.limits.header_s) == (7, 7, 10)
+    assert config.guard.origins == ("localhost",) and config.guard.credentials
+    asked = config.guard.cors({b"origin": b"http://localhost:5173"}, "OPTIONS")
+    assert (b"access-control-allow-methods", b"GET") in asked
+    assert (b"access-control-allow-headers", b"x-own") in asked
+    assert serve.config_of(parsed("--api-key", "a"), "m.gguf").guard.origins == ("*",)
+    for bad in (["--host", ","], ["--host", "a.sock"], ["--timeout", "0"], ["--cors-methods", "GET\n"],
+                ["--host", "127.0.0.1,0.0.0.0"]):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="--|timeout"):
+            serve.config_of(parsed(*bad), "m.gguf")
+
+
+def test_several_addresses() -> None:
+    with pytest.raises(InvalidArgument, match="--port 0"):
+        listen_at(("127.0.0.1", "127.0.0.2"), 0)
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidArgument, match="cannot listen"):
+            listen_at(("127.0.0.2", "127.0.0.1"), port)
+        for sock in listen_at(("127.0.0.2", "127.0.0.3"), port):
+            sock.close()
