@@ -42,7 +42,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("mirostat_tau", ("--mirostat-ent",), "X", "Mirostat's target, bits of surprise a token"),
     ("min_tokens", ("--min-tokens",), "N", "forbid the end until N tokens are generated"),
     ("min_keep", ("--min-keep",), "N",
-     "candidates that --top-p, --min-p, --typical and XTC keep at least; 0: one"),
+     "candidates that filters by probability keep at least; 0: one"),
 )  # fmt: skip
 
 

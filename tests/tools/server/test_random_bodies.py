@@ -36,6 +36,7 @@ RESPONSE: dict[str, Any] = {
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "x"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
+        {"role": "user", "content": "Go on."},
     ],
     "instructions": "Be.", "max_output_tokens": 1, "stream": True, "tools": [{"type": "function"} | FUNCTION],
     "tool_choice": {"type": "function", "name": "f"}, "text": {"format": {"type": "json_object"}},
@@ -56,7 +57,8 @@ MESSAGE: dict[str, Any] = {
 }  # fmt: skip
 NATIVE = TEXT | {
     "n_predict": 1, "n_probs": 2, "id_slot": 0, "t_max_predict_ms": 10, "response_fields": ["content"],
-    "return_tokens": True, "timings_per_token": True, "cache_prompt": True, "n_cmpl": 2,
+    "return_tokens": True, "timings_per_token": True, "cache_prompt": True, "n_cmpl": 2, "min_keep": 2,
+    "post_sampling_probs": True, "return_progress": True, "n_indent": 2, "n_keep": 4, "sse_ping_interval": 5,
 }  # fmt: skip
 BODIES = {
     "/v1/chat/completions": CHAT,
