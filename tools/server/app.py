@@ -156,7 +156,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope, path: str) -> None:
-        """Log a request, but no contents, keys, query strings or unknown paths."""
+        """Log a request without contents, keys, query strings or unknown paths."""
         self.service.metrics.requests[path, self.status] += 1
         if not self.service.config.logs_requests:
             return

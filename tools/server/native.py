@@ -66,7 +66,7 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Answer without waiting for the engine, because the page requests the properties first."""
+    """Answer without waiting for the engine, because the page needs the properties first."""
     llm, config = service.ready(), service.config
     settings = settings_of(config.defaults, config.max_tokens)
     facts = await asyncio.to_thread(facts_of, config.model_path)

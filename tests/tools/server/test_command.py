@@ -155,7 +155,7 @@ def test_flags_of_llama_server(tmp_path: Path) -> None:
     assert serve.config_of(parsed("--api-key", "a"), "m.gguf").guard.origins == ("*",)
     for bad in (["--host", ","], ["--host", "a.sock"], ["--timeout", "0"], ["--cors-methods", "GET\n"],
                 ["--host", "127.0.0.1,0.0.0.0"]):  # fmt: skip
-        with pytest.raises(InvalidArgument, match="--|timeout"):
+        with pytest.raises(InvalidArgument, match=r"--|timeout"):
             serve.config_of(parsed(*bad), "m.gguf")
 
 
