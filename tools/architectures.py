@@ -1,7 +1,7 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
-Columns are derived from the weights, caches and states of a small model. The flag --json names the tests of
-each column, which `pytest --all` runs. The flag --md prints the table of docs/architectures.md.
+Columns are derived from the weights, caches and states of a small model. The flag --json names each column's
+tests (`pytest --all`). The flag --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # column -> tests; a test without a file is in TESTS
+PROOFS = {  # Tests of each column, in the file TESTS by default.
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",
@@ -111,7 +111,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # A recurrent state cannot be cut at a token.
+        whole_slots=recurrent,  # A recurrent state cannot be rewound.
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),

@@ -2,8 +2,8 @@
 
 A submission runs a case many times, and GPU timestamps time each run. The host times complete submissions on
 devices without timestamps and on software devices, which timestamps would stall. Columns are case,
-op.variant, and minimum and median us per run. Software devices add CPU time per run, which other load affects
-least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
+op.variant, and minimum and median us per run. Software devices also have a column of CPU time, because other
+load affects it least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers of an engine in this process or its own.
+"""`vkbackend bench --parallel 1,4,16`: measure an engine with concurrent callers.
 
 Columns are total tokens per second, milliseconds to the first token and between tokens (median, 99th
 percentile), and the share of prompt tokens reused from other requests.

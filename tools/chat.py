@@ -123,7 +123,8 @@ class Conversation:
         self.timings: list[dict[str, float]] = []
 
     def hold(self, first: str | None, single_turn: bool) -> None:
-        """Answer `first`, then the messages of the input. With `single_turn` answer only one message."""
+        """Answer `first`, then the messages of the input. If `single_turn` is set, answer only one
+        message."""
         for text in messages(first):
             name, _, rest = text.partition(" ")
             if name == "/exit":

@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands, and the parser of `chosen`, which alone has flags. Refused and
-    ineffective flags of llama.cpp are added only if they are in `words`."""
+    """Return the parser of all commands, and the parser of `chosen`. Only the second parser has flags. It has
+    refused and ineffective flags of llama.cpp only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -139,8 +139,8 @@ def build_parser(
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. Flags
-    must be complete and apart from values, because argparse would read -t as -ts, -fa as -f a and -hf as
+    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. Flags may
+    not be abbreviated or joined to values, because argparse would read -t as -ts, -fa as -f a and -hf as
     -h."""
     chosen = words[0] if words else ""
     notes: list[str] = []
@@ -179,7 +179,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Resolve llama.cpp's spellings of flags, then call `parse`. Lists in flags of `bench` expand to several
-    lines. `sweep` has the arguments of each line, and `swept` the line's values of flags with lists."""
+    lines. `sweep` contains each line's arguments, and `swept` the values from lists."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first
@@ -219,7 +219,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message. A flag replaces a parameter's name at the beginning."""
+    """Return the error's message. If it begins with a parameter's name, the flag replaces the name."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # read when a device is opened
+                os.environ[env.RUNTIME] = runtime  # Opening a device reads this.
         code = args.run(args)
         sys.stdout.flush()
         return code or 0

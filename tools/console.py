@@ -31,7 +31,7 @@ SHORT_WORD = 12
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # Tables with more columns get less padding.
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # Every table fits this width, the default without a terminal and COLUMNS.
+PIPE_WIDTH = 160  # Width if stdout is not a terminal and COLUMNS is unset. Every table fits.
 
 
 class _Table(Table):
@@ -185,8 +185,8 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 @contextmanager
 def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
-    """Show a progress bar on a terminal. With `keep` the bar remains after success, or is printed once
-    without a terminal."""
+    """Show a progress bar on a terminal. If `keep` is set, the final bar remains, and is also printed to
+    files and pipes."""
     bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
     with bar:
         try:

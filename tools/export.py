@@ -1,7 +1,7 @@
 """`vkbackend export`: load a model onto devices, read it back, and write it as GGUF.
 
 The devices' slices of each tensor are joined, so the written file must equal the loaded file. A model in
-several files becomes one file. The flag --synthetic writes a model of random weights without a device.
+several files becomes one file. The flag --synthetic writes random weights and needs no device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# A function that unpacks a newer glslang into .glslang/ if the system's lacks GL_KHR_cooperative_matrix.
+# Unpacks a newer glslang into .glslang/ if the system's glslang lacks GL_KHR_cooperative_matrix.
 # spirv-val and the libc that both programs need are unpacked too, so the system's libc may be older.
 # vkbackend/shaderlib.py starts both programs with that libc's loader.
 # setup.sh sources this file after drivers.sh, whose function private_apt is used here.

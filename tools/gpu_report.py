@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             "numpy is the reference that devices are checked against; pass one of `vkbackend devices`"
         )
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
-    report.save(folder)  # fails early if it cannot write
+    report.save(folder)  # Fails early if the folder is read-only.
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:
         _measure(report, parts, words, folder, Path(scratch))
     out = console()

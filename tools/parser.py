@@ -71,7 +71,7 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
 def unknown_arguments(
     words: Sequence[str], command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
 ) -> list[str]:
-    """Return sentences about words that `command` does not know, but that `other` may know."""
+    """Return messages about words that are unknown to `command`, but may be flags of `other`."""
     known = command._option_string_actions
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))

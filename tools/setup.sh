@@ -47,7 +47,7 @@ done
 [ -z "$alone" ] || [ $# = 1 ] || { echo "setup: $alone goes alone" >&2 && usage >&2 && exit 2; }
 venv=$root/.venv${kompute:+-kompute}
 
-exec 3>&1 1>&2  # Progress goes to stderr. Drivers are printed to descriptor 3, the caller's stdout.
+exec 3>&1 1>&2  # Progress goes to stderr. The list of drivers goes to descriptor 3, the caller's stdout.
 exec 9<"$root${kompute:+/tools}" && flock 9  # Only one run at a time may change an environment.
 
 step() { echo "setup: $*"; }
@@ -177,7 +177,7 @@ browser_for_tests() {
 # Scripts in .venv/bin and the editable install contain the path.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
-# The build of kp uses Debian's fmt, pybind11 and Vulkan headers instead of downloads, and no debug layers.
+# Build kp without debug layers, and with Debian's fmt, pybind11 and Vulkan headers instead of downloads.
 # VIRTUAL_ENV names the Python of kp.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
@@ -214,7 +214,7 @@ environment() {
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
 }
 
-# finder_first: make Python ask the finder of the editable install first.
+# finder_first: make Python use the import finder of the editable install first.
 # Otherwise Python would import a folder vkbackend in the current directory, such as this checkout.
 finder_first() {
     local site

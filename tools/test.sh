@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
-# Containers set this variable, which makes hundreds of processes each compile the sources in 0.4 s.
+# Some containers set this variable. Hundreds of processes would then compile the sources in 0.4 s each.
 unset PYTHONDONTWRITEBYTECODE
 
 bash tools/setup.sh --test

@@ -151,7 +151,7 @@ def write_gguf(
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the dequantized weights of the file, so that the sample shows what users get."""
+    """Return the file's dequantized weights, so that the sample includes quantization errors."""
     import torch
 
     tensors = gguf.GGUFReader(path).tensors

@@ -2,8 +2,8 @@
 
 Every op is timed on the same matrices, in all types of the op, with 1, 4, 12 and 128 rows. Ops that read
 rounded activations include 4/7 of the time to round activations. The ranking is stored per driver and
-version, for all devices of the driver, so that results have equal bits. Pass all these devices; their times
-are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's time.
+version, for all devices of the driver, so that results have equal bits. Pass all devices of the driver; their
+times are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`vkbackend verify`: check every op on every device against its numpy twin.
 
-The output, which you can paste into a bug report, names the device, its driver and features. Each op and
-variant has its passed and failed cases, the largest error and the allowed error. The flag --seed repeats a
-run with the same random inputs. The exit code is 1 if a case failed.
+The output, which you can paste into a bug report, names the device, its driver and features. A row per op and
+variant shows passed and failed cases, the largest error and the allowed error. The flag --seed repeats a run
+with the same random inputs. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Link a checkout's files as an installed package: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
+"""Link a checkout's files in an installed package's layout: `python -m vkbackend.tools.checkout.linked_tree
+FOLDER`.
 
 An editable install maps folders to packages by an import hook. mypy and the docs generator ignore the hook,
 so they need the links.

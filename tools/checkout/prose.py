@@ -157,7 +157,7 @@ def sentences(passage: Passage) -> list[str]:
 
 
 def words(text: str) -> int:
-    """Count the words of a text. A span of `code` counts as one word."""
+    """A span of `code` counts as one word."""
     return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
 
 

@@ -36,7 +36,7 @@ CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
 
 
 def changed(old: str, new: str | None) -> list[str]:
-    """Return the files whose code changed, with added and removed files. The revision None is the working
+    """Return the files that were added, removed or changed in code. If `new` is None, use the working
     tree."""
     names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
     differ = []
@@ -49,7 +49,8 @@ def changed(old: str, new: str | None) -> list[str]:
 
 
 def text_at(revision: str | None, name: str) -> str | None:
-    """Return a file's text at a revision (None: the working tree), or None if the file does not exist."""
+    """Return a file's text at a revision, or in the working tree if `revision` is None. Return None if the
+    file is missing."""
     try:
         return git("show", f"{revision}:{name}") if revision else (ROOT / name).read_text(encoding="utf-8")
     except (subprocess.CalledProcessError, FileNotFoundError):

@@ -9,8 +9,8 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-# Each line of a block is an alternative. The first is twice as likely as any other. With equal odds, rounding
-# would decide the greedy token, so texts would differ between devices.
+# Each line of a block is an alternative. The first alternative is twice as likely as any other. If odds were
+# equal, rounding would decide the greedy token, so texts would differ between devices.
 # Placeholders (capitals begin a sentence):
 # - h, k: the hero's name and kind
 # - s/S, o, p/P: the hero's pronouns

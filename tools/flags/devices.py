@@ -25,7 +25,7 @@ class _Rows(argparse.Action):
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
-    """Add -dev and -ts, and with `steps` also -ub and the cache flags. `shares` is the default of -ts."""
+    """Add -dev and -ts. If `steps` is set, add -ub and the cache flags. `shares` is the default of -ts."""
     add = adder(parser, "devices and memory")
     add(
         "devices",

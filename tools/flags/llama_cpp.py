@@ -106,7 +106,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
 
 
 def settle_common(args: argparse.Namespace) -> None:
-    """Do the part of `settle` that all commands share. Only check -hf."""
+    """Open the log file, limit `n_ubatch`, and check -hf."""
     if args.log_file is not None:
         log_to(args.log_file)
     if args.n_batch is not None:

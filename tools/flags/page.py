@@ -47,8 +47,7 @@ vkbackend.tools.studies.llama_cpp_flags FOLDER` compares that list with a newer 
 
 
 def counts() -> str:
-    """Return a Markdown table of the number of flags per program and class (in the program's first
-    command)."""
+    """Return a Markdown table that counts the flags of each program's first command by class."""
     lines = ["| program | " + " | ".join(CLASSES.values()) + " | all |", "|---" * (len(CLASSES) + 2) + "|"]
     for program, (command, *_) in COMMANDS.items():
         count = Counter(

@@ -17,7 +17,7 @@ WIDE = 140  # In a terminal of at least this width, the table has a column for U
 
 
 def present() -> list[DeviceInfo]:
-    """Raise UnsupportedFeature without a device or a Vulkan loader."""
+    """Raise UnsupportedFeature if a device or a Vulkan loader is missing."""
     from vkbackend.vulkan.instance import devices, no_device_message
 
     if not (infos := devices()):

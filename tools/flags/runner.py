@@ -60,8 +60,8 @@ def settle_models(args: argparse.Namespace) -> None:
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
-    """Return the synthetic models and the opened files, which `stack` closes. Raises InvalidArgument without
-    a model."""
+    """Return the synthetic models and the opened files. `stack` closes the files. Raises InvalidArgument if
+    no model is named."""
     settle_models(args)
     models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]

@@ -1,4 +1,4 @@
-"""Expand llama-bench's lists. `bench` measures all combinations of the values of flags that have lists."""
+"""Expand llama-bench's lists. If several flags have lists, `bench` measures all combinations."""
 
 from __future__ import annotations
 

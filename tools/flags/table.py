@@ -25,9 +25,9 @@ ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 @dataclass(frozen=True, slots=True)
 class Flag:
     """`env` is the environment variable that sets the flag. `neutral` values change nothing, so even a
-    refused flag accepts them. `text` says for kind "none" why the flag has no effect, for "mapped" what
-    replaces it, for "refused" why it is refused and what to use instead. `earlier` marks a flag that the
-    table's version of llama.cpp no longer has.
+    refused flag accepts them. `text` explains why a flag of kind "none" has no effect, what replaces a
+    "mapped" flag, and why a "refused" flag is refused and what to use instead. `earlier` marks a flag that
+    the table's version of llama.cpp no longer has.
     """
 
     names: tuple[str, ...]

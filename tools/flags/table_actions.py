@@ -11,7 +11,7 @@ from vkbackend.tools.flags.table import OFF, Flag, flags_of
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: Iterable[str]) -> None:
-    """Add only refused and ineffective flags in `words`, because adding all flags is slow."""
+    """Add the refused and ineffective flags that are in `words`. Adding all would be slow."""
     known = parser._option_string_actions
     given = {word.partition("=")[0] for word in words}
     for flag in flags_of(command):
@@ -22,7 +22,7 @@ def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: It
 
 
 def summary(command: str) -> str:
-    """Return the end of the help, which names the flags without a description."""
+    """Return the help's last paragraph, which lists ineffective and refused flags."""
     none, refused = (
         ", ".join(flag.long_name for flag in flags_of(command) if flag.kind == kind)
         for kind in ("none", "refused")

@@ -36,7 +36,7 @@ def add_length_arguments(
     """Add -n, -c and --ignore-eos. `n_ctx` is the default of -c. `ends` describes in the help what ends a
     text.
 
-    With `capped` the default of -c is None, and the command uses the model's context, but at most `n_ctx`.
+    If `capped` is set, -c defaults to None, and the command uses the model's context, but at most `n_ctx`.
     """
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"

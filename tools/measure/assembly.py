@@ -25,7 +25,7 @@ class Op:
     macs: int = 0
     power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
     target: str = ""
-    token: str = ""  # A load signals this token.
+    token: str = ""  # A finished load sets this token.
     waits: tuple[str, ...] = ()  # Tokens to wait for. "<n" waits until at most n loads are in flight.
 
 
@@ -52,13 +52,13 @@ class Counts:
     matrix: int
     scalar: int
     loads: int
-    load_nbytes: int  # per lane
-    in_flight: int  # the most memory loads in flight at once
+    load_nbytes: int  # Per lane.
+    in_flight: int  # Most memory loads in flight at once.
     stores: int
     shared: int
     waits: int
     barriers: int
-    macs: int  # multiply-adds of the fastest kind per subgroup
+    macs: int  # Multiply-adds of the fastest kind per subgroup.
 
 
 def counts(ops: Sequence[Op]) -> Counts:
@@ -108,8 +108,8 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """Yield the natural loop of every back edge, which has all blocks that reach the jump without passing its
-    target."""
+    """Yield the ops of every natural loop. The loop has all blocks that reach its back edge without passing
+    the edge's target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
     for head in blocks:

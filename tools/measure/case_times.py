@@ -64,7 +64,8 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Return the seconds of every run, or without timestamps the mean per run of each submission."""
+        """Return the seconds of every run. If timestamps are missing, return the mean per run of each
+        submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
         build: Any = device.build  # Only Vulkan devices have `timed`.

@@ -25,7 +25,7 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import Test, Timer, Timing
 
 WORKER = "vkbackend.tools.measure.llama_cpp_worker"
-WAIT_S = 1800.0  # Limit for an answer, a load or a test. Software devices compile for minutes.
+WAIT_S = 1800.0  # Time limit for an answer, a load or a test. Software devices compile for minutes.
 
 
 def check_comparable(args: argparse.Namespace) -> None:

@@ -32,14 +32,14 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("NAVI21", "radv", "RADV_FORCE_FAMILY", "NAVI21"),  # RDNA2
-        Gpu("NAVI31", "radv", "RADV_FORCE_FAMILY", "NAVI31"),  # RDNA3
-        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4, without matrix units in Mesa 25.0
-        Gpu("TGL", "anv", "INTEL_STUB_GPU_PLATFORM", "tgl"),  # Xe-LP
-        Gpu("DG2", "anv", "INTEL_STUB_GPU_PLATFORM", "dg2"),  # Arc A
-        Gpu("BMG", "anv", "INTEL_STUB_GPU_PLATFORM", "bmg"),  # Arc B
-        Gpu("TURING", "nvk", "NOUVEAU_CHIPSET", "162"),  # TU102
-        Gpu("AMPERE", "nvk", "NOUVEAU_CHIPSET", "172"),  # GA102
+        Gpu("NAVI21", "radv", "RADV_FORCE_FAMILY", "NAVI21"),  # RDNA2.
+        Gpu("NAVI31", "radv", "RADV_FORCE_FAMILY", "NAVI31"),  # RDNA3.
+        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4. Mesa 25.0 lacks its matrix units.
+        Gpu("TGL", "anv", "INTEL_STUB_GPU_PLATFORM", "tgl"),  # Xe-LP.
+        Gpu("DG2", "anv", "INTEL_STUB_GPU_PLATFORM", "dg2"),  # Arc A.
+        Gpu("BMG", "anv", "INTEL_STUB_GPU_PLATFORM", "bmg"),  # Arc B.
+        Gpu("TURING", "nvk", "NOUVEAU_CHIPSET", "162"),  # TU102.
+        Gpu("AMPERE", "nvk", "NOUVEAU_CHIPSET", "172"),  # GA102.
     )
 }
 
@@ -89,8 +89,8 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return a command and environment with one driver. A driver with its own libc has a loader that starts
-    Python."""
+    """Return a command and environment with one driver. If the driver has its own libc, the libc's loader
+    starts Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     launcher = (
@@ -101,7 +101,7 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
-    """Return the JSON in the last line of `python -m module` with the GPU's compiler."""
+    """Run `python -m module` with the GPU's compiler, and return the JSON in its last line of output."""
     command, env = start(gpu, module, arguments)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:

@@ -125,7 +125,7 @@ def _intel_op(
     if message:
         unit, action, bits, many, transposed = message.groups()
         nbytes = int(bits or 0) // 8 * int(many or 1)
-        if transposed:  # One message serves the subgroup.
+        if transposed:  # The lanes share one message.
             nbytes = -(-nbytes // lanes)
         kind = (
             {"load": "load", "store": "store"}.get(action, "scalar") if unit in ("ugm", "tgm") else "scalar"

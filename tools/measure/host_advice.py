@@ -10,7 +10,7 @@ LOCAL_REDUCE_S = 34e-6  # an all-reduce within a machine, without the exchange b
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """The bytes per second that a host's devices read, and its free bytes (None: unknown)."""
+    """The bytes per second that a host's devices read, and its free bytes. None means unknown."""
 
     rate: float
     free: int | None
@@ -26,7 +26,7 @@ class Placement:
 def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
-    """Return possible placements with their times. A token reads `nbytes` of weights. An exchange sends a
+    """Return possible placements with their times. Each token reads `nbytes` of weights. An exchange sends a
     layer's sum to all hosts, and a handover sends the residual to the next host."""
     every = sum(host.rate for host in hosts)
     choices = [

@@ -22,7 +22,7 @@ from vkbackend.tools.measure.parallel import quantile
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
 LENGTHS = 8, 24, 64, 160  # words of the prompts, in turn
 TIMEOUT_S = 300.0
-LINE = 1 << 20  # Limit of an event's bytes.
+LINE = 1 << 20  # Maximum bytes of an event.
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly
 @dataclass(frozen=True)
 class KernelRow:
     """Figures of a kernel; None means unknown. Fields up to `scratch` (bytes for spilled registers) describe
-    the complete kernel. Later fields describe the hot loop. `vector` counts instructions of the subgroup's
+    the complete kernel, and the other fields its hot loop. `vector` counts instructions of the subgroup's
     width."""
 
     gpu: str
@@ -68,8 +68,7 @@ class KernelRow:
 
     @property
     def vector_per_32(self) -> float | None:
-        """Return vector instructions per 32 multiply-adds of a lane, for example for 32 weights and one row
-        of x."""
+        """Return a lane's vector instructions per 32 multiply-adds."""
         return 32 * self.vector * self.lanes / self.macs if self.vector and self.macs else None
 
 

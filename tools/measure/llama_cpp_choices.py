@@ -17,8 +17,7 @@ HEAD = 128
 
 @dataclass(frozen=True)
 class Theirs:
-    """A shader of llama.cpp with its module, its specialization constants from id 0 on, and its subgroup
-    size."""
+    """A shader of llama.cpp: its module, specialization constants (of ids 0, 1, ...), and subgroup size."""
 
     name: str
     consts: tuple[int, ...]
@@ -30,7 +29,7 @@ class Theirs:
         return f"{folder / self.name}.spv:{','.join(f'{a}={b}' for a, b in pairs)}:{self.lanes}"
 
 
-# GPU -> subgroup size of products with few rows (on Intel, only if x is float).
+# Subgroup sizes of products with few rows. On Intel, x must be float.
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,
@@ -44,8 +43,8 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """Return mul_mat_vec, for x with 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, else for
-    floats."""
+    """Return mul_mat_vec. Its x has 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, and is float
+    otherwise."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
         return Theirs("mul_mat_vec_f16_f32_f32_subgroup_no_shmem", (lanes, 2, rows), lanes)

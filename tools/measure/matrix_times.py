@@ -49,8 +49,7 @@ def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """Return the times of all ops that the device can run, summed over SHAPES. Ops that read rounded x
-    include a share (ROUNDED) of the rounding's time."""
+    """Return the times of all ops that the device can run, summed over SHAPES."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 

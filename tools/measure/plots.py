@@ -10,7 +10,7 @@ from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 
 def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
-    """Import pyplot without a display. Raises UnsupportedFeature if matplotlib is missing."""
+    """Import pyplot for drawing without a display. Raises UnsupportedFeature if matplotlib is missing."""
     try:
         import matplotlib
 

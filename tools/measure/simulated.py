@@ -1,5 +1,5 @@
 """Simulated devices and models. Devices have the limits and heaps of a real card but no memory, and weights
-have no bytes. With both, models of any size can be planned, laid out and recorded, but not run.
+have no bytes. So models of any size can be planned, laid out and recorded, but not run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SimulatedDevice(HostDevice):
 
 
 class Hollow(Synthetic):
-    """A synthetic model whose tensors have sizes, but share one row of zeros."""
+    """A synthetic model whose tensors have full sizes, but share one zero byte."""
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         return np.broadcast_to(np.zeros(1, np.uint8), (self.tensors[name].nbytes,))

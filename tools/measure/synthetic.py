@@ -131,7 +131,7 @@ class Synthetic(GGUF):
         values = values | {"block_count": n_layer or values["block_count"]}
         metadata: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         metadata |= {f"{arch}.{key}": value for key, value in values.items()}
-        eps = float(np.float32(1e-6))  # as a file stores it
+        eps = float(np.float32(1e-6))  # GGUF stores F32.
         metadata |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
         metadata |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
         self.metadata = Values(metadata)  # type: ignore[assignment]

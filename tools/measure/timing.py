@@ -77,7 +77,7 @@ class Timer:
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
     def after(self, depth: int, n_prompt: int, n_gen: int) -> float:
-        """Return the seconds of a prompt, then single tokens, from position `depth` on."""
+        """Return the seconds to compute a prompt at position `depth`, then single tokens."""
         began = time.perf_counter()
         self._prompt(depth, n_prompt)
         for position in range(depth + n_prompt, depth + n_prompt + n_gen):
@@ -115,7 +115,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
-    """Return the bytes per second, read plus written, of copies within the physical devices' memory."""
+    """Return the bytes per second that copies read and write within the physical devices' memory."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 

@@ -23,8 +23,8 @@ def twin_runner(
     models: list[str | None] | None = None,
     **options: Any,
 ) -> Iterator[Runner]:
-    """Open a runner on devices HOST/DEVICE of several hosts. `models` has each host's file, if not all use
-    `path`. `runner.group.transports` has the transports of all hosts."""
+    """Open a runner on devices HOST/DEVICE of several hosts. `models` lists a file per host; by default all
+    use `path`. `runner.group.transports` has the transports of all hosts."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

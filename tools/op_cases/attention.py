@@ -30,9 +30,9 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values range from below F16's subnormals to above its maximum, and one of several blocks is zero.
-    Stored bytes must equal the twin's. With norm or RoPE, values have one magnitude and are compared as
-    numbers, because a value between two codes may round to either."""
+    """Values range from below F16's subnormals to above its maximum, and the last row's second block is zero.
+    Stored bytes must equal the twin's. If norm or RoPE is applied, values have one magnitude and are compared
+    as numbers, because a value between two codes may round to either."""
 
     type: str = "f16"
     width: int = 64
@@ -47,7 +47,7 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """Return the NMSE if one element in 64 has a neighbouring code."""
+        """Return the NMSE of rounding one element in 64 to a neighbouring code."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -146,9 +146,8 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """Cache cells are scattered, and `pad` rows belong to no run. With `both`, attn_decode computes the
-    leading runs of one row and must not write the later rows in its dispatch. `n_parts` dispatches share the
-    heads."""
+    """Cache cells are scattered, and `pad` rows belong to no run. If `both` is set, attn_decode computes the
+    leading runs of one row, and must not write later rows. `n_parts` dispatches share the heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -267,8 +266,7 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # A row of 3 blocks shares a word with a neighbouring row. Runs store single rows and pairs, with and
-        # without a stored neighbour.
+        # A row of 3 blocks shares a word with a neighbouring row. Runs write one or both of these rows.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),

@@ -175,7 +175,7 @@ WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 
 def cases_named(pattern: str, shapes: str) -> list[Case]:
-    """Raises InvalidArgument for an invalid pattern or without a match."""
+    """Raises InvalidArgument if the pattern is invalid or matches no case."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
         matches = [case for case in cases if re.search(pattern, repr(case))]

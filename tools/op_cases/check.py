@@ -22,14 +22,14 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# With at most 3 workgroups in x, small cases use y too. Otherwise only more than 65,535 workgroups use y.
+# A limit of 3 workgroups in x makes small cases use y too. The real limit is 65,535.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """Return the device's limits and, unless `once`, the portable limits with the features that the case
-    needs. Omit limits under which the op cannot run."""
+    """Return the device's limits. Unless `once` is set, add the portable limits with the features that the
+    case needs. Omit limits under which the op cannot run."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -46,7 +46,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A case's dispatches under some limits, as names (op.variant), constants and grids."""
+    """A case's dispatches: their names (op.variant), constants and grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]

@@ -22,7 +22,7 @@ TOPK = (  # experts, experts used
 
 
 class Equal(tuple[int, ...]):
-    """Equal widths of all experts, with a short repr."""
+    """Widths of equal experts, with a short repr."""
 
     def __repr__(self) -> str:
         return f"({self[0]},) * {len(self)}"

@@ -17,8 +17,8 @@ def row_scales(rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. With `act`, w is the gate and
-    a second matrix is `up`. With `nan`, the last row of x has one NaN."""
+    """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. If `act` is set, w is the
+    gate and a second matrix is `up`. If `nan` is set, the last row of x has one NaN."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -54,7 +54,8 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # Tensors have a model's alignment, or the minimum if n is odd or `up` is padded.
+            # Tensors are aligned to 256 bytes as in a model, but to 4 bytes if n is odd, or if `up` is
+            # padded.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 

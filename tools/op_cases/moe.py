@@ -18,7 +18,7 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 @dataclass(frozen=True)
 class MoeLogits(Case):
     """Magnitudes differ so much that another order of summation or a fused multiply-add changes the result.
-    With `near`, the weights of all experts are equal except for one bit of each expert."""
+    If `near` is set, all experts have equal weights, except for one bit of each expert."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -49,8 +49,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """Logits have `values` different values, with zeros of both signs. With `nan`, every second logit in row
-    0 and all of the last row are NaN."""
+    """Logits have `values` different values, with zeros of both signs. If `nan` is set, every second logit in
+    row 0 and all logits in the last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -106,7 +106,7 @@ class MatVecId(Case):
     x_per_used: bool = False
     pad: int = 0
     pieces: int = 1
-    tile: int = 0  # pairs per tile; 0: not sorted by expert
+    tile: int = 0  # Pairs per tile. If 0, pairs are not sorted by expert.
     span: float = 1.0
 
     @property
@@ -173,7 +173,7 @@ class MatMulIdCoop(MatVecId):
 
 @dataclass(frozen=True)
 class MatLaneId(MatVecId):
-    """A tile has `tile` pairs of row and expert. With tile=0 the op computes each pair alone."""
+    """A tile has `tile` pairs (row, expert). If `tile` is 0, the op computes each pair alone."""
 
     op = ops.EXPERTS_OPS["mat_lane_id"]
     tile: int = 8

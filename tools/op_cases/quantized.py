@@ -90,7 +90,7 @@ def quick() -> list[Case]:
         MatMulDot("q5_0", 129, 96, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
         MatMulDotCoop("q4_0", 67, 32, 33, pad=3, bias=True),
-        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # has incomplete slices of 64 values
+        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # The second slice of 64 is incomplete.
         MatMulDotCoop("q4_k", 64, 256, 20, bias=True),
         MatDotId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
         MatDotId("q4_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),

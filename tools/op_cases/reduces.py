@@ -99,7 +99,8 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots and this device's partial sum in f16 wire format. Two words follow each slot."""
+        """Return the slots and this device's partial sum in f16 wire format. Two unused words follow each
+        slot."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)

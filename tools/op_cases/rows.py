@@ -189,9 +189,9 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """Values are `values` different numbers, zeros of both signs, and infinities. With `nan`, the last row
-    has one NaN. With `mapped`, ids come from a table. The mask allows a fraction `allowed` of each row, and
-    nothing of the first row."""
+    """x contains `values` different numbers, zeros of both signs, and infinities. If `nan` is set, the last
+    row has one NaN. If `mapped` is set, ids come from a table. The mask allows a fraction `allowed` of each
+    row, but no element of the first row."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

@@ -159,7 +159,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """Convert f32 rows, with the twins, to a matrix op's input type."""
+    """Use the twins to convert f32 rows to a matrix op's input type."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)

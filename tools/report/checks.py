@@ -76,7 +76,7 @@ class Verify(Part):
         return ("device", "op", "cases", "failed", "worst NMSE", "allowed"), lines
 
 
-# The first model has heads of 64 and a tied output, the second head norms, and the third 128 experts.
+# llama-1b has heads of 64 and a tied output. qwen3-8b has head norms. qwen3-30b-a3b has 128 experts.
 SHAPES = ("llama-1b", "qwen3-8b", "qwen3-30b-a3b")
 TYPE, N_LAYER = "Q4_K", 1
 N_VOCAB = 4096  # Numpy unpacks every matrix in each step, so 128k tokens would take ten seconds.

@@ -1,7 +1,7 @@
 """Run parts in their own processes, case by case, so that a crash or hang costs one case.
 
-Parts share the total time, and time that is left passes to the next part. Each process runs at least one
-case, which may take until its deadline.
+Parts share the total time; unused time passes to the next part. Each process runs at least one case, which
+may take until its deadline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Child:
             stderr=self._log,
             text=True,
             env={**os.environ, **environment},
-            start_new_session=True,  # so llama-bench is killed too
+            start_new_session=True,  # Killing the session kills llama-bench too.
         )
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()

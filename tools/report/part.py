@@ -22,7 +22,7 @@ class LeftOut(Exception):
 
 class Part:
     title: ClassVar[str]
-    share: ClassVar[float]  # A part's fraction of the time; earlier parts' unused time is added.
+    share: ClassVar[float]  # Fraction of the total time.
     deadline_s: ClassVar[float]  # A case that takes longer is treated as a hang.
     environment: ClassVar[Mapping[str, str]] = {}
 

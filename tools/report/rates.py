@@ -26,7 +26,7 @@ from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
-ROOM = N_PROMPT + MOST_TOKENS + 64  # A cache has room for this many tokens after the depth.
+ROOM = N_PROMPT + MOST_TOKENS + 64  # Cache cells beyond the depth.
 BOX_S = 2.0  # The timed tokens of a case should take this long.
 SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is timed.
 

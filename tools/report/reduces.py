@@ -12,7 +12,7 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 
-AHEAD_SIZES = ("16K", "1M")  # for a token, a prompt
+AHEAD_SIZES = ("16K", "1M")  # Sizes for a token and a prompt.
 
 
 class Reduces(Part):

@@ -108,7 +108,7 @@ class App:
         scope["state"] = {"is_versioned": is_versioned}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
-        answer.is_page = answer.path in static.FILES  # the page asks for keys
+        answer.is_page = answer.path in static.FILES  # The page loads without a key.
         self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
             raise Refusal(503, "the server is shutting down", retry_s=5)

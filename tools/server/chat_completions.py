@@ -119,7 +119,6 @@ async def respond(
 async def rendered_prompt(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
-    """Wait for the template's process in a thread."""
     chat, llm = as_chat(await service.fields(request)), service.ready()
     messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
@@ -230,7 +229,7 @@ class CheckedChat:
         return self.fields.times_tokens or self.fields.shows_progress
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """Return the bytes before an event's text, which most events share."""
+        """Return the first bytes of most events, up to the text."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

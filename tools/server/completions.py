@@ -170,7 +170,7 @@ class CheckedCompletion:
         )
 
     def _event_head(self, index: int) -> bytes:
-        """Return the bytes before an event's text, which most events share."""
+        """Return the first bytes of most events, up to the text."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

@@ -38,7 +38,7 @@ async def completion(service: Service, request: Request) -> Response:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """Fill the gap between `input_prefix` and `input_suffix`. The text in the gap begins with `prompt`."""
+    """Generate the text between `input_prefix` and `input_suffix`. The text begins with `prompt`."""
     fields = await service.fields(request)
     llm = service.ready()
     fields.required("input_prefix")

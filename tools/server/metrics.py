@@ -46,8 +46,8 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """Return all metrics. `now` has further values with help texts, and `stats` the engine's
-        statistics."""
+        """Return all metrics. `stats` are the engine's statistics. `now` contains other values with help
+        texts."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help_text: str, *values: str) -> None:

@@ -19,11 +19,11 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # Limit to notice the loss of an idle engine.
+WATCH_S = 1.0  # The loss of an idle engine is noticed within this time.
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# A model that worked longer resets the delay, because an engine that is killed once a minute would soon wait
-# a minute before each restart.
+# A model that worked longer resets the delay. Otherwise, if an engine is killed once a minute, each restart
+# would soon wait a minute.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
@@ -40,7 +40,7 @@ class State(Enum):
 
 
 class Abandoned(Exception):
-    """An error that stops loading because the server shuts down."""
+    """Raised to stop loading when the server shuts down."""
 
 
 class Model:
@@ -111,7 +111,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Read the engine's statistics until its loss or the server's end."""
+        """Read the engine's statistics until the engine is lost or the server ends."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -123,7 +123,7 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """Make `run` reopen the model if the error means its loss."""
+        """Make `run` reopen the model if the error means that the model is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()

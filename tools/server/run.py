@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals like uvicorn, but let the process exit with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # no signals in this thread
+            yield  # Only the main thread receives signals.
             return
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)

@@ -26,7 +26,7 @@ from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
 FINGERPRINT = f"vkbackend-{vkbackend.__version__}"
-BODY_SEND = "vkbackend.body_send"  # the scope's key of uvicorn's `send`
+BODY_SEND = "vkbackend.body_send"  # scope[BODY_SEND] is uvicorn's `send`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """Return the limit from the first of `names` in the request, or the server's limit. None (in the
-        request -1) means that only the context limits the answer."""
+        """Return the limit from the first of `names` in the request, or the server's limit. None, or -1 in
+        the request, means that only the context limits the answer."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)

@@ -46,8 +46,8 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Raise ClientGone in the `with` block when the client disconnects. Read the body before the `with`
-    block."""
+    """Raise ClientGone in the `with` block when the client disconnects. The request's body must already be
+    read."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -82,14 +82,14 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. Raise an error that occurs before the first event. Send and return a later
-        error."""
+        """Send all events. Raise errors before the first event. Send later errors to the client and return
+        them."""
         if math.isfinite(self._ping_s):
             self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # Events are sent in their own task. In the request's task, each event would resume every
-                # await of the routing.
+                # Events are sent in a new task. In the request's task, each event would resume all coroutines
+                # of the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             if self._timer is not None:

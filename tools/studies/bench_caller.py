@@ -1,7 +1,7 @@
 """Measures how a busy Python thread slows reduces: `python -m vkbackend.tools.studies.bench_caller`.
 
 In one process, the caller and the engine share Python's global interpreter lock (GIL), so the relay between
-segments waits for the caller. With process=True the engine has its own GIL. Prints median microseconds per
+segments waits for the caller. If process=True, the engine has its own GIL. Prints median microseconds per
 all-reduce for an idle and a busy caller.
 """
 

@@ -76,7 +76,7 @@ class Striker:
     def _wait(self) -> None:
         while self.pending:
             time.sleep(0.0005)
-        time.sleep(0.0005)  # A pending interrupt raises here.
+        time.sleep(0.0005)  # A pending KeyboardInterrupt is raised here.
 
 
 class Rounds:
@@ -120,7 +120,7 @@ class Rounds:
         self.llm.copy_slot(1, 0)
 
     def run(self, phase: str, rng: random.Random, striker: Striker) -> tuple[int, str]:
-        """Return how many interrupts raised KeyboardInterrupt, and the fault or ""."""
+        """Return the number of KeyboardInterrupts, and a description of any fault."""
         i, slot = rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
         waits = [rng.uniform(0, BEYOND * self.seconds[phase])]
         if rng.random() < AGAIN:

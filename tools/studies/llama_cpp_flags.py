@@ -2,8 +2,8 @@
 
     python -m vkbackend.tools.studies.llama_cpp_flags LLAMA_CPP_FOLDER
 
-Prints rows for new flags (class `?`), and the names of flags that were removed or have another value,
-variable or program. The script reads only names from llama.cpp; the reasons in the table are this project's.
+Prints rows for new flags (class `?`), and the names of flags that were removed or whose value, variable or
+program changed. The script reads only names from llama.cpp; the reasons in the table are this project's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Builds the shaders of llama-cpp-python's source package (pip downloads it, or --
 generator and glslc. Constants are from llama.cpp's host code for the GPU
 (tools/measure/llama_cpp_choices.py). Attention is compared for one row after 4,095 others and for a prompt,
 with heads of size 128 and 4 q heads per KV head. Compares vector instructions per 32 multiply-adds and, for
-kernels with tiles, the compiler's estimated cycles. Ratios are ours to llama.cpp's, so below 1 is better.
+kernels with tiles, the compiler's estimated cycles. Ratios divide our figure by llama.cpp's, so lower is
+better.
 """
 
 from __future__ import annotations

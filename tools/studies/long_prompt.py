@@ -2,8 +2,8 @@
 model.gguf -dev 0`.
 
 Four sequences decode when a prompt of 4,000 tokens arrives. Prints the milliseconds between the sequences'
-tokens before, during and after the prompt, for equally many tokens. Compare the time during the prompt with
-both others, because tokens get slower as a text grows.
+tokens before, during and after the prompt, for equal numbers of tokens. Compare the time during the prompt
+with the times before and after, because tokens get slower as a text grows.
 """
 
 from __future__ import annotations

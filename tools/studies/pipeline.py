@@ -1,7 +1,7 @@
 """Measures the gain of two steps in flight over two hosts: `python -m vkbackend.tools.studies.pipeline`.
 
-The hosts are two threads of one process. Each host has a device that only sleeps in segments that multiply by
-weights. Prints total tokens per second with one step in flight and with two.
+The hosts are two threads of one process. Each host's device sleeps instead of multiplying by weights. Prints
+total tokens per second with one step in flight and with two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
-N_TOKENS = 24  # Tokens measured per sequence and round, after N_WARM others.
+N_TOKENS = 24  # Timed tokens per sequence and round, after N_WARM untimed tokens.
 N_WARM = 4
 
 

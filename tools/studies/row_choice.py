@@ -1,7 +1,7 @@
 """Estimates the fastest op for each number of rows: `python -m vkbackend.tools.studies.row_choice`.
 
-Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs that may be absent. Numbers of
-rows are rounded up as in steps. An op's time is estimated as the larger of memory time and compute time.
+Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs that may be absent. Row counts
+are rounded up as in a model's steps. An op's time is estimated as the larger of memory time and compute time.
 Memory time is the bytes of matrix, x and y divided by the memory's rate. Compute time is the hot loop's
 vector instructions plus the matrix units' multiply-adds at peak rate. Partly filled tiles count as full.
 Launches, latency and code outside the loop are ignored, so times are lower bounds, which can rank the ops of
@@ -44,14 +44,12 @@ class Rates:
 
 
 RATES = {
-    "NAVI21": Rates(512e9, 144 * 2.25e9 / 2),  # RX 6800 XT: 144 SIMDs, 64 lanes in two cycles
-    "NAVI31": Rates(960e9, 192 * 2.5e9 / 2, 61e12),  # RX 7900 XTX
-    "DG2": Rates(
-        560e9, 512 * 2.1e9 / 2, 69e12, int8=2
-    ),  # A770: 512 engines of 8 lanes, 16 lanes in two cycles
-    "BMG": Rates(456e9, 160 * 2.67e9, 58e12, int8=2),  # B580
-    "TURING": Rates(616e9, 272 * 1.55e9 / 2, 27e12, int8=4),  # RTX 2080 Ti: 16 lanes a cycle in a partition
-    "AMPERE": Rates(936e9, 328 * 1.7e9, 36e12, dot=2, int8=4),  # RTX 3090: integers at half the rate
+    "NAVI21": Rates(512e9, 144 * 2.25e9 / 2),  # RX 6800 XT: a SIMD computes 64 lanes in two cycles.
+    "NAVI31": Rates(960e9, 192 * 2.5e9 / 2, 61e12),  # RX 7900 XTX.
+    "DG2": Rates(560e9, 512 * 2.1e9 / 2, 69e12, int8=2),  # A770: an engine computes 16 lanes in two cycles.
+    "BMG": Rates(456e9, 160 * 2.67e9, 58e12, int8=2),  # B580.
+    "TURING": Rates(616e9, 272 * 1.55e9 / 2, 27e12, int8=4),  # RTX 2080 Ti: 16 lanes a cycle per partition.
+    "AMPERE": Rates(936e9, 328 * 1.7e9, 36e12, dot=2, int8=4),  # RTX 3090: integers at half the rate.
 }
 
 
@@ -96,7 +94,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # NVK reports `int8_units_fast` only for a present GPU.
+    if rates.int8 == 4:  # NVK reports `int8_units_fast` only for an installed GPU.
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
@@ -134,8 +132,8 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """Return the chosen ops with their microseconds, the steepest increase in time per row, and the factor of
-    any faster op."""
+    """Return the chosen ops and their microseconds, the largest increase in time per row, and the largest
+    ratio of the chosen op's time to the fastest op's."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

@@ -34,7 +34,7 @@ COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
 ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB has real sizes.
-MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter.
+MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter of this.
 
 HOST = (
     *("model", "cards", "start s", "token s", "prompt s", "host MiB"),
@@ -109,7 +109,7 @@ def measure(
     with variable(env.CACHE, "off"):  # The speed of simulated cards cannot be measured.
         runner = Runner(options, Hollow(spec), devices=devices)
         start_s = time.process_time() - began
-        token, token_s = recorded(runner, 1, 1)  # A start records no step with top_k = 1.
+        token, token_s = recorded(runner, 1, 1)  # Startup does not record top_k = 1.
         prompt, prompt_s = recorded(runner, N_PROMPT, runner.max_top_k)
     host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     first, last = pipelines(token), pipelines(prompt)

@@ -1,8 +1,8 @@
 """Measures the server's cost: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
 
-Alternates three runs. The first calls `agenerate`, with the engine in a separate process. The second streams
-the same texts over HTTP. The third streams the same bytes at the same rate from a minimal server (Starlette,
-uvicorn). CPU time includes only the server process.
+Alternates three runs. The first run calls `agenerate`, with the engine in a separate process. The second run
+streams the same texts over HTTP. The third run streams the same bytes at the same rate from a minimal server
+(Starlette, uvicorn). CPU time includes only the server process.
 """
 
 from __future__ import annotations

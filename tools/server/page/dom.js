@@ -68,7 +68,7 @@ export function bytes(n) {
   return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(2)} ${UNITS[unit]}`;
 }
 
-/** Format a number with two significant digits, or as an integer from 20 on: 0.53, 7.1, 42, 1,234. */
+/** Format numbers below 20 with two significant digits, and others as integers: 0.53, 7.1, 42, 1,234. */
 export function number(value) {
   const digits = value >= 20 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
   return value.toLocaleString("en", { maximumFractionDigits: digits });

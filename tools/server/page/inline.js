@@ -8,7 +8,7 @@ const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
 const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // not the final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// Matches (address "title"). Lengths are limited, because many [](a would take quadratic time.
+// Matches (address "title"). Lengths are limited, because repeated "[](a" would take quadratic time.
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
 
@@ -45,7 +45,7 @@ class Inline {
     else nodes.push(node);
   }
 
-  /** Convert the marks of all stack frames from `depth` on to text. */
+  /** Convert the marks of stack frames to text, until `depth` frames remain. */
   flatten(depth) {
     while (this.stack.length > depth) {
       const frame = this.stack.pop();

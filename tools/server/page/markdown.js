@@ -26,7 +26,8 @@ export class BlockStream {
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
-    // An incomplete line "-" may become "- item" and join the previous block. A table needs its second line.
+    // An incomplete line "-" may become "- item" and join the previous block. A table is recognized by its
+    // second line.
     const last = found.at(-1);
     const isSure = last && last.line + (last.block.type === "table" ? 1 : 0) < lines.length - 1;
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));

@@ -1,4 +1,4 @@
-// Shows a conversation's messages. A changed message does not replace other elements.
+// Shows a conversation's messages. If a message changes, other elements remain.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";

@@ -36,7 +36,7 @@ export class Sidebar {
 
   rename(chat, row) {
     const input = element("input", { value: chat.title, "aria-label": "Title", maxLength: 200 });
-    let isDone = false; // its removal also blurs the field
+    let isDone = false; // Removing the field also blurs it.
     const done = (isKept) => {
       if (isDone) return;
       isDone = true;
