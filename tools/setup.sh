@@ -194,7 +194,7 @@ environment() {
         "serve hosts" | "hosts serve" | *" serve,hosts") level=serve,hosts ;;
     esac
     if [ "$have" = "$want"$'\n'$level ]; then
-        finder_first
+        finder_first && link_types
         "$venv/bin/python" -c "import vkbackend${kompute:+, kp}" 2>/dev/null && return 0
     fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
@@ -210,7 +210,7 @@ environment() {
     attempt "installing the package into $name (level: $level${kompute:+, building kp takes two minutes})" \
         "check the network and pip's configuration, then run this again" \
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --editable "$target"
-    finder_first
+    finder_first && link_types
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
 }
 
@@ -222,6 +222,25 @@ finder_first() {
         [ -f "$site/vkbackend-first.pth" ] || cat >"$site/vkbackend-first.pth" <<'LINE'
 import sys; sys.meta_path.sort(key=lambda finder: not getattr(finder, "__module__", "").startswith("__editable___vkbackend"))
 LINE
+    done
+}
+
+# link_types: link the sources as a stub package, because type checkers ignore the finder of the editable install.
+# A link exists for every file of vkbackend/ and for every other folder. Mypy needs an __init__ with the suffix .pyi.
+link_types() {
+    local stubs source link
+    for stubs in "$venv"/lib/python*/site-packages; do
+        stubs=$stubs/vkbackend-stubs
+        mkdir -p "$stubs"
+        find "$stubs" -xtype l -delete
+        for source in "$root"/vkbackend/* "$root"/{meta,models,shaders,tools}; do
+            case ${source##*/} in
+                __pycache__) continue ;;
+                __init__.py) set -- "$stubs/__init__.py" "$stubs/__init__.pyi" ;;
+                *) set -- "$stubs/${source##*/}" ;;
+            esac
+            for link; do [ -L "$link" ] || ln -s "$source" "$link"; done
+        done
     done
 }
 

@@ -283,6 +283,16 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
     assert numpy.returncode == 0, numpy.stderr
 
 
+def test_a_missing_driver_file_among_others_is_named() -> None:
+    set_to = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")
+    if not set_to:
+        pytest.skip("the environment names no drivers")
+    for command in (["devices"], ["generate", "--list-devices"]):
+        done = run(*command, env={"VK_DRIVER_FILES": f"/nowhere.json:{set_to}"})
+        assert done.returncode == 0 and "index" in done.stdout
+        assert "note: VK_DRIVER_FILES names '/nowhere.json', which does not exist" in done.stderr
+
+
 def test_debug_shows_the_traceback_before_the_last_line() -> None:
     result = generate("--top-p", "-1", env={"DEBUG": "1"})
     assert result.returncode == 2 and "Traceback" in result.stderr and last_line(result).startswith("error: ")

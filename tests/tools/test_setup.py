@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,33 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
     python = str(ROOT / ".venv" / "bin" / "python")
     done = run(python, "-c", "from vkbackend import LLM; print(LLM.__name__)", cwd=tmp_path)
     assert done.stdout == "LLM\n", done.stderr
+
+
+@pytest.mark.usefixtures("set_up")
+def test_the_install_has_types_for_every_package() -> None:
+    stubs = next((ROOT / ".venv").glob("lib/python*/site-packages/vkbackend-stubs"))
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    for package, folder in folders.items():
+        linked = stubs.joinpath(*package.split(".")[1:])
+        for source in (ROOT / folder).glob("*.py"):
+            assert (linked / source.name).resolve() == source, f"{package}: {source.name}"
+    assert (stubs / "__init__.pyi").resolve() == ROOT / "vkbackend" / "__init__.py"
+
+
+@pytest.mark.wide
+@pytest.mark.usefixtures("set_up")
+def test_mypy_checks_a_script_that_imports_the_package(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        'from vkbackend import LLM\nreveal_type(LLM("model.gguf").generate("Once").text)\nLLM(3)\n'
+    )
+    python = str(ROOT / ".venv" / "bin" / "python")
+    if run(python, "-c", "import mypy").returncode:
+        pytest.skip("mypy is not installed")
+    done = run(python, "-m", "mypy", "--strict", "script.py", cwd=tmp_path)
+    assert 'Revealed type is "str"' in done.stdout, done.stdout
+    assert 'script.py:3: error: Argument 1 to "LLM" has incompatible type "int"' in done.stdout, done.stdout
+    assert "Found 1 error in 1 file" in done.stdout, done.stdout
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,16 @@ def present() -> list[DeviceInfo]:
 
     if not (infos := devices()):
         raise UnsupportedFeature(no_device_message())
+    warn_of_missing_driver_file()
     return infos
+
+
+def warn_of_missing_driver_file() -> None:
+    """Print to stderr that a driver file in VK_DRIVER_FILES or VK_ICD_FILENAMES does not exist."""
+    from vkbackend.vulkan.instance import missing_driver_file
+
+    if missing := missing_driver_file():
+        print(f"note: {missing}", file=sys.stderr)
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:

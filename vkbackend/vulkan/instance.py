@@ -131,17 +131,21 @@ class Instance:
         check(create(self.handle, info, NULL, self._messenger), "vkCreateDebugUtilsMessengerEXT")
 
 
-def no_device_message() -> str:
+def missing_driver_file() -> str | None:
+    """Return a sentence that names the missing file of VK_DRIVER_FILES or VK_ICD_FILENAMES, or None."""
     # the Vulkan loader reads the first variable that is set
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
         if missing := [path for path in paths if not os.path.exists(path)]:
-            return (
-                f"no Vulkan device is present: {name} names {missing[0]!r}, which does not exist; correct or "
-                "unset the variable"
-            )
+            return f"{name} names {missing[0]!r}, which does not exist; correct or unset the variable"
         if paths:
             break
+    return None
+
+
+def no_device_message() -> str:
+    if missing := missing_driver_file():
+        return f"no Vulkan device is present: {missing}"
     return (
         "no Vulkan device is present: the loader found no usable driver; install one for the GPU "
         "(Debian/Ubuntu, also for running without a GPU: apt-get install mesa-vulkan-drivers), "

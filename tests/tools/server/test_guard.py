@@ -235,6 +235,7 @@ def test_logs_contain_neither_contents_nor_keys(caplog: pytest.LogCaptureFixture
             sock.recv(1000)
     assert "GET /models 401" in caplog.text  # the path of a refused request helps to find the client
     assert "POST /completions 200" in caplog.text and "ValueError" in caplog.text
+    assert "GET /models 401" in caplog.text and "GET unknown 404" in caplog.text
     assert "prompt-text" not in caplog.text and "-key" not in caplog.text
 
 
