@@ -49,7 +49,7 @@ def test_hooks_are_attributes_of_the_decoder() -> None:
     names = {
         name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
     }
-    other = {"attn_sinks", "owner"}  # names of a weight and of a field of KVSpec
+    other = {"attn_sinks", "owner"}  # a weight, a KVSpec field
     known = set(dir(Decoder)) | set(LayerConfig.__dataclass_fields__) | other
     assert len(names) > 12 and names <= known, names - known
 

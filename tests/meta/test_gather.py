@@ -37,7 +37,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
         weights, _pages = load_weights(devices, [load], Bytes(raw))
-    except PlanError:  # one expert needs more bytes than a binding has
+    except PlanError:  # one expert exceeds a binding
         assert max_range == 4096
         return
     assert np.array_equal(gather(devices, weights["w"]), raw)

@@ -90,7 +90,7 @@ def test_mapped_pieces_equal_the_tensor(case: tuple[Load, int], max_range: int, 
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
     try:
         weights, _pages = load_weights(devices, [load], File(raw, begin))
-    except PlanError:  # one expert needs more bytes than a binding has
+    except PlanError:  # one expert exceeds a binding
         assert max_range == 4096
         return
     for d, device in enumerate(devices):

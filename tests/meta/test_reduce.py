@@ -1,5 +1,5 @@
-"""Every all-reduce provider gives the same bits, for any number of segments submitted ahead and any delays.
-The errors of bfloat16 are bounded.
+"""All all-reduce providers give the same bits, whatever the delays and however many segments are submitted
+ahead. The errors of bfloat16 are bounded.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# The error of a number below 1 is at most half of its last bit. bf16 has 8 bits, and f16 has 11.
+# Rounding changes a number below 1 by at most half of its last bit. bf16 has 8 significant bits, f16 has 11.
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -186,15 +186,14 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
         for got in results:
             # assert_array_equal also compares the positions of NaN
             np.testing.assert_array_equal(got.reshape(-1), want)
-        summed.mesh.close()  # later shapes use its kept devices and pipelines
+        summed.mesh.close()  # later shapes reuse its devices
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
-    """The F16 wire keeps 11 bits of each number above 2^-29 of the block's largest number, and keeps
-    infinities and NaN. The mean squared error is 1/12 of the square of the last bit, the tenth after the
-    leading bit, as with uniform rounding."""
+    """The f16 format of exchanges rounds each number above 2^-29 of the block's largest number to 11 bits,
+    and preserves infinities and NaN. If u is the last of these bits, the mean squared error is u^2 / 12."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -252,7 +251,7 @@ def test_logits_do_not_depend_on_provider_or_depth(
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
-        return  # The rounding wires bf16 and f16 are tested once per provider.
+        return  # Test bf16 and f16 once per provider.
     # Rounding to 11 bits has 1/64 of the squared error of rounding to 8 bits.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64

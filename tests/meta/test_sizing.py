@@ -1,4 +1,4 @@
-"""If several devices are equal, memory is planned for one of them, with the result of planning all."""
+"""Memory is planned for only one of several equal devices, with the same result as for all."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # with uneven shares, only layers that are three apart are equal
+    assert commands(built) > 1.25 * n_short  # Uneven shares repeat only after three layers.
 
 
 def commands(graphs: list[Graph]) -> int:
@@ -87,8 +87,8 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This fake planner needs memory for every command, so a short model needs less than the complete model.
-    Because of this difference, all kinds of steps are planned with all layers."""
+    """If a shortened model needs less memory than the complete model, all layers are planned. This fake
+    planner causes this, because it adds memory for every command."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

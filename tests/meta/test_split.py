@@ -30,8 +30,8 @@ SUM = partial((0, 1))
 
 
 def attend(q: State, k: State, v: State) -> State:
-    """Apply the rule of attention with four q heads and two kv heads. Each kv head has 8 elements in K and 16
-    in V."""
+    """Derive the split state of attention with four q heads and two kv heads. Each kv head has 8 elements in
+    K and 16 in V."""
     return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
 
 
@@ -55,8 +55,8 @@ def sinks(y: State, w: State) -> State:
 
 
 # Heads have 8 elements. Two value heads read each key head. In VALUES, the value heads of a key head are
-# adjacent. In TILED, the distance of these value heads is the number of key heads. Key heads determine how
-# devices split the tensor with the segments q, k and v.
+# adjacent. In TILED, value heads h and h + n read key head h, if there are n key heads. QKV is a tensor with
+# the segments q, k and v, which is split by key heads.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)

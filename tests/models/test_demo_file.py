@@ -16,7 +16,7 @@ PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 10
 MAX_LOSS = 0.25
-MIN_MARGIN = 0.02  # smallest lead of the best token in logits; the story has leads of at least 0.032
+MIN_MARGIN = 0.02  # The best logit leads by at least this (in the story, by 0.032).
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
     "One sunny morning, Mia found a small brass lantern under a bush. Then she went through the singing "

@@ -30,8 +30,8 @@ needs_compiler = pytest.mark.skipif(
 
 
 def validated() -> list[Any]:
-    """Return each op with its first variant, and a fifth of the other pairs, so that every format is
-    validated with several ops. All other pairs are compiled, and validated with --all."""
+    """Return all pairs of an op and a variant. By default, only the first variant of each op and a fifth of
+    the other pairs are validated, so that every format is validated with several ops."""
     ops = list(dict.fromkeys(op for op, _ in shaderlib.variants()))
     seen = dict.fromkeys(ops, 0)
     params = []
@@ -197,7 +197,7 @@ def test_shipped_modules_need_no_compiler(
 def test_damaged_package_is_reported(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged module is compiled again. Without a compiler it is refused."""
+    """A damaged module is compiled again, or refused if no compiler is installed."""
     monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"

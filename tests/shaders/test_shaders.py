@@ -181,7 +181,7 @@ def test_step_layout() -> None:
 @pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
     """If the lanes of a subgroup run different numbers of rounds, a sum or shuffle after the loop may miss
-    lanes. Only maximal reconvergence, which few drivers have, makes all lanes wait."""
+    lanes. Few drivers support maximal reconvergence, which would make all lanes wait."""
     text = path.read_text()
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)

@@ -20,7 +20,7 @@ def counted_calls() -> Iterator[Counter[str]]:
             counts[frame.f_code.co_name if event == "call" else function.__name__] += 1
 
     before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # the garbage collector would add calls of finalizers and of hypothesis' callback
+    gc.disable()  # Calls of finalizers and of hypothesis' callback would count.
     sys.setprofile(on_event)
     try:
         yield counts

@@ -31,9 +31,9 @@ def device_params() -> list:  # type: ignore[type-arg]
 
 
 def with_devices(cases: Iterable[Any], of_one_driver: Iterable[Any]) -> list[Any]:
-    """Return parameters (case, device) for a module with CHOOSES_DEVICES (see conftest.py). The cases
-    `of_one_driver` run on the last driver's device, and on the others with --all, because the first driver
-    takes seconds to compile them."""
+    """Return parameters (case, device) for a module with CHOOSES_DEVICES (see conftest.py). By default, the
+    cases `of_one_driver` run only on the last driver's device, because the first driver takes seconds to
+    compile them."""
     every = device_params()
     params = [pair for case in cases for pair in product([_named(case)], every)]
     for case in of_one_driver:
@@ -80,7 +80,7 @@ def some(params: Iterable[Any], every: int) -> list[Any]:
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
     """Return all pairs of a row and a column, most of them marked as wide. By default, each row runs with
-    `each` columns, chosen so that each column runs with some row."""
+    `each` columns, and each column with at least one row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     params = product(rows, columns)
     for i in range(len(rows)):

@@ -47,7 +47,7 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 class FakeRunner:
     """A runner whose cells store a token instead of K and V. A step reads the tokens of a sequence from its
     cells, so a wrong cell changes the logits. The cells of windows and the recurrent states must contain
-    these tokens too. All slots share `blocks` blocks. None gives enough blocks for all slots."""
+    these tokens too. All slots share `blocks` blocks. If `blocks` is None, there are enough for all slots."""
 
     n_vocab = N_VOCAB
     max_top_k = 0

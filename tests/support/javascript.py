@@ -21,8 +21,8 @@ Run = Callable[..., Any]
 
 @contextmanager
 def runner(folder: Path) -> Iterator[Run]:
-    """Yield run(module, function, value). `run` calls the JavaScript function with the module's exports and
-    the value, and returns the result."""
+    """Yield `run`, which calls the JavaScript `function` with the module's exports and `value`, and returns
+    the result."""
     if node := shutil.which("node"):
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
         (folder / "package.json").write_text('{"type": "module"}')

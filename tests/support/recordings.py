@@ -37,9 +37,9 @@ def views(draw: st.DrawFn, of: Sequence[Any]) -> View:
 
 @st.composite
 def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
-    """Draw 1 to 4 segments over buffers of every home. Each segment begins with a read of host memory, as the
-    segments of a step do. Commands never read what they write. With `virtual`, scratch buffers have no
-    addresses yet."""
+    """Draw 1 to 4 segments that use staging, host pages and scratch. Each segment begins with a read of host
+    memory, as the segments of a step do. Commands never read what they write. If `virtual` is true, scratch
+    buffers have no addresses yet."""
     host = [buffer(Home.STAGING, "staging"), buffer(Home.PAGES, "pages")]
     scratch = [
         Virtual(4 * WORDS * draw(st.integers(1, 9)), f"v{i}") if virtual else buffer(label=f"s{i}")

@@ -17,8 +17,8 @@ from vkbackend.tools.op_cases.setup import weights
 
 @dataclass(frozen=True)
 class Tiny:
-    """The shape of a tiny model. By default four layers have 8 q heads over 2 kv heads, and a head is wider
-    than n_embd / 8. FFN columns are 3 blocks."""
+    """The shape of a tiny model. By default, it has four layers, 8 q heads, 2 kv heads, heads wider than
+    n_embd / 8, and three blocks of FFN columns."""
 
     arch: str
     dtype: str = "F32"

@@ -1,5 +1,5 @@
-"""Vocabularies for tests: files of `tests/data/vocab`, real files next to the checkout, and parts for small
-ones."""
+"""Vocabularies for tests: files of `tests/data/vocab`, real files next to the checkout, and parts of small
+vocabularies."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """The first op of the table is limited by memory up to 8 rows, and by instruction issue above. With 12
-    and 16 rows, the second op of the table is twice as fast as the first."""
+    """In this table, memory limits `mat_dot` for up to 8 rows, and instructions limit it for more rows. For
+    16 rows, `mat_wave` is twice as fast."""
     costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
     row = dict(zip(COLUMNS, table_row("A", "q4_0", [*costs, *other]), strict=True))

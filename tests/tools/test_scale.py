@@ -1,4 +1,5 @@
-"""Simulated cards refuse the same models as real cards. The study of scale counts their recordings."""
+"""Simulated cards refuse the same models as real cards. `vkbackend.tools.studies.scale` measures recordings
+for these cards."""
 
 from __future__ import annotations
 

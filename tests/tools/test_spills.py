@@ -1,5 +1,5 @@
-"""No kernel spills registers, according to compilers for absent GPUs. By default this checks a sample for
-AMD, and with --all every kernel of bench-ops for every GPU. Counts of instructions must equal
+"""No kernel spills registers, according to compilers for absent GPUs. By default, this checks some kernels
+for AMD; with --all, it checks all kernels of bench-ops for all GPUs. Counts of instructions must equal
 docs/measurements/kernels.csv.
 """
 
@@ -16,8 +16,8 @@ from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
 
-# A sample has kernels of every product with one format per family, attention with the usual head, and scans.
-# NAVI21 has no matrix units, so its sample has the kernels that replace them. --all compiles all kernels.
+# By default, these kernels are compiled: every product with one format per family, attention with the usual
+# head size, and scans. NAVI21 adds the kernels for GPUs without matrix units.
 PRODUCTS = r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows={rows},|Id\((type=)?'{kinds}'|^Attn.*head_k=128"
 SAMPLES = {
     "NAVI31": PRODUCTS.format(rows="(1|16|512)", kinds="(f16|q4_0|q6_k)") + f"|^Index|^SsmScan|{RECORDED}",

@@ -1,4 +1,4 @@
-"""A runtime is chosen, and shaders are changed for kp, without Vulkan."""
+"""These tests choose a runtime, and change shaders for kp, without Vulkan."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
 @settings(max_examples=50, deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
-    """A cut between submissions orders nothing, and needs no new barriers."""
+    """A cut between submissions does not order commands, and needs no new barriers."""
     commands: list = []  # type: ignore[type-arg]
     for command in recording.commands:
         commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]

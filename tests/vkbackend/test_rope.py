@@ -44,7 +44,8 @@ def test_linear_scaling_is_a_position_divided() -> None:
 
 
 def yarn_by_scalars(i: int, n_rot: int, base: float, factor: float, ctx: int) -> float:
-    """Return the radians per position of pair i, with the YaRN paper's ramp between 32 turns and 1."""
+    """Return pair i's rotation per position in radians, with the YaRN paper's ramp between 32 turns and 1
+    turn."""
     theta = 1.0 / base ** (2 * i / n_rot)
 
     def dim(rotations: float) -> float:

@@ -1,4 +1,4 @@
-"""The strict reader accepts real files with optional biases, soft-caps, keys whose value means off, layers
+"""The strict reader accepts real files with optional biases, soft-caps, keys that turn a feature off, layers
 for multi-token prediction, or unread tensors.
 """
 

@@ -168,7 +168,8 @@ READ_LATER = """if True:
 
 
 def output_of(script: str, *words: str) -> str:
-    """Run a script in a process, which a read through a memory map of a truncated file would end."""
+    """Run a script in its own process, because reading a truncated file through a memory map would end the
+    process."""
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout

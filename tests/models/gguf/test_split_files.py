@@ -1,4 +1,4 @@
-"""A model may be split into several files. Any of them opens the model, and a wrong file is refused."""
+"""A model may be split into several files, and any of them can be opened. A wrong file is refused."""
 
 from __future__ import annotations
 

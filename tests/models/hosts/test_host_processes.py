@@ -30,7 +30,7 @@ SILENCE_S = 3
 LIMIT_S = 100.0  # starting a group may take 60 s
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # a prompt longer than a block of cells; different devices compute it in two halves
+LONG = 9 * PROMPT  # longer than a cell block
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,8 @@ def here(places: list[str]) -> list[str]:
 
 
 def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Return the logits of three kinds of steps: two prompts, then twice one token for each prompt, then one
-    token for one prompt."""
+    """Return the logits of four steps: the first computes two prompts, two steps continue both, and the last
+    continues one."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
@@ -55,8 +55,8 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """Check that several hosts give the logits of a single host. With `interleave`, a step computes its rows
-    in two halves."""
+    """Check that several hosts give the logits of a single host. If `interleave` is true, a step computes its
+    rows in two halves."""
     options = OPTIONS | options
     # a split by layers depends on hosts, so this single host pretends to be several
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +170,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
         # complete slots would need 2 slots per host
         (HOSTS, "host-sum", [4 / 3] * 3),
         (HOSTS, "auto", [4 / 3] * 3),
-        # node 0 sends half a slot for each of its two devices, and half of the sum
+        # Node 0 sends three halves of a slot: one for each device, and one of the sum.
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,

@@ -111,8 +111,8 @@ def test_dry_follows_the_definition(window: list[int], allowed: int, breakers: B
 
 
 def test_dry_of_long_repetitions_is_bounded() -> None:
-    """The exponent of the penalty is limited so that float32 does not overflow. For the base 1.75 the limit
-    is 158."""
+    """The exponent of the penalty is limited so that float32 does not overflow. If the base is 1.75, the
+    exponent is at most 158."""
     assert dry_penalties([7] * 20_000, 1.0, 1.75, 2, {}) == {7: 1.75**158}
     assert dry_penalties([7] * 20_000, 2.0, 1.0, 2, {}) == {7: 2.0}
 

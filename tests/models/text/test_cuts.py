@@ -28,7 +28,7 @@ def cuts(name: str, text: str) -> list[str]:
 
 @pytest.fixture(params=DISTINCT)
 def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
-    """Return a tokenizer of the 256 bytes, whose merges show where the pre-tokenizer cuts."""
+    """Return a tokenizer of the 256 bytes. Its merges show where the pre-tokenizer cuts."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(b) for b in plain] + [chr(0x100 + i) for i in range(256 - len(plain))]
     pairs = ["1 1", "a a", "\u0120 a", "a 1", "\u010a \u010a", "\u0120 \u0120"]

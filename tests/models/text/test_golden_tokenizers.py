@@ -1,7 +1,7 @@
 """The tokenizers of Gemma 4 and Kimi K2 give the ids of other programs.
 
-`oracles/make_tokenizers.py` stored the vocabularies and ids in `golden/`. `-m oracle` compares them with the
-installed programs again.
+`oracles/make_tokenizers.py` stored the vocabularies and ids in `golden/`. `pytest -m oracle` computes them
+again with the installed programs.
 """
 
 from __future__ import annotations

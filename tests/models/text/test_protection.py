@@ -122,9 +122,9 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """The renderer puts a sentinel after each special token of a message, or before it if that fails, to find
-    the token in the prompt. If neither position of the sentinel works, the content must occur only once in
-    the prompt. If the content occurs twice, the prompt is unprotected."""
+    """To find a message's special tokens in the prompt, the renderer puts a sentinel after each of them. If
+    that fails, it puts the sentinel before them. If both fail, the content must occur only once in the
+    prompt. If the content occurs twice, the prompt is unprotected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 

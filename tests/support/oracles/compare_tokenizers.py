@@ -1,17 +1,15 @@
 """Prints tables that compare our tokenizers with llama.cpp's: ids of random lines, and the time to load and
 to encode.
 
-    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py           # all three tables
-    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one table
+    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py        # Prints all tables.
+    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed  # Prints one table.
 
-speed: the vocabularies of `../shared/vocab`, or the small vocabularies of tests/data. The columns are the
-number of lines that differ, the load time in CPU seconds (best of three), and the MB of English encoded per
-CPU second. `cold` is the first encoding after loading, `warm` the second.
-
-cuts: every pre-tokenizer with its own cuts, over a vocabulary of all pairs of bytes. `own` counts lines that
-differ because llama.cpp does not cut as the model does (see make_pre_tokenizers.py).
-
-kinds: small vocabularies of the other kinds. Needs xllamacpp.
+- `speed` uses the vocabularies of `../shared/vocab`, or the small vocabularies of tests/data. The columns are
+  the number of lines that differ, the load time in CPU seconds (best of three), and the MB of English encoded
+  per CPU second. `cold` is the first encoding after loading, `warm` the second.
+- `cuts` uses every pre-tokenizer that cuts in its own manner, with a vocabulary of all pairs of bytes. `own`
+  counts lines that differ because llama.cpp does not cut as the model does (see make_pre_tokenizers.py).
+- `kinds` uses small vocabularies of the other kinds. Needs xllamacpp.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from oracles.hf_parts import State, builder, common, fused_experts, halves_from_
 
 
 def scans(m: Fixture, state: State, where: str) -> None:
-    """Add the state space layers to `state`. Formatted with a layer's number, `where` is the prefix of its
-    tensors."""
+    """Add the state space layers to `state`. `where.format(il)` is the prefix of layer il's tensors."""
     for il in layers(m, "ssm_a"):
         p, b = where.format(il), f"blk.{il}."
         state |= {

@@ -161,8 +161,8 @@ def logits(
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers, from
-    layer 1 on, to control vectors."""
+    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers 1 to n to
+    control vectors."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -188,7 +188,7 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        # Set the first of four bytes, which are switches. The third switch is on by default.
+        # VOCAB_ONLY is the first of four switches of one byte each. The third switch is on by default.
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

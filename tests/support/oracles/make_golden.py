@@ -1,6 +1,6 @@
 """Makes `golden/*.npz`, the logits of every fixture, on which two independent programs must agree.
 
-    PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]
+    PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]  # Writes the files.
 
 Needs torch, transformers and xllamacpp. Each file stores transformers' logits, the versions, the NMSE between
 both programs, and the smallest effect of a tensor on the logits.
@@ -73,7 +73,7 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        # NaN comes from a division by the neutral tensor's zeros
+        # Division by the neutral tensor's zeros gives NaN.
         errors[name] = inf if isnan(change) else change
     return errors
 

@@ -1,7 +1,7 @@
 """Makes `golden/kind-*.json`: small vocabularies of WordPiece, Unigram, RWKV and lower-case words, and
 llama.cpp's ids of random lines and prose for each vocabulary.
 
-    PYTHONPATH=tests/support python tests/support/oracles/make_kinds.py
+    PYTHONPATH=tests/support python tests/support/oracles/make_kinds.py  # Writes the files.
 
 Needs xllamacpp.
 """

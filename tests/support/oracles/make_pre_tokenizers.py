@@ -1,10 +1,10 @@
 """Makes `golden/pre-tokenizers.json`: ids of random lines for each pre-tokenizer that cuts in its own manner.
 
-    PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py
+    PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py  # Writes the file.
 
-Every pair of bytes is a token, in random order, so a different cut nearly always gives different ids. The ids
-come from llama.cpp. If llama.cpp's expression differs from the published expression, they come from
-`tokenizers` with the published one. Needs xllamacpp.
+Every pair of bytes is a token, in random order, so a different cut nearly always gives different ids. If
+llama.cpp uses the published expression, the ids come from llama.cpp, otherwise from `tokenizers` with the
+published expression. Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CASED = (
 )
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
-# These are the models' own expressions, from which llama.cpp deviates. Most of llama.cpp's capital letters
-# are ASCII or missing. llama.cpp groups tiny_aya's digits before letters, and knows only ASCII digits for
-# superbpe.
+# These are the models' own expressions, from which llama.cpp deviates. Most of llama.cpp's expressions
+# distinguish only ASCII capital letters, or none. llama.cpp groups tiny_aya's digits before letters, and
+# knows only ASCII digits for superbpe.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),

@@ -1,7 +1,7 @@
 """Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers give to rows of logits.
 
-    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
-    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
+    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py          # Writes the file.
+    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table  # Prints a comparison.
 
 Each line of the table shows one case. The first column counts the random rows of 2,000 logits for which both
 samplers keep the same tokens. The other columns are the largest difference of a probability, and chi-square

@@ -1,6 +1,6 @@
-"""Prints the NMSE of every architecture against its golden logits as a Markdown table:
+"""Prints the NMSE of every architecture against its golden logits as a Markdown table.
 
-    PYTHONPATH=tests/support python tests/support/oracles/nmse_table.py [NAME ...]
+    PYTHONPATH=tests/support python tests/support/oracles/nmse_table.py [NAME ...]  # Prints it.
 
 The last tokens of the prompt are computed one by one. Caches, sums and the wire are F32.
 """

@@ -15,8 +15,8 @@ from vkbackend.models.sampling.sampler import Sampler
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "dry_sequence_breakers": [], "seed": 1}
 DRY = {"dry_multiplier": 0.8}
 
-# The cases have single samplers first, then combinations. XTC's probability is 1. In no case top-n-sigma
-# precedes typical, because llama.cpp would sort NaN.
+# The cases have single samplers first, then combinations. XTC's probability is 1. No case runs top-n-sigma
+# before typical, because llama.cpp would then sort NaN.
 CASES: dict[str, dict[str, Any]] = {
     "none": {},
     "temperature": {"temperature": 1.7},

@@ -109,7 +109,8 @@ KINDS = "S", "F", "A", "F", "S"
 
 
 def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
-    """Add layers of each kind. Return the feed-forward layers, which have only norms so far."""
+    """Add layers of each kind. Return the numbers of the feed-forward layers, to which the caller adds
+    matrices."""
     kv = [2 * (kind == "A") for kind in KINDS]
     base(
         m,

@@ -10,7 +10,8 @@ from vkbackend.tools.measure.dialects import listing
 
 pytestmark = pytest.mark.no_vulkan
 
-# RADV's text has two dot products and a shift in the hot loop, and two more instructions in the outer loop.
+# RADV's listing has two dot products and a shift in the hot loop, and two more instructions in the outer
+# loop.
 AMD = """BB0:
 	s_load_dwordx4 s[4:7], s[2:3], null                         ; f4080101 fa000000
 	v_mov_b32_e32 v1, 0                                         ; 7e020280
@@ -37,8 +38,8 @@ BB4:
 	s_endpgm                                                    ; bf810000
 """
 
-# ANV's text has subgroups of 16. An instruction of 32 lanes counts twice, and an instruction of a single lane
-# is scalar.
+# ANV's listing is for subgroups of 16. An instruction of 32 lanes counts twice, and an instruction of a
+# single lane is scalar.
 INTEL = """
 mov(16)         g48<1>UD        g0.1<0,1,0>UD                   { align1 WE_all 1H compacted };
 
@@ -56,7 +57,7 @@ add(1)          g67<1>UD        g66<0,1,0>UD    0x00000100UD    { align1 WE_all 
 (+f0.0) while(16) JIP:  LABEL1                                  { align1 1H };
 """
 
-# In NVK's text, the blocks of a loop may be separated by other code.
+# In NVK's listing, the blocks of a loop may be separated by other code.
 NVIDIA = """block.u 0 L1 [] -> {
       ur0     = s2r sr[0x25]                             // delay=1 wr:1
 } -> [1]

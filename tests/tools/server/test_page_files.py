@@ -50,5 +50,5 @@ def test_files_neither_make_html_of_texts_nor_name_other_sites(file: object) -> 
     )
     # the content security policy forbids inline styles and handlers
     assert not re.search(r"<[^>]*\s(style|on\w+)=", text)
-    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # SVG's namespace is no address
+    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # SVG's namespace
     assert not sites

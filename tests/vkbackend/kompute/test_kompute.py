@@ -80,10 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
-    """Without barriers, synchronization validation reports hazards of execution and of memory. With a synced
-    word, validation reports no hazards of execution. If a submission ends at every barrier, validation
-    reports no hazards. With a word, the reported hazards of memory are false, because drivers handle caches
-    for all memory (see kompute/device.py)."""
+    """Synchronization validation reports hazards of execution and of memory if no barriers are used, and none
+    if a submission ends at every barrier. If a word is copied, it reports only hazards of memory. These are
+    false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],

@@ -29,8 +29,7 @@ LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=PLAIN)
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
-# Compared with F16, int8 is as fast or twice as fast with INTEGERS, and four times as fast with
-# FAST_INTEGERS.
+# The rate of int8 is one or two times the rate of F16 on INTEGERS, and four times on FAST_INTEGERS.
 INTEGERS = replace(UNITS, features=UNITS.features | {"int8_units"})
 FAST_INTEGERS = replace(INTEGERS, features=INTEGERS.features | {"int8_units_fast"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})

@@ -259,7 +259,8 @@ def test_different_products_are_not_fused(difference: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_norm_and_quantization_are_fused(read: bool) -> None:
-    """The fused op runs where the norm was, so its residual may be read before the quantization."""
+    """The fused op takes the norm's place, so a command between norm and quantization may read the
+    residual."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), stored(256, 64), scratch(2, 32), scratch(2, 32)
     out, z = replace(scratch(2, 40), shape=(2, 32), dtype="q8"), scratch(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}

@@ -1,4 +1,5 @@
-"""Ops run with limits above the Vulkan minimum: the largest workgroups, and several quads read ahead."""
+"""Ops run with limits above Vulkan's minimum, so they use the largest workgroups and read several quads
+ahead."""
 
 from __future__ import annotations
 

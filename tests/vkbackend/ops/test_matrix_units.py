@@ -45,7 +45,7 @@ def test_the_usual_size_comes_first() -> None:
     ("api", "integers", "k"),
     [
         ("khr", [(16, 16, 16), (16, 16, 32)], 32),
-        # k = 64 exceeds a block, and n = 8 differs from the tiles of F16
+        # k = 64 exceeds a block of 32, and F16 has no tile with n = 8.
         ("khr", [(16, 16, 64), (16, 8, 32)], 0),
         ("khr", [], 0),
         ("nv", [(16, 16, 32)], 0),
@@ -139,7 +139,8 @@ def test_attention_requires_heads_that_are_multiples_of_matrices(name: str, head
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
 def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
-    """In wide subgroups, matrix units decode groups of at least four heads, with one row per head."""
+    """If subgroups are wide and groups have at least four heads, decoding uses matrix units, with one row per
+    head."""
     units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
     assert units
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)

@@ -1,11 +1,10 @@
 """Every op case runs on a Vulkan device and must equal the numpy twins.
 
 With --all, cases run with the device's constants, and with the constants of the smallest GPU and folded
-grids. Cases of every weight type run only once, because compiling them takes long. By default, the first
-driver runs only the first case of each op with both sets of constants. The other drivers keep no compiled
-code, so they run only the first case of each op. This command runs one case: pytest
-tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure
-with its seed.
+grids. Cases of every weight type run only once, because compiling them takes long. By default, only the first
+case of each op runs with both sets of constants, and only this case runs on the other drivers, because they
+keep no compiled code. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case
+"MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vkbackend.tools.op_cases.cases import CASES, FORMAT_CASES, WIDE_CASES
 from vkbackend.tools.op_cases.check import Mismatch, Shape, limits_for, run_case, shape_of
 from vkbackend.tools.op_cases.setup import Case
 
-CHOOSES_DEVICES = True  # instead of running each case on all devices
+CHOOSES_DEVICES = True  # see conftest.py
 CODEBOOKS = ("iq1", "iq2", "iq3")
 
 
