@@ -132,3 +132,19 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert table["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
     assert table["gemma3"]["windows"] and not table["gemma3"]["recurrent"]
     assert table["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architectures.md"])
+def test_models_are_found_by_name(page: str) -> None:
+    text = (ROOT / page).read_text()
+    names = (
+        "Qwen3.8-27B",
+        "Qwen3.6-35B-A3B",
+        "GLM-4.7-Flash",
+        "gpt-oss-20b",
+        "26B-A4B",
+        "31B",
+        "E4B",
+        "qwen35",
+    )
+    assert [name for name in names if name not in text] == []
