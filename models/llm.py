@@ -182,9 +182,9 @@ class LLM(Chats, Slots):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in order. Up to `n_slots` prompts run together. With `n`,
-        each prompt is computed once and gives a list of n continuations. With a seed, continuation i uses
-        seed + i. If a continuation fails, its error is raised and the others are cancelled.
+        A list of prompts gives a list of answers in order. Up to `n_slots` prompts run together. If `n` is
+        set, each prompt is computed once and gives a list of n continuations. If a seed is set, continuation
+        i uses seed + i. If a continuation fails, its error is raised and the others are cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)

@@ -79,7 +79,7 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
     """Read the layers' hyper-parameters. A key has one value, or one per layer. `mixture` has the experts'
-    defaults. `low` is the minimum of kv heads and of dense FFN columns."""
+    defaults. Each layer's kv heads and dense FFN columns must be at least `low`."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

@@ -27,7 +27,7 @@ GATES = (
     "shortconv_b",
     "shortconv_c",
     "shortconv_x",
-)  # in one tensor: first gate, second gate, values
+)  # One tensor has both gates, then the values.
 
 
 class Model(Decoder):

@@ -22,7 +22,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # The default. With 0 all layers attend to all positions, with RoPE.
+CHUNK = 8192  # The default. If 0, all layers use RoPE and attend to all positions.
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

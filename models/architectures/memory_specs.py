@@ -11,9 +11,9 @@ from vkbackend.meta.tensor import Weight
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
-    all (0). With an `owner`, the layer reads this earlier layer's caches. `index_dim` is the size of index
-    keys, or 0 without an indexer. With a `chooser`, the layer attends to positions that this earlier layer's
-    indexer chose."""
+    all if `window` is 0. A layer with an `owner` reads this earlier layer's caches. `index_dim` is the size
+    of index keys, or 0 without an indexer. A layer with a `chooser` attends to positions that this earlier
+    layer's indexer chose."""
 
     n_head_kv: int
     head_dim_k: int
@@ -32,8 +32,8 @@ class KVSpec:
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
-    cells have the last `window` positions, or all (0). If `shared`, another layer writes the caches. `index`
-    holds the indexer's keys [n_cells, index_dim]."""
+    cells have the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
+    writes the caches. `index` holds the indexer's keys [n_cells, index_dim]."""
 
     k: Weight
     v: Weight
@@ -72,7 +72,7 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: rows do not interact
+MemorySpec = KVSpec | StateSpec | None  # None if rows do not interact.
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:

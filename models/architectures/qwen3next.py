@@ -43,7 +43,7 @@ class Delta:
 class Model(Decoder):
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
-    tiled = False  # Value head h reads key head h % n_k (False: h // (n_v / n_k)).
+    tiled = False  # Value head h reads key head h // (n_v / n_k), or h % n_k if tiled.
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)

@@ -36,7 +36,8 @@ class Part:
     segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """Return the weight's bytes with rows in order. With segments this is a copy, otherwise a view."""
+        """Return the weight's bytes with rows in order. The result is a view, unless the weight has
+        segments."""
         part = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
             return part

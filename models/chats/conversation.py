@@ -28,8 +28,8 @@ from vkbackend.options_class import takes
 
 class Chat:
     """A conversation in `slot` of an LLM, with the `system` prompt. `template` is a jinja source or the name
-    of one of the model's templates. The default is the model's default template, else ChatML, which `notes`
-    reports. The template gets `variables`, such as `tools` and `enable_thinking`.
+    of one of the model's templates. The default is the model's default template, else ChatML. `notes` reports
+    ChatML. The template gets `variables`, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents are plain text, unless `parse_special`. `protected` is False if
     special tokens of messages are indistinguishable from the template's.
@@ -122,7 +122,8 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # With a grammar, a full context ends the answer, because a new request would restart the grammar.
+        # If the answer has a grammar, a full context ends it, because a new request would restart the
+        # grammar.
         slides = not any(options.get(name) for name in KEYWORDS)
         new_ids: list[int] = []
         try:
@@ -196,7 +197,7 @@ class Chat:
         tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.after(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
-            if rest and tok.is_marker(rest[0]):  # The new text cannot continue a word of the slot.
+            if rest and tok.is_marker(rest[0]):  # Merges cannot cross a special token.
                 return self._ids + rest
         return self._prompts.ids(prompt)
 

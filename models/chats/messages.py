@@ -64,7 +64,7 @@ def _call(name: str, value: Any) -> dict[str, Any]:
         raise refused(name, value, "expected {'id': ..., 'function': {'name': ..., 'arguments': ...}}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # a model may write invalid JSON
+        with suppress(ValueError, RecursionError):
             parsed = json.loads(arguments or "{}")
             arguments = parsed if isinstance(parsed, Mapping) else arguments
     elif not isinstance(arguments, Mapping):

@@ -68,8 +68,8 @@ class Chats(ABC):
         """Answer a conversation of messages in OpenAI's format. The answer has separate fields for thought,
         content and tool calls. To continue the conversation, append `answer.message` to the messages.
 
-        With `n`, return a list of n answers; answer i uses seed + i. Special tokens in a message are plain
-        text. Raises InvalidArgument, for example if the template refuses the messages; UnsupportedModel
+        If `n` is set, return a list of n answers. Answer i uses seed + i. Special tokens in a message are
+        plain text. Raises InvalidArgument, for example if the template refuses the messages; UnsupportedModel
         without a tokenizer; and the errors of `generate`.
         """
         chat = self.prepare_chat(messages, max_tokens, n=n, **options)

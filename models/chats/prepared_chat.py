@@ -20,7 +20,7 @@ class PreparedChat:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
-    eager: bool = False  # The engine computes ahead anyway.
+    eager: bool = False  # If False, the engine computes ahead too.
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()

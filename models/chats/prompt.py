@@ -20,7 +20,7 @@ MAX_KEPT = 4  # each has a process
 
 class PromptMaker:
     """`template` is a jinja source, or the name of one of the model's `templates`. `choose` selects the
-    default, and `notes` reports ChatML. Raises InvalidArgument for an invalid template.
+    default. If the default is ChatML, `notes` reports this. Raises InvalidArgument for an invalid template.
 
     Special tokens in messages are plain text, unless `parse_special`.
     """
@@ -96,7 +96,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         maker = self._kept.get(key)
-        if maker is None:  # without the lock, because it starts a process
+        if maker is None:  # Not locked, because PromptMaker starts a process.
             maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             maker = self._kept.setdefault(key, maker)

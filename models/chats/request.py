@@ -18,13 +18,13 @@ from vkbackend.models.text.reasoning import THOUGHTS, opened
 from vkbackend.models.tool_calls.formats import GPT_OSS
 from vkbackend.models.tool_calls.grammar import CallGrammar, literal, text_up_to
 
-SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
+SPACE = r"/[ \n]{0,4}/"  # White space after a thought.
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` has the
-    control tokens whose text the reader needs. `protected` is False if special tokens in messages are
+    control tokens that the answer's text must contain. `protected` is False if special tokens in messages are
     indistinguishable from the template's. If `single`, the answer ends with its first tool call."""
 
     ids: list[int]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from vkbackend.meta.step_kind import bucket
 
 SLOWER = 2.0  # Limit of a step's time, relative to a step without prompt rows.
-GROWTH = 1.15  # Factor of the number of rows after a fast step.
+GROWTH = 1.15  # After a fast step, multiply the prompt rows by this.
 WEIGHT = 0.25
 REFRESH = 64  # A step without prompt rows is measured again after this many steps.
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
-PADDED = 16  # from this many prompt rows on, the step has no padding
+PADDED = 16  # Steps with PADDED or more prompt rows have no padding.
 
 
 class PrefillBudget:
@@ -38,7 +38,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn from the time of a step that needed no recording."""
+        """Adjust the limit to the time of a step whose recording existed."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
@@ -50,7 +50,7 @@ class PrefillBudget:
             self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
             self._age[kind] = 0
         elif known is not None and seconds > SLOWER * known:
-            # The step may be slow for another reason, so halve the number at most.
+            # The step may be slow for another reason, so at most halve the number.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
         # A step with fewer prompt rows had only short prompts, so the limit does not grow.
         elif known is not None and n_prompt >= int(self._rows) // 2:

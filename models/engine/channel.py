@@ -1,7 +1,7 @@
 """Passes requests from callers to the engine's threads, and answers to the callers.
 
 Ctrl-C may raise KeyboardInterrupt between any two bytecodes of the main thread. Each change by a caller is
-therefore a single call of C code, which puts a letter into the inbox or drops the caller's queue.
+therefore a single call of C code: it puts a message into the inbox, or drops the caller's queue.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to a request's mail, which Python puts into the inbox when the mail is
-    garbage-collected."""
+    """A weak reference to a request's mail. When the mail is garbage-collected, Python puts the reference
+    into the inbox."""
 
     __slots__ = ("id",)
     id: int
@@ -78,7 +78,7 @@ class Abandoned(BaseException):
 
 
 class Channel:
-    """Callers change only `inbox` and their own mail."""
+    """A caller writes only to `inbox` and to its own mail."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
@@ -97,7 +97,7 @@ class Channel:
 
     def tell(self, done: int, total: int) -> None:
         """Raises Abandoned if the caller has closed the channel."""
-        if not self.inbox.empty():  # any message during loading ends the loading
+        if not self.inbox.empty():  # Any message ends loading.
             raise Abandoned
         self.news.put((done, total))
 

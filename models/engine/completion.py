@@ -9,12 +9,13 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # a frozen class would cost 2 us per token
 class Chunk:
-    """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`
-    and, without `timings_per_token`, `timings`. With `echo` or `prompt_logprobs`, the first chunk is the
-    prompt. With `prompt_progress`, chunks with a `progress` and no token come before the first token."""
+    """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`,
+    and `timings` unless `timings_per_token` is set. If `echo` or `prompt_logprobs` is set, the first chunk is
+    the prompt. If `prompt_progress` is set, chunks with a `progress` and no token come before the first
+    token."""
 
     text: str
-    token: int | None  # None in the prompt's chunk, or if max_tokens is 0.
+    token: int | None  # None for the prompt, and if max_tokens is 0.
     # "stop" means a stop token or a stop string. "length" means max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None

@@ -17,8 +17,8 @@ Write = Callable[[int, int, int, int], None]
 
 @dataclass(slots=True)
 class Span:
-    """A slot's blocks, `low` to `high` - 1. The first blocks belong to nodes. `blocks` maps the other indices
-    to the slot's own blocks."""
+    """A slot's blocks, `low` to `high` - 1. The first blocks belong to nodes of the prefix tree. `blocks`
+    maps the other indices to the slot's own blocks."""
 
     blocks: dict[int, int] = field(default_factory=dict)
     low: int = 0

@@ -30,8 +30,8 @@ from vkbackend.step import MAX_ROWS
 
 
 class Loading:
-    """`options` has the settings decided so far. With `joining`, several nodes load the model together.
-    Otherwise this process loads the model alone, on `devices` unless None."""
+    """`options` has the settings decided so far. If `joining` is set, several nodes load the model together.
+    Otherwise this process loads the model alone, on `devices` if given."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """Return how many steps may be in flight, one per node in a pipeline. If node 0 computes the output, the
-    number is 1, because `launch` would then last until the step's end. `of` has each device's node."""
+    """Return how many steps may be in flight, one per node in a pipeline. If node 0 computes the output,
+    `launch` lasts until the step's end, so the number is 1. `of` has each device's node."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

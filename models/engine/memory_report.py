@@ -11,7 +11,7 @@ from vkbackend.models.engine.group import Group
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
     """Return bytes by purpose for each device of all nodes, as in `LLM.memory`.
 
-    Host pages that all devices share count for the first device, tables as `shared` and reduce slots as
+    Host pages that all devices share count for the first device: tables in `shared`, and reduce slots in
     `staging`.
     """
     report: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None means the end
-    of the context. With `slot`, wait for that slot and skip the tokens in its cache."""
+    of the context. If `slot` is set, wait for that slot and skip the tokens in its cache."""
 
     id: int
     tokens: tuple[int, ...]
@@ -59,7 +59,7 @@ class SetVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Compute the logits of every position. Several events return the rows."""
+    """Compute the logits of every position. The rows arrive in several events."""
 
     id: int
     tokens: tuple[int, ...]
@@ -203,7 +203,7 @@ class Event:
     error: ErrorData | None = None
 
 
-Answer = Event | int  # an int is the next token
+Answer = Event | int  # An int is the next token's id.
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ def open_devices(
     """Open devices by index, name or UUID, or the best device for None. A device may be repeated.
 
     A `runtime` of None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs numpy versions of the ops on
-    the host. With `exact`, devices use only ops with F32 activations. Raises InvalidArgument,
+    the host. If `exact` is set, devices use only ops with F32 activations. Raises InvalidArgument,
     UnsupportedFeature.
     """
     env.disabled()  # raises on unknown names
@@ -44,7 +44,7 @@ def open_devices(
 
 
 def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # Import this here, because numpy devices need no Vulkan loader.
+    # Numpy devices need no Vulkan loader.
     from vkbackend.vulkan.instance import devices, no_device_message, select
 
     present = devices()

@@ -190,8 +190,8 @@ class PrefixCache:
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
         """Allocate blocks for positions up to `last`, to load them. Layers with a window get only blocks to
-        which position `last` attends. Return the first position with a block for each window, or None if no
-        blocks are left."""
+        which position `last` attends. Return {window: first position with a block}, or None if no blocks are
+        left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -201,9 +201,9 @@ class PrefixCache:
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
         """Share the source's nodes, and allocate copies of the source's own blocks. Return the copies to
-        make, or None without free blocks."""
+        make, or None if no block is free."""
         was_idle = source in self._idle
-        self._idle.pop(source, None)  # otherwise the copies might evict the source's blocks
+        self._idle.pop(source, None)  # The copies must not evict the source's blocks.
         try:
             return self._copy(source, target)
         finally:

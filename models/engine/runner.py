@@ -32,7 +32,7 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """With `keep_values`, every intermediate tensor can be read after a step. `interleave` splits large
+    """If `keep_values` is set, every intermediate tensor can be read after a step. `interleave` splits large
     micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
     of None means True for several physical devices. `group` has the nodes of the model, with devices named
     NODE/DEVICE. `devices` are already open.
@@ -167,8 +167,8 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Compute this node's part of a micro-batch. The runs name their recurrent states. `tables` has rows
-        of cos and sin that replace this node's rows."""
+        """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` has rows of cos and
+        sin that replace this node's rows."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0

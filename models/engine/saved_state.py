@@ -51,7 +51,7 @@ def save(
 ) -> None:
     """Write positions `first` to `last` - 1 to `path`, or up to the end if `last` is None. After an error,
     `path` is unchanged. Needs host memory of the file's size. Raises InvalidArgument for positions that the
-    slot does not hold, and StateError if the file cannot be written."""
+    slot lacks, and StateError if the file cannot be written."""
     stop = content.n_stored if last is None else last
     if not 0 <= first < stop <= content.n_stored:
         raise InvalidArgument(
@@ -104,11 +104,11 @@ def load(
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
     """Load saved positions into a slot and update `content`. After the checks, `place(first, last)` allocates
-    blocks, and returns the first position with a block for each window.
+    blocks and returns {window: first position with a block}.
 
-    Positions from 0 on replace the content. Positions that begin later must continue the content. Raises
-    StateError for a file that is damaged or does not fit; the slot is then unchanged. If a device fails, the
-    slot keeps the positions before `first`.
+    If the saved positions begin at 0, they replace the content. Otherwise they must continue the content.
+    Raises StateError for a file that is damaged or does not fit; the slot is then unchanged. If a device
+    fails, the slot keeps the positions before `first`.
     """
     _check_file(Path(path))
     try:
@@ -149,7 +149,7 @@ def _check_file(path: Path) -> None:
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
-    except (OSError, ValueError) as error:  # a path with NUL raises ValueError
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL.
         raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
     if not 2 <= header <= min(MAX_HEADER_NBYTES, status.st_size - 8):
         raise StateError(

@@ -37,8 +37,8 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 @dataclass(slots=True)
 class RowsLeft:
-    """Unassigned rows of a step. One row and one output are reserved for each of the `n_decode` decoding
-    sequences that follow."""
+    """Rows of a step that are still free. One row and one output are reserved for each of the `n_decode`
+    decoding sequences that follow."""
 
     n: int
     n_prompt: int  # rows that prompts may still get
@@ -129,7 +129,7 @@ class Scheduler:
         else:
             self.cache.claim(slot)
             copies = self.cache.cut(slot, n)
-            if copies is None:  # `cut` has emptied the slot, which freed blocks
+            if copies is None:  # `cut` has emptied the slot to free blocks.
                 self._leave(slot, SlotContent())
                 return self._start(sequence)
             if copies:
@@ -223,7 +223,7 @@ class Scheduler:
         batch: Batch = []
         for sequence in line:
             if sequence.slot < 0:
-                continue  # another sequence has preempted this sequence
+                continue  # This sequence was preempted.
             decodes = sequence.n_wanted == 1
             left.n_decode -= decodes
             if not decodes and not self._moves_on(sequence, computed):
@@ -258,7 +258,7 @@ class Scheduler:
         while not self.cache.reserve(sequence.slot, end):
             youngest = max(self.running, key=lambda s: s.order)
             if youngest.in_flight:
-                return False  # the youngest can be preempted after its step
+                return False  # Preempt it after its step.
             self._preempt(youngest)
             if youngest is sequence:
                 return False

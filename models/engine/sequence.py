@@ -76,7 +76,8 @@ class Sequence:
         return len(self.tokens) - 1 if self.request.uses_cache else 0
 
     def n_outputs(self, n: int) -> int:
-        """`Logits` needs the rows that the caller lacks. `Generate` needs only the row of the last token."""
+        """A `Logits` request needs the rows that the caller lacks, and `Generate` only the last token's
+        row."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
@@ -134,7 +135,7 @@ class Sequence:
         )
 
     def give(self, logits: np.ndarray) -> Event:
-        """Return the logits of the step's rows. `done` is set if the last token's row is among them."""
+        """Return the logits of the step's rows. `done` is set if the last token's row is included."""
         self.n_given += len(logits)
         return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
 

@@ -68,7 +68,7 @@ class SlotRequests:
 
         try:
             saved_state.load(self._runner, request.path, slot, content, place)
-        finally:  # also if a device has failed during the load
+        finally:  # A device may fail during the load.
             self._scheduler.put(slot, content)
         cache.stored(slot, content.tokens, content.n_stored)
         content.resumable = max(content.resumable, cache.resumable(slot))

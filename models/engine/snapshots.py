@@ -55,8 +55,8 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Take the least recently used state from its node. Return its cell, or None if all states are
-        lent."""
+        """Take the least recently used state from its node. Return the state's cell, or None if slots will
+        read all states."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

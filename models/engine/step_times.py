@@ -27,14 +27,14 @@ class Mark(NamedTuple):
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Return the seconds between two marks, without recording and compiling, which happen once per kind
-        of step."""
+        """Return the seconds between two marks, minus recording and compiling, because these happen once per
+        kind of step."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 class StepCost(NamedTuple):
     """`latency_s` is the time since the step began. `step_s` is the time since the step began or the previous
-    step ended, whichever is later. With several steps in flight, `step_s` is a step's cost."""
+    step ended, whichever is later. If several steps are in flight, `step_s` is a step's cost."""
 
     number: int
     step_s: float

@@ -62,7 +62,7 @@ class Waiting:
 class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # the queue drops finished sequences at this length
+        self._most = 64  # At this length, drop finished sequences.
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:

@@ -63,7 +63,7 @@ class TensorInfo:
     type: str
     nbytes: int
     file: int  # Index into GGUF.paths.
-    offset: int  # Bytes from the start of that file.
+    offset: int  # In bytes, within this file.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read a number of items. Raise GGUFError if the file is too short for this number of `min_bytes`
-        items."""
+        """Read how many items follow. Raise GGUFError if the file is too short for so many items of
+        `min_bytes`."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -189,7 +189,7 @@ def parse(path: Path, index: int) -> Part:
         mode = path.stat().st_mode  # Opening a named pipe would wait for a writer.
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
-    except (OSError, ValueError) as e:  # ValueError means that the path contains a NUL.
+    except (OSError, ValueError) as e:  # ValueError: the path contains a NUL.
         raise GGUFError(f"{path}: cannot be read: {e}") from e
     if stat.S_ISDIR(mode):
         raise GGUFError(f"{path} is a directory; give the path of a .gguf file")

@@ -168,7 +168,7 @@ class GGUF:
         """Return a file's bytes as a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
-    # ---- typed reads (GGUFError for another type) ----
+    # ---- typed reads ----
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
         return self._read(key, default, "a value", None, None)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
-MAX_NBYTES = 1 << 17  # Of a schema or grammar. A schema of 3,000 properties compiles in 3 s.
+MAX_NBYTES = 1 << 17  # Limit for schemas and grammars. A schema of 3,000 properties compiles in 3 s.
 MAX_DEPTH = 64
 # The white space in JSON: one space, or a line break and an indent. Without a limit a model could write white
 # space forever.

@@ -9,8 +9,8 @@ from vkbackend.errors import DeviceLost
 from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.hosts import node_messages
 
-JOIN_S = 120.0  # Time to open devices and read the model's header.
-RECORD_S = 900.0  # Time to record and compile a step, while heartbeats arrive.
+JOIN_S = 120.0  # Limit for opening devices and reading the model's header.
+RECORD_S = 900.0  # Limit for recording and compiling a step, if heartbeats arrive.
 MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes while nodes join.
 
 
@@ -46,7 +46,7 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yield (node, reply of `type_`). Errors call the reply `name`."""
+        """Yield (node, reply of `type_`). `name` is the reply's name in error messages."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])

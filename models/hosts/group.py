@@ -23,8 +23,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """With `pulse`, the node sends heartbeats and watches other nodes' heartbeats. Nodes in threads of one
-    process need no `pulse`. `where` is a text with this node's interface and ports."""
+    """If `pulse` is set, the node sends heartbeats and watches other nodes' heartbeats. Nodes in threads of
+    one process need no `pulse`. `where` is a text with this node's interface and ports."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -52,7 +52,7 @@ class Group(Calls):
         self.tell(node_messages.Record.of(kind))
         try:
             yield
-        except BaseException as error:  # the other nodes have recorded this step, node 0 has not
+        except BaseException as error:  # Only node 0 has not recorded this step.
             self.transport.lost = f"{self.names[0]} could not record a step: {error}"
             raise
         self.recorded()

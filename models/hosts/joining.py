@@ -51,7 +51,7 @@ class Joining:
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """Return all devices in order, with placeholders for other nodes' devices. With `speeds`, also
+        """Return all devices in order, with placeholders for other nodes' devices. If `speeds` is set, also
         measure the devices and the network."""
         transport = self._calls.transport
         places = [place_of(word, transport.size) for word in options.devices or ()]
@@ -154,8 +154,8 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes use the same reduce provider. A node knows its provider only after
-        trying it."""
+        """Raise PlanError unless all nodes use the same reduce provider. Only a trial shows which provider
+        works on a node."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

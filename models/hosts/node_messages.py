@@ -21,7 +21,7 @@ from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
-MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # holds masks of all rows, or a piece of a state
+MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # Room for all rows' masks, or a state's piece.
 MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
 MAX_OPTIONS_NBYTES = 1 << 20
 MAX_COPIES = 1 << 16
@@ -48,8 +48,8 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Measure devices and network, before Open. A node replies with its cards and speeds, then a Place, then
-    exchanges of `sizes` bytes."""
+    """Measure devices and network before Open is sent. A node replies with its cards and speeds, then with
+    Place, and then exchanges messages of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
@@ -202,7 +202,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """Cards by the device's number in the group, and free host bytes."""
+    """`devices` has cards by the device's number in the group. `host_free` is in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
@@ -213,7 +213,7 @@ class Place(Struct, forbid_unknown_fields=True):
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """Values that must be equal on all nodes, except `tables`."""
+    """All values except `tables` must be equal on all nodes."""
 
     version: Name
     settings: Text

@@ -42,8 +42,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Return how many positions a row attends to, or 0 for all. If the window's blocks hold the context,
-        the value is 0."""
+        """Return how many positions a row attends to, or 0 for all. If a window's blocks cover the context,
+        return 0."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -131,7 +131,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """Give each reader of another layer's cache or choice of positions the other layer's head ranges."""
+    """Layers that read another layer's cache or choice of positions get that layer's head ranges."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

@@ -32,8 +32,8 @@ def cost_function(
     """Return a function from shares (one per device, in any unit) to the cost of this split.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
-    memory is traced only once, because tracing a large model takes seconds. The largest scratch size of a
-    device is used, and grows in proportion with fewer devices.
+    memory is traced only once, because tracing a large model takes seconds. Each device counts the largest
+    scratch size of all, which grows in proportion if fewer devices compute.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))

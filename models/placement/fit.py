@@ -15,7 +15,7 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
-RESERVE = 0.02  # share of a heap for the drivers
+RESERVE = 0.02  # This part of each heap is left to drivers.
 ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
 NAMES = {
     "weights": "weights",
@@ -136,7 +136,7 @@ def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
     """Put as many layers as fit on the devices. The host is not checked."""
-    most = n_layer + 1  # the output counts as a layer
+    most = n_layer + 1
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
 

@@ -62,7 +62,7 @@ class KVCache:
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
+        self.tables: dict[int, CellTable] = {}  # The key is the plan's `ring`.
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
@@ -98,8 +98,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence can continue. A row there attends only to positions
-        that are still in the rings."""
+        """Return the first position at which a sequence can continue: its row attends only to positions that
+        are still in the rings."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -35,7 +35,7 @@ class Layout:
     caches: list[CachePlan]
     cache_owners: list[int | None]  # None if the layer has its own cache
     states: list[StatePlan]
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices that compute, by layer
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # Each layer's computing devices.
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]

@@ -1,6 +1,6 @@
 """Computes the exact bytes on every device before memory is allocated.
 
-The loader, the caches and the mesh request these sizes. With padding, the sizes equal the allocator's
+The loader, the caches and the mesh allocate these sizes. Including padding, the sizes equal the allocator's
 counters. Weights that software devices read from the mapped file (`mapped`) count for each device.
 """
 
@@ -114,8 +114,8 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts each weight once, `mirrored` further copies of mirrored tensors, and `replicated` further
-    copies of parts of split tensors.
+    `model` counts each weight once. `mirrored` counts further copies of mirrored tensors. `replicated` counts
+    further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

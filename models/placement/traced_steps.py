@@ -37,12 +37,12 @@ from vkbackend.twins.device import NullDevice
 TOP_K_VOCAB = 4096
 # Micro-batches with at least this many rows are split in two. Smaller halves would not fill a device.
 HALVES_FROM = 64
-LOGITS_NBYTES = 16 << 20  # approximate limit for a step's logits
+LOGITS_NBYTES = 16 << 20  # Limit for a step's logits.
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
     """Return whether large micro-batches are computed in two halves, where one half computes while the other
-    half's sums are exchanged. Halves need several physical devices."""
+    half's sums are exchanged. One physical device cannot overlap the two."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
@@ -67,7 +67,7 @@ def step_sizes(
     shape: StepShape,
     reuse: bool = True,
 ) -> StepSizes:
-    """Return the memory of steps besides weights and caches. With `reuse`, values share memory."""
+    """Return the memory that steps need, without weights and caches. If `reuse`, values share memory."""
     devices, build = _traced(model, layout, limits)
     n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
     short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
@@ -87,8 +87,7 @@ def token_recordings(
     return builder.recorded(kind).recordings
 
 
-# Each pair of neighbouring layers is traced this often. The third time, a layer reuses an earlier layer's
-# memory.
+# Each pair of neighbouring layers is traced three times. The third repeat reuses an earlier layer's memory.
 REPEATS = 3
 
 

@@ -95,9 +95,9 @@ def temperature(c: Candidates, t: float) -> None:
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """Choose a temperature from t - spread, if one token is certain, to t + spread, if all are equally
-    likely. In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
-    llama.cpp pull request 4972)."""
+    """The temperature is t - spread if one token is certain, and t + spread if all are equally likely.
+    Between these, it grows with (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull
+    request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

@@ -28,8 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """Return `logprobs_of` from the best tokens of a row, sorted and including `token`. `log_sum` is
-    log(sum(exp(logits))) of the complete row."""
+    """Like `logprobs_of`, but from the row's best tokens, which must be sorted and include `token`. `log_sum`
+    is log(sum(exp(logits))) of the complete row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

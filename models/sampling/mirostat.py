@@ -10,7 +10,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # tokens in the fit of version 1
+N_ESTIMATED = 100  # Version 1 fits s to this many tokens.
 
 
 class Mirostat:

@@ -96,8 +96,8 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """Return the next token, like `sample`, from the best allowed tokens, at least `n_candidates`. `ids`
-        [n] and float32 `logits` [n] are sorted, best first. `log_sum` is log(sum(exp(logits))) of all tokens.
+        """Like `sample`, but choose from at least `n_candidates` of the best allowed tokens. `ids` [n] and
+        float32 `logits` [n] are sorted, best first. `log_sum` is log(sum(exp(logits))) of all tokens.
         """
         if self.matcher:  # the logits of tokens that are not allowed are -inf
             n = int(np.count_nonzero(logits != -np.inf))

@@ -10,7 +10,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
 PROJECT, FILE_NAME = "myproject", "filename"  # As in llama.cpp.
-_SNIPPET = "\n\n--- snippet ---\n\n"  # Separates files if the vocabulary has no separator.
+_SNIPPET = "\n\n--- snippet ---\n\n"  # Used if the vocabulary has no separator.
 _NEEDED = ("pre", "suf", "mid")
 
 

@@ -102,7 +102,7 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """With `ignore_merges`, a word that is a token is not merged. `add_bos` is the default of the file's
+    """If `ignore_merges`, a word that is a token is not merged. `add_bos` is the default of the file's
     flag."""
 
     patterns: tuple[str, ...]
@@ -112,8 +112,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Cuts text into lines for merges of characters. With `whole_runs`, a run of line feeds that is a token
-    is not cut. With `words`, each line begins with a space and is cut before each space."""
+    """Cuts text into lines for merges of characters. If `whole_runs`, a run of line feeds that is a token is
+    not cut. If `words`, each line begins with a space and is cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

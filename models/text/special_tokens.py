@@ -107,11 +107,11 @@ class SpecialTokens:
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
         """Select the tokens from `begin` to the first position that no token crosses. Return the tokens and
-        this position.
+        the end position.
 
-        Each position offers its longest token, and the offer of best rank is selected. If the offer overlaps
-        a selected token, the position offers its longest token that fits. An offer is longer than the
-        position's next two offers together, so a position makes O(log length) offers.
+        A position's first candidate is its longest token. The candidate of best rank is selected first. If a
+        candidate overlaps a selected token, the position's longest token that fits replaces it. A candidate
+        is longer than the position's next two together, so a position has O(log length) candidates.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

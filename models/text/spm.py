@@ -71,7 +71,7 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern cuts text before a run of spaces,
-    unless a token has spaces after the same character (and before the same next character, if any). Gemma has
+    unless a token has spaces after the same character, and before the same character or at its end. Gemma has
     a few tokens with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:

@@ -9,7 +9,7 @@ class StopText:
 
     def push(self, piece: str, *, last: bool = False) -> str:
         """Add `piece`, and return the text that cannot begin a stop string. At a stop string, return only the
-        text before it and set `found`. With `last`, hold back nothing. Of several stop strings, the one that
+        text before it and set `found`. If `last`, hold back nothing. Of several stop strings, the one that
         begins first counts, even if another is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))

@@ -30,7 +30,7 @@ START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main(
 MAX_REQUEST = 1 << 25  # Bytes; twice the longest text that a tokenizer accepts.
 CPU_S, WALL_S = 5, 30.0  # Per request. The longest published templates compile in 0.1 s.
 START_S = 60.0  # A start takes 0.2 s on two cores.
-END_S = 5.0  # Limit for a killed process to end.
+END_S = 5.0  # A killed process must end within this time.
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 
 Items = tuple[tuple[str, Any], ...]
@@ -68,7 +68,7 @@ class TemplateProcess:
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """Render `messages`. With None, only start a worker if needed, which compiles the template."""
+        """Render `messages`. If None, only make sure that a worker runs and has compiled the template."""
         if self._pid != os.getpid():  # After a fork, the worker and the lock belong to the parent.
             self._renew()
         lock = self._lock
@@ -143,7 +143,7 @@ class _Worker:
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
         """Send a request, whose messages follow the first `kept` messages of the last request. Return how
-        many characters of the last text to keep, and the text that follows them."""
+        many characters of the last rendered text are unchanged, and the text after these."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -98,8 +98,8 @@ def today() -> dict[str, Any]:
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """Render with None for missing tools or documents, as Hugging Face does. Templates that loop over them
-    (Hermes 2 and 3, Command R+) fail with None, so render again without these names, as llama.cpp does."""
+    """Render with None for missing tools or documents, as Hugging Face does. Templates that loop over None
+    fail (Hermes 2 and 3, Command R+), so render again without these names, as llama.cpp does."""
     variables = today() | variables
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)

@@ -16,7 +16,7 @@ _HEAD = re.compile(
 )
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
 _KEYS = ("name", "arguments", "parameters", "id", "type")
-MAX_HEAD = 512  # Characters of a call before its arguments.
+MAX_HEAD = 512  # Most characters before a call's arguments.
 ID_CHARACTERS, ID_LENGTH = (
     string.ascii_letters + string.digits,
     9,

@@ -227,7 +227,8 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # `this` matches pairs that begin with this pair, `rest` pairs that begin with this or a later pair.
+        # `this` matches pairs that begin with this pair. `rest` matches pairs that begin with this or a later
+        # pair.
         after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))

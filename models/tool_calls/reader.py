@@ -46,7 +46,7 @@ class ToolReader(CallReader):
 
     def _read(self) -> Reading:
         source, openers = self.source, self._openers
-        space = ""  # White space after the content, which is returned if more content follows.
+        space = ""  # White space that counts only if content follows.
         while source.text or not source.ended:
             hits = [(at, -len(mark)) for mark in openers if (at := source.text.find(mark)) >= 0]
             waits = False

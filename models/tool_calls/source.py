@@ -96,7 +96,8 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """Add text. Return how many characters of `text` precede the end, or None before the end."""
+        """Add text. Return how many characters of `text` precede the value's end, or None if the value
+        continues."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
