@@ -50,8 +50,8 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """Return whether Mesa's RADV compiles shaders without an AMD GPU. RADV of Mesa 25.0 then crashes on
-    queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
+    """Return whether Mesa's RADV compiles shaders without an AMD GPU. In this mode, RADV of Mesa 25.0 crashes
+    on queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 

@@ -30,7 +30,7 @@ def require_kp() -> None:
 
 def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
     """Raises InvalidArgument, UnsupportedFeature."""
-    if runtime_of(runtime) == "kompute":  # import only the runtime that is used
+    if runtime_of(runtime) == "kompute":
         require_kp()
         from vkbackend.kompute.device import KomputeDevice
 

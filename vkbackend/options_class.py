@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def option(default: T, check: Callable[[str, Any], T]) -> T:
     """Declare a dataclass field. `check` is a function from checks.py."""
     declared: Any = field(default=default, metadata={"check": check})
-    return declared  # dataclass() sees a Field, and a type checker sees the default's type
+    return declared  # Type checkers see the default's type.
 
 
 def check_fields(options: Any) -> None:

@@ -29,7 +29,7 @@ class Executable(ABC):
     n_segments: int
 
     def report(self) -> None:  # noqa: B027 - only devices with timestamps report
-        """With DEBUG=2, print the time of every command of the last replay, which must have finished."""
+        """If DEBUG=2, print the time of every command of the last replay, which must have finished."""
 
     @abstractmethod
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Device(ABC):
     limits: Limits
     queue: Queue
     counts: Counter[str]  # Number of existing objects of each kind.
-    created: int  # Objects created so far, constant during decode.
+    created: int  # All objects created so far; decode steps create none.
     nbytes: Counter[Home]  # Bytes in use for each purpose.
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.
     imports_pages: bool = False

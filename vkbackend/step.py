@@ -36,8 +36,8 @@ class Run:
 
 
 class Mix(IntEnum):
-    """The kind of rows in a step, which selects the kernels. Every step looks up its recording in a dict, and
-    an IntEnum hashes three times as fast as an Enum."""
+    """The kind of rows in a step, which selects the kernels. An IntEnum hashes three times as fast as an
+    Enum."""
 
     DECODE = 1  # Few rows, or only runs of one row.
     PREFILL = 2  # Only longer runs.
@@ -98,7 +98,7 @@ class StepParams:
         mix: Mix = Mix.DECODE,
     ) -> None:
         """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
-        logits. With Mix.BOTH, the decode kernels compute the leading runs of one row."""
+        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

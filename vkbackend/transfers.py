@@ -70,7 +70,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # recordings have barriers for HOST_HOMES
+            if buffer.home not in HOST_HOMES:  # Recordings have barriers only for HOST_HOMES.
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])

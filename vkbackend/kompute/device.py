@@ -121,7 +121,7 @@ class KomputeDevice(Device):
                     f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
                 )
             return self.answer()
-        except BaseException:  # after Ctrl-C too, the next request must not get this answer
+        except BaseException:  # Even after Ctrl-C, the next request must not get this answer.
             self._process.forget(number)
             raise
 

@@ -53,7 +53,8 @@ class WorkerDevice(Memory, Protocol):
 
 
 class KomputeExecutable(Executable):
-    """An executable with a kp sequence per submission. With `timed`, a timestamp follows every command."""
+    """An executable with a kp sequence per submission. If `timed` is set, a timestamp follows every
+    command."""
 
     def __init__(self, device: WorkerDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":

@@ -9,8 +9,8 @@ def storage_only(code: bytes) -> bytes:
     """Return the module with only storage buffers in one descriptor set, because kp supports no other
     buffers.
 
-    Storage class Uniform becomes StorageBuffer (SPIR-V 1.3, 3.7). Decorations and layouts are valid in both
-    classes. Bindings of other sets are appended to set 0.
+    Storage class Uniform becomes StorageBuffer (SPIR-V 1.3, 3.7). Decorations and layouts remain valid.
+    Bindings of other sets are appended to set 0.
     """
     uniform, storage_buffer = 2, 12
     class_at = {32: 2, 59: 3}  # index of the storage class in OpTypePointer and OpVariable

@@ -33,7 +33,7 @@ class Worker:
         self._modules: dict[int, bytes] = {}
         self._tensors: dict[int, Any] = {}
         self._mapped: dict[int, np.ndarray] = {}  # Mapped words of host-visible tensors.
-        self._shared: dict[int, np.ndarray] = {}  # Words that the parent process shares.
+        self._shared: dict[int, np.ndarray] = {}  # Words shared with the parent process.
         self._algorithms: dict[Key, Any] = {}
         self._executables: dict[int, tuple[list[list[Any]], Sequence[tuple[list[Span], list[Span]]]]] = {}
         self._beat = 0

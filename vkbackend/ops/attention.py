@@ -47,7 +47,7 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """RoPE of each head's first n_rot dimensions. `cos_sin` is f32 [>= n_rows, n_rot / 2, 2]. The pairs are
-    (2i, 2i + 1), or with `half_split` (i, i + n_rot / 2)."""
+    (2i, 2i + 1), or (i, i + n_rot / 2) if `half_split`."""
 
     cos_sin: View
     half_split: bool
@@ -181,11 +181,11 @@ class AttentionOps(Target):
         (sum of p * v, maximum score, sum of p) with p = exp(score - maximum).
 
         Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). The default of `group` is n_heads /
-        n_kv. A device that has only some q heads of a group must pass `group`. With `window`, a row attends
-        to the last `window` positions, including its own. With `chunk`, a row attends to positions from the
-        last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c). `sinks`
-        f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass `sinks`
-        to attn_combine.
+        n_kv. A device that has only some q heads of a group must pass `group`. If `window` is set, a row
+        attends to the last `window` positions, including its own. If `chunk` is set, a row attends only
+        within its chunk of `chunk` positions (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c).
+        `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
+        `sinks` to attn_combine.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)

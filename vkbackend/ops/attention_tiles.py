@@ -12,7 +12,7 @@ CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.g
 MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_HEADS = 8
 MAX_SPLITS = 64  # 64 splits give a row with 4 KV heads 256 workgroups.
-MAX_UNIT_HEAD = 256  # The largest head on matrix units, whose output is in a subgroup's registers.
+MAX_UNIT_HEAD = 256  # Largest head on matrix units: its output is in a subgroup's registers.
 MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
 # The fewest lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
 # up to 370 registers.
@@ -71,7 +71,7 @@ class Tile(NamedTuple):
 
     rows: int
     consts: dict[str, int]
-    last: dict[str, int]  # constants that follow K_TYPE and V_TYPE
+    last: dict[str, int]  # The constants after K_TYPE and V_TYPE.
 
 
 def tile_of_rows(limits: Limits, head_k: int) -> Tile:
@@ -135,8 +135,8 @@ def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> b
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. With wide subgroups,
-    attn_decode_coop is faster from four q heads per KV head on (docs/measurements/kernels.md)."""
+    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. If subgroups are wide,
+    attn_decode_coop is faster for four or more q heads per KV head (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

@@ -3,11 +3,11 @@
 The weight `w` has the experts in order, in any weight type. Each expert's FFN columns are divided over the
 devices. `starts` u32 [n_experts + 1] has the prefix sums of this device's columns per expert.
 
-With axis=ROWS (gate, up), w is [columns, k], and expert e is rows starts[e]..starts[e + 1]. The result y is
+If axis=ROWS (gate, up), w is [columns, k], and expert e has rows starts[e]..starts[e + 1]. The result y is
 [n_rows, n_used, y_stride], where y_stride is at least the columns of the widest expert. Elements past the
 columns of e are not written.
 
-With axis=COLUMNS (down), w has consecutive matrices [n, starts[e + 1] - starts[e]] with rows of complete
+If axis=COLUMNS (down), w has consecutive matrices [n, starts[e + 1] - starts[e]], whose rows are complete
 blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
 `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
@@ -30,7 +30,7 @@ from vkbackend.ops.units import subgroups, unit_consts
 ROWS, COLUMNS = 0, 1
 LANE_TILE = MAX_VEC_ROWS  # (row, expert) pairs per thread of mat_lane_id
 
-# The order in which a shader reads (row, expert) pairs: as in ids, grouped by expert, or either.
+# How a shader reads (row, expert) pairs: in the order of ids, grouped by expert, or in either way.
 SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 
@@ -52,7 +52,7 @@ def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
 class ExpertsOp:
     """Records the shader `name`, which computes y[r, u] = W_e x[r] or W_e x[r, u] for e = ids[r, u].
 
-    An EITHER shader has the specialization constant GROUPED. With GROUPED = 0, the bindings `order` and
+    An EITHER shader has the specialization constant GROUPED. If GROUPED is 0, the bindings `order` and
     `tiles` are both the ids.
     """
 

@@ -56,7 +56,7 @@ class _Fusing:
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
         """Return the index of the dispatch that produces input `name` of dispatch `at`, or None if fusion is
         impossible. The producer's op must be in `ops`, and its result must be the same at position `at`. Only
-        dispatch `at` may use the value, or with `others_later` also later commands."""
+        dispatch `at` and, if `others_later`, later commands may use the value."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]

@@ -79,9 +79,9 @@ class MatrixOp:
     ) -> None:
         """Shapes: w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride. The default stride is n. With a larger stride, y is a slice
-        of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and
-        type of w, and follows w in the same buffer.
+        Row r of y starts at element r * y_stride. The default stride is n. If the stride is larger, y is a
+        slice of wider rows. If `up` is given, y is act(w x) * (up x) without a bias. The matrix `up` has the
+        shape and type of w, and follows w in the same buffer.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -106,8 +106,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # With WIDE the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. For
-        # q8, k must then be a multiple of 64.
+        # If WIDE, the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. For q8
+        # this means that k is a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}

@@ -1,7 +1,7 @@
 """Ops of a mixture of experts.
 
 A layer records moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for down, and moe_sum.
-With biases, add_id follows each mat_id. See experts.py for `starts`.
+If experts have biases, add_id follows each mat_id. See experts.py for `starts`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
-    Probabilities are softmax(l) or sigmoid(l). With `softmax_weight`, probabilities are l, and weights are
-    the softmax over the chosen experts. Experts with the largest probability + `select` are chosen. `select`
-    does not change the weights. With groups, only experts of the n_group_used best groups are chosen. A
-    group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum, 2^-14).
-    `scale` then multiplies the weights.
+    Probabilities are softmax(l) or sigmoid(l). If `softmax_weight`, probabilities are l, and weights are the
+    softmax over the chosen experts' l. Experts with the largest probability + `select` are chosen. `select`
+    does not change the weights. If experts have groups, only experts of the n_group_used best groups are
+    chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum,
+    2^-14). `scale` then multiplies the weights.
     """
 
     kind: str = "softmax"
@@ -130,7 +130,7 @@ class MoeOps(Target):
         """Compute y[r, u] = x[r, u] + b[ids[r, u]]. Shapes: x [n_rows, n_used, n], b f32 [n_experts, n]. `y`
         may be `x`.
 
-        With `starts`, expert e's biases are elements starts[e]..starts[e + 1] of b, at most n. Further
+        If `starts` is given, expert e's biases are elements starts[e]..starts[e + 1] of b, at most n. Further
         elements of y[r, u] are not written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)

@@ -10,7 +10,7 @@ from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's `ids`.
 NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # Candidates per row for sampling.
-MAX_SLOTS = 32  # Partials of a sum, each with a bit in a push constant.
+MAX_SLOTS = 32  # A push constant has a bit for each partial of a sum.
 
 
 def _activation(y: View) -> str:
@@ -108,8 +108,8 @@ class RowOps(Target):
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
         """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). `x`
-        [n_rows, n] has some columns of the rows. `moments` are the row_moments of the complete rows. `y` may
-        be `x`."""
+        [n_rows, n] has some columns of the complete rows. `moments` are the row_moments of the complete rows.
+        `y` may be `x`."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -159,11 +159,11 @@ class RowOps(Target):
         """Compute h = residual + the sum of the partials in slot order. If w is given, y = rms_norm(h) * w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with a device's
-        partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
-        `writers` is set if slot s has a partial. The op reads this device's partial from `own`, not from slot
-        own_index. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16, `own` is the result
-        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
-        one-dimensional and ends with the last partial.
+        partial: n_rows * n floats, the result of pack_bf16 (wire="bf16"), or the result of pack_halves
+        (wire="f16"). Bit s of `writers` is set if slot s has a partial. The op reads this device's partial
+        from `own`, not from slot own_index. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`.
+        For f16, `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. If
+        `slot_stride` is given, `slots` is one-dimensional and ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)

@@ -18,7 +18,7 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    # Pairs (name, "u" or "f"), which follow the word offsets of the args.
+    # Push constants after the args' word offsets: (name, "u" or "f").
     push: tuple[tuple[str, str], ...]
     consts: tuple[str, ...] = ("LOCAL",)
     step: bool = False  # Whether the shader reads StepParams, its last binding.

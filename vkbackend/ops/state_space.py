@@ -75,7 +75,7 @@ class StateSpaceOps(Target):
     def group_squares(
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
-        """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. With `z`,
+        """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. If `z` is given,
         (silu(z) x)^2 replaces x^2. `x` and `z` [n_rows, width] are columns first..first + width of complete
         rows. The first `skip` columns of x are excluded, because another device adds them."""
         width, n_groups = x.shape[-1], squares.shape[-1]
@@ -117,8 +117,8 @@ class StateSpaceOps(Target):
         first: int = 0,
         eps: float,
     ) -> None:
-        """Compute y = x / sqrt(squares / group + eps) * w. With `z`, silu(z) x replaces x. `squares` are the
-        results of group_squares, summed over devices. `w` is [width]. `y` may be `x`."""
+        """Compute y = x / sqrt(squares / group + eps) * w. If `z` is given, silu(z) x replaces x. `squares`
+        are the results of group_squares, summed over devices. `w` is [width]. `y` may be `x`."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)

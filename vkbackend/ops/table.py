@@ -91,7 +91,7 @@ def fast_tiles(limits: Limits) -> bool:
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
-# ---- products with a matrix, best first ----
+# ---- matrix ops, best first ----
 
 # The columns are the fields of MatrixOp.
 MATRIX_OPS: dict[str, MatrixOp] = {
@@ -133,7 +133,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
     )
 }
 
-# ---- products with experts, best first ----
+# ---- expert ops, best first ----
 
 EXPERTS_OPS: dict[str, ExpertsOp] = {
     op.name: op

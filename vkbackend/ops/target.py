@@ -15,7 +15,7 @@ MAX_GROUPS = 65_535  # workgroups per axis that Vulkan guarantees
 class Target:
     recording: Recording
     limits: Limits
-    label: str = ""  # of the commands, or "" for the op's name
+    label: str = ""  # If "", commands are labelled with the op's name.
 
     def record(
         self,

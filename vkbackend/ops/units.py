@@ -13,7 +13,7 @@ UNIT_TILE = "M N K FM FN SM SN LANES"  # After LOCAL, from unit_consts.
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
 _ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
-# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes, 2 floats per block.
+# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes of padding, and 2 floats for each of 2 blocks.
 _INT8_ROW_NBYTES = 96
 
 
@@ -34,8 +34,8 @@ def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
     """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. A
-    tile must fit shared memory, and n_rows must fill more than half of its rows of x. The largest size also
-    needs enough tiles to occupy a GPU, with little padding."""
+    tile must fit shared memory, and n_rows must fill more than half of the tile's rows of x. The largest size
+    also needs enough tiles to occupy a GPU, with little padding."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)

@@ -35,7 +35,7 @@ _FAMILIES = (
 
 @cache
 def twin_of(op: str) -> Callable[..., None]:
-    """Return the twin of an op. Raises NotImplementedError if it is missing."""
+    """Return the twin of an op. Raises NotImplementedError if the op has no twin."""
     name = OPS[op].twin or op
     for family in _FAMILIES:
         if twin := getattr(family, name, None):

@@ -88,7 +88,7 @@ def attn_decode(
     chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    """In `part`, p is exp(score - max). With `final`, attn_combine combines the splits."""
+    """In `part`, p is exp(score - max). If `final`, `part` gets the result of attn_combine."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE

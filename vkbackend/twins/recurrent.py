@@ -10,7 +10,7 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield (first row, number of rows, cell to read, cell to write, whether at position 0) of each run."""
+    """Yield each run as (first row, number of rows, cell to read, cell to write, whether at position 0)."""
     for _, first, n, position in step.runs[: step.n_runs].tolist():
         cells = int(step.rows[first, 3])
         yield first, n, cells & 0xFFFF, cells >> 16, position == 0

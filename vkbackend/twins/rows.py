@@ -91,8 +91,8 @@ def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any
 
 
 def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
-    """Return n elements of a slot as float32. If `own` is given, it replaces the slot and is rounded like a
-    slot."""
+    """Return n elements of a slot as float32. If `own` is given, it replaces the slot and is rounded in the
+    same way."""
     if wire == 0:
         return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
     if wire == 1:

@@ -185,7 +185,7 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
 
 def has_fast_int8_units(name: str) -> bool:
     """Return whether int8 matrix units are four times as fast as F16. A GeForce has int8 units this fast,
-    because F16 with F32 sums runs at half rate. Only the device's name shows this."""
+    because F16 with F32 sums runs at half rate. Only the name identifies a GeForce."""
     return "GeForce RTX" in name
 
 

@@ -35,8 +35,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` has the VkCommandBuffers of segment s. The queue sets `submission`. With `timed` or DEBUG=2,
-    a timestamp follows every command."""
+    """`parts[s]` has the VkCommandBuffers of segment s. The queue sets `submission`. If `timed` or DEBUG=2, a
+    timestamp follows every command."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
@@ -124,9 +124,9 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """Return the view's offset rounded down to the device's alignment, for the descriptor. A push
-        constant has the remainder. The alignment is at least 16, so views at multiples of 16 remain aligned
-        within the binding."""
+        """Return the view's offset rounded down to the device's alignment, for the descriptor. The remainder
+        is a push constant. The alignment is at least 16, so views at multiples of 16 remain aligned within
+        the binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"

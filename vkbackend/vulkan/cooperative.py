@@ -13,7 +13,8 @@ from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 # VkComponentTypeKHR and VkScopeKHR have the same values in both extensions.
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and of sums.
-# Features that matrix units need. With memory_model, atomics in every shader need memory_model_device.
+# Features that matrix units need. If memory_model is enabled, atomics in every shader need
+# memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")
 # Each extension's feature, in order of preference.
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}
@@ -58,7 +59,7 @@ def best(
     if not able:
         return None
     largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))
-    if api != "khr":  # int8 shaders exist only for khr
+    if api != "khr":  # No int8 shaders for nv.
         return largest
     depths = [k for m, n, k in integers if (m, n) == (largest.m, largest.n) and usable_int8_k(k)]
     return largest._replace(int8_k=max(depths, default=0))

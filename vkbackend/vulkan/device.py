@@ -31,8 +31,8 @@ CLOSE_S = 5  # seconds that close() waits for running work
 
 
 class VulkanDevice(LogicalDevice, Device):
-    """A logical device with all features that VKBACKEND_DISABLE does not turn off. With `captures` the device
-    only compiles for pipeline_report.py, and needs no GPU."""
+    """A logical device with all features that VKBACKEND_DISABLE does not turn off. If `captures` is set, the
+    device only compiles for pipeline_report.py, and needs no GPU."""
 
     has_codebooks = True
 

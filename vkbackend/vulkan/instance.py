@@ -1,4 +1,4 @@
-"""With VKBACKEND_VALIDATION=1, validation messages are appended to `validation_messages`."""
+"""If VKBACKEND_VALIDATION=1, validation messages are appended to `validation_messages`."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def instance() -> Instance:
     if _instance is None:
         try:
             _instance = Instance()
-        except OutOfDeviceMemory as error:  # the loader returns this if a manifest is unreadable
+        except OutOfDeviceMemory as error:  # The loader's result for an unreadable manifest.
             raise UnsupportedFeature(no_device_message()) from error
     return _instance
 

@@ -39,7 +39,7 @@ class LogicalDevice:
         self.created = 0
         self.lost = self.abandoned = False
         self.command_pool: Any = None
-        self.compiled: Callable[[], None] | None = None  # after each pipeline is compiled
+        self.compiled: Callable[[], None] | None = None
         self._create()
 
     def _create(self) -> None:

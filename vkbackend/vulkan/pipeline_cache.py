@@ -11,8 +11,8 @@ from vkbackend import cache_folder
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-_MAX_NBYTES = 1 << 30  # Caches of large games are smaller.
-_HEADER = struct.Struct("<4I16s")  # Size, version, vendor, device, UUID of the cache.
+_MAX_NBYTES = 1 << 30
+_HEADER = struct.Struct("<4I16s")  # The cache's size, version, vendor, device and UUID.
 _VERSION_ONE = 1
 
 

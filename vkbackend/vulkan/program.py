@@ -93,7 +93,7 @@ class Programs:
         try:
             for future in as_completed(futures.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
-                    break  # `_keep` cancels the remaining pipelines
+                    break
                 if self._device.compiled:
                     self._device.compiled()
         finally:
