@@ -22,7 +22,7 @@ MODELS = {
     "qwen3vl": "Qwen3-VL, its text part",
     "qwen3vlmoe": "Qwen3-VL-30B-A3B, 235B-A22B, their text part",
     "qwen3next": "Qwen3-Next-80B-A3B",
-    "qwen35": "dense Qwen3.5, Qwen3.6 and Qwen3.8: Qwen3.5-9B, Qwen3.6-27B, Qwen3.8-27B",
+    "qwen35": "dense Qwen3.5, Qwen3.6, Qwen3.8, such as Qwen3.8-27B",
     "qwen35moe": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B, Qwen3.6-35B-A3B",
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash",
     "deepseek32": "DeepSeek V3.2",
