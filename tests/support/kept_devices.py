@@ -147,7 +147,7 @@ def pipelines(programs: Programs, dispatches: Sequence[Dispatch]) -> list[tuple[
 
 
 def _dispatch_nothing(device: Any, found: list[Any]) -> None:
-    """Dispatch pipelines over no workgroups and wait, without counting objects or calls."""
+    """Dispatch zero workgroups of each pipeline and wait. Objects and calls are not counted."""
     buffer = ffi.new("VkCommandBuffer *")
     allocate = new("VkCommandBufferAllocateInfo", commandPool=device.command_pool, commandBufferCount=1)
     lib.vkAllocateCommandBuffers(device.vk, allocate, buffer)

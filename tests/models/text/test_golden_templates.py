@@ -14,7 +14,7 @@ from vkbackend.models.text.chat_template import ChatTemplate
 pytestmark = pytest.mark.no_vulkan
 
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-DATE = {"date_string": "26 Jul 2024"}  # which Llama 3.1's template writes if there is no date
+DATE = {"date_string": "26 Jul 2024"}  # Llama 3.1's default date
 KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Each row of docs/serving.md about llama-server is sent to a server. `CASES` has the check of each row."""
+"""Every row about llama-server in docs/serving.md has a check in `CASES`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two servers share one model. One is verbose and has all endpoints on."""
+    """Two servers share one model. The second is verbose and has all endpoints."""
     folder = str(tmp_path_factory.mktemp("slots"))
     options: dict[str, Any] = {"n_ctx": 512, "n_slots": 2, "n_ubatch": 32, "kv_cells": 1024}
     model = LLM(demo_model(), devices="numpy", **options)
