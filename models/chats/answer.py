@@ -17,8 +17,8 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON. An answer has no
-    call that its limit cut."""
+    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON. Calls cut by a
+    token limit are omitted."""
 
     id: str
     name: str

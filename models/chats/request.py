@@ -35,7 +35,7 @@ class ChatRequest:
     maker: PromptMaker
     tools: Mapping[str, Any]
     single: bool
-    thinking: bool = False  # the prompt ends in a thought
+    thinking: bool = False  # The prompt ends in a thought.
 
     def reader(self) -> AnswerReader:
         format_ = self.maker.tool_format if self.tools else None

@@ -15,7 +15,7 @@ class Chunk:
     token."""
 
     text: str
-    token: int | None  # None for the prompt, and if max_tokens is 0.
+    token: int | None  # None if max_tokens is 0 or the chunk is the prompt.
     # "stop" means a stop token or a stop string. "length" means max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None

@@ -160,7 +160,7 @@ class PromptProgress:
     total: int
     cached: int
     processed: int
-    seconds: float  # since the request got its slot
+    seconds: float  # Since the slot was assigned.
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Scheduler:
         self.contents = [SlotContent() for _ in range(n_slots)]  # of idle slots
         self.free = set(range(n_slots))
         self.n_preempted = 0
-        self.begun: list[Event] = []  # for callers that want the progress of their prompts
+        self.begun: list[Event] = []  # Progress events of new prompts.
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
@@ -258,7 +258,7 @@ class Scheduler:
         while not self.cache.reserve(sequence.slot, end):
             youngest = max(self.running, key=lambda s: s.order)
             if youngest.in_flight:
-                return False  # Preempt it after its step.
+                return False  # Preempt the youngest after its step.
             self._preempt(youngest)
             if youngest is sequence:
                 return False

@@ -37,11 +37,11 @@ class Sequence:
     room: int = 0
     served: int = -1  # The last step in which the sequence had rows.
     known_slot: int = -1  # The slot in the last event to the caller.
-    n_cached: int = 0  # Positions that were in the cache when the sequence got its slot.
-    started: float = 0.0  # time.monotonic() when the sequence got its slot
+    n_cached: int = 0  # Positions found in the cache.
+    started: float = 0.0  # When the slot was assigned.
     n_given: int = 0  # Rows of logits that the caller has.
     is_over: bool = False
-    is_paused: bool = False  # its caller reads no answers
+    is_paused: bool = False  # The caller reads no answers.
     in_flight: bool = False
     prompt_n: int = 0
     prompt_s: float = 0.0

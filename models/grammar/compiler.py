@@ -78,7 +78,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance needs an end token. If the vocabulary has none, append one.
+        # llguidance needs an end token. If the vocabulary lacks one, append an end token.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -86,7 +86,7 @@ class Compiler:
         self._probe = Probe()
         self._jobs: SimpleQueue[tuple[Structure, Future[LLMatcher]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._tokenizer: LLTokenizer | None = None  # Used by the thread only.
+        self._tokenizer: LLTokenizer | None = None  # Used only by `_thread`.
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
     def start(self, compiled: LLMatcher) -> Matcher:

@@ -42,7 +42,7 @@ LOGITS_NBYTES = 16 << 20  # Limit for a step's logits.
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
     """Return whether large micro-batches are computed in two halves, where one half computes while the other
-    half's sums are exchanged. One physical device cannot overlap the two."""
+    half's sums are exchanged. Halves gain nothing on one physical device."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 

@@ -71,9 +71,10 @@ class ChatTemplate:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt for an answer to `messages`. `add_generation_prompt` opens an answer. With
-        `continue_final_message` the prompt ends with the last message's content, or with its thought if the
-        value is "reasoning_content". `variables` are for the template, such as `tools` and `documents`.
+        """Return the prompt for an answer to `messages`. `add_generation_prompt` opens an answer. If
+        `continue_final_message` is set, the prompt ends with the last message's content, or with its thought
+        if the value is "reasoning_content". `variables` are for the template, such as `tools` and
+        `documents`.
 
         Raises Timeout. Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit,
         or writes more text than a tokenizer accepts.

@@ -71,8 +71,8 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern cuts text before a run of spaces,
-    unless a token has spaces after the same character, and before the same character or at its end. Gemma has
-    a few tokens with inner spaces."""
+    unless a token has the same character before its spaces, and the same character or its end after them.
+    Gemma has a few tokens with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

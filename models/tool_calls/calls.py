@@ -39,8 +39,8 @@ class CallReader:
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Yield the next JSON object as the last call's arguments, or {} if no object follows. A call that a
-        limit cut gets only the text before the cut."""
+        """Yield the next JSON object as the last call's arguments, or {} if no object follows. If a token
+        limit ends the text, yield only the part that was read."""
         yield from self.source.skip_space()
         if self.source.is_cut_off:
             return

@@ -9,7 +9,7 @@ FENCE = "```"
 FENCE_LANGUAGES = ("", "json", "xml", "tool_call", "tool_calls")
 MISTRAL_MARKS = ("[ARGS]", "[CALL_ID]", "{")
 ASSISTANT = "<|assistant|>"
-NAME_STARTS = ("\n", ASSISTANT, f"{ASSISTANT}\n")  # texts before the name of GLM-4's calls
+NAME_STARTS = ("\n", ASSISTANT, f"{ASSISTANT}\n")  # Texts before a name in GLM-4.
 CALLS, CALLS_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
 CALL, CALL_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
@@ -38,7 +38,7 @@ def hermes(r: CallReader) -> Trying:
 def fenced(r: CallReader) -> Trying:
     """Read calls in a code fence. Calls without <tool_call> must name a known function."""
     yield from r.source.begins(FENCE)
-    if r.n_fences % 2:  # the end of a fence in the content
+    if r.n_fences % 2:  # A closing fence.
         return False
     language, mark = yield from r.source.until("\n", "{", "<", "`")
     if language.strip() not in FENCE_LANGUAGES:

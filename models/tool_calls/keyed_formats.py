@@ -106,7 +106,7 @@ def _hunyuan_call(r: CallReader) -> Trying:
     name, mark = yield from r.source.until("<tool_sep>", *ends)
     if mark == "<tool_sep>":
         rest, mark = yield from r.source.until(*ends)
-        name = rest.strip() or name  # as in function<tool_sep>NAME
+        name = rest.strip() or name  # For function<tool_sep>NAME.
     name = name.strip()
     if mark == "{" and not name:
         r.source.put_back(mark)

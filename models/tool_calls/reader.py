@@ -13,7 +13,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, Reading
 
 class ToolReader(CallReader):
     """Splits an answer into content and calls. White space around calls is dropped. An invalid call is
-    content. The text of a call that a limit cut is dropped."""
+    content. The text of calls cut by a token limit is dropped."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         super().__init__(tools)
@@ -26,7 +26,7 @@ class ToolReader(CallReader):
 
     def push(self, piece: str, *, last: bool = False, was_cut: bool = False) -> list[AnswerPart]:
         """Add a piece, and return the content and calls that later text cannot change. `was_cut` is True if a
-        limit ended the text."""
+        token limit ended the text."""
         self.source.text += piece
         self.source.ended |= last
         self.source.was_cut |= was_cut

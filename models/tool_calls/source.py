@@ -27,9 +27,9 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """`text` is not read yet. `ended` is True if no more text will come. `was_cut` is True if a limit ended
-    the text. `taken` is the text read since `restart`. `ran_out` is True if a reader needed more text after
-    the end."""
+    """`text` is not read yet. `ended` is True if no more text will come. `was_cut` is True if a token limit
+    ended the text. `taken` is the text read since `restart`. `ran_out` is True if a reader needed more text
+    after the end."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended, self.was_cut, self.ran_out = "", "", False, False, False
@@ -47,7 +47,7 @@ class Source:
         return head
 
     def put_back(self, text: str) -> None:
-        """Undo the read of `text`, which was read last."""
+        """Undo the last read, which returned `text`."""
         self.text, self.taken = text + self.text, self.taken[: len(self.taken) - len(text)]
 
     def wait(self) -> Generator[None, None, bool]:
