@@ -88,6 +88,42 @@ class KvStore(Case):
 
 
 @dataclass(frozen=True)
+class KvLoad(Case):
+    """Each row reads the position that is `distance` above its own. Cells outside the runs are NaN."""
+
+    type: str = "f16"
+    width: int = 64
+    rows: int = 5
+    runs: tuple[RunSpec, ...] = ((0, 0, 4),)
+    distance: int = 1
+    head_dim: int = 16
+    n_rot: int = 0
+    half_split: bool = False
+    tolerance: ClassVar[float] = 1e-11
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        held = tuple((slot, first + self.distance, n) for slot, first, n in self.runs)
+        cells, n_cells = cell_table(rng, held)
+        tensors = {
+            "cells": cells,
+            "cache": cache(rng, self.type, cells, n_cells, self.width, held),
+            "y": output(self.rows, self.width),
+        }
+        if self.n_rot:
+            tensors["cos_sin"] = cos_sin_of(rng, self.rows, self.n_rot)
+        step = step_of(rng, self.runs)
+        n = n_rows_of(self.runs)
+        step.rows[:n, 2] = step.rows[:n, 0] + self.distance
+
+        def record(r: Recorder, v: Views) -> None:
+            rotation = ops.Rotation(v["cos_sin"], self.half_split) if self.n_rot else None
+            args = v["cache"], v["cells"], v["y"], v["step"]
+            r.kv_load(*args, head_dim=self.head_dim, rotation=rotation)
+
+        return Setup(tensors, record, step)
+
+
+@dataclass(frozen=True)
 class AttnDecode(Case):
     """Cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op combines
     its splits."""
@@ -276,6 +312,14 @@ def quick() -> list[Case]:
         KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
         KvStore("f16", 240, 6, _RUNS, head_dim=80, n_rot=32, half_split=True, norm="weighted"),
         KvStore("bf16", 40, 6, _RUNS, head_dim=8, norm="plain"),
+        KvLoad(),
+        KvLoad("f32", 24, 6, _RUNS, 7, 24, 14, half_split=True),
+        KvLoad("f32", 12, 2, ((1, 31, 1),), 33, 4, 4),
+        KvLoad("bf16", 40, 7, _RUNS, 32, 8, 6),
+        KvLoad("f16", 240, 6, _RUNS, 100, 80, 32, half_split=True),
+        KvLoad("q8_0", 96, 8, _RUNS, 3, 32, 32),
+        KvLoad("q4_0", 192, 6, _RUNS, 1, 96, 90, half_split=True),
+        KvLoad("q4_0", 32, 1, ((0, 0, 1),), 64, 32),
         AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
         AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
         AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),
@@ -365,9 +409,8 @@ def wide() -> list[Case]:
 
 def bench() -> list[Case]:
     """Return the attention ops of an 8B model's layer at 4,096 positions."""
-    cases: list[Case] = [
-        KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
-    ]
+    cases: list[Case] = [KvLoad(kind, 1024, 512, ((0, 64, 512),), 512, 128, 128) for kind in ("f16", "q8_0")]
+    cases += [KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)]
     for kind in ("f16", "q8_0"):
         for heads in (32, 64):
             for attend in (AttnDecode, AttnDecodeCoop):

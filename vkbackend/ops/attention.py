@@ -163,6 +163,35 @@ class AttentionOps(Target):
         args = x, w, rotation.cos_sin if rotation else x, cells, cache
         self.record("kv_store", "f32", args, push, consts, groups, step)
 
+    def kv_load(
+        self,
+        cache: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        head_dim: int,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """Read a cell of `cache` to row r of `y` f32 [n_rows, width], and rotate the row's heads.
+
+        Row r reads the position in the field `token` of its StepParams, and kv_store writes the row to the
+        row's own position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
+        """
+        width = math.prod(cache.shape[1:])
+        n_rows = rows_of(y, width)
+        assert cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (cells, cache)
+        assert width % head_dim == 0 and head_dim % 4 == 0 and width % block_of(cache.dtype)[0] == 0, cache
+        push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
+        push |= {"head_dim": head_dim, "n_rot": 0, "half_split": 0}
+        if rotation:
+            assert rotation.n_rot <= head_dim and rotation.cos_sin.shape[0] >= n_rows, (y, rotation)
+            push |= {"n_rot": rotation.n_rot, "half_split": int(rotation.half_split)}
+        consts = {"LOCAL": 64, "TYPE": CACHE_TYPES.index(cache.dtype)}
+        # Without rotation, cos_sin is a placeholder.
+        args = cache, cells, rotation.cos_sin if rotation else cells, y
+        self.record("kv_load", "f32", args, push, consts, (*self.fold(-(-width // 256)), n_rows), step)
+
     def attn_decode(
         self,
         q: View,

@@ -85,6 +85,13 @@ SPECS: dict[str, OpSpec] = {
             step=True,
         ),
         op_spec(
+            "kv_load",
+            "cache:r cells:r cos_sin:r y:w",
+            "width n_rows blocks_per_slot head_dim n_rot half_split",
+            "TYPE",
+            step=True,
+        ),
+        op_spec(
             "attn_decode",
             "q:r k:r v:r cells:r sinks:r part:w",
             _DECODE_PUSH,

@@ -70,6 +70,20 @@ def kv_store(
             out[cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
 
 
+def kv_load(
+    cache: Array, cells: Array, cos_sin: Array, y: Array, step: StepParams, *, width: int, n_rows: int,
+    blocks_per_slot: int, head_dim: int, n_rot: int = 0, half_split: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    table = cells.reshape(-1, blocks_per_slot)
+    at, slots = step.rows[: step.n_rows, 2].astype(np.int64), step.rows[: step.n_rows, 1]
+    blocks = table[slots, at // CELL_BLOCK % blocks_per_slot].astype(np.int64)
+    rows = cache.reshape(-1, width)[blocks * CELL_BLOCK + at % CELL_BLOCK]
+    heads = f64(rows, len(rows), width // head_dim, head_dim)
+    if n_rot:
+        heads = _rotated(heads, cos_sin, n_rot, half_split)
+    y.reshape(-1, width)[: len(rows)] = heads.reshape(len(rows), width)
+
+
 def _stored_blocks(rows: Array, dtype: str) -> Array:
     """Return rows as bytes of type `dtype`. If a quantized block has a value that is not finite, its scale
     becomes NaN and its codes become 0."""
