@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Mesh:
         self._keep_values = keep_values or env.debug() >= 5
         self._inputs: list[Inputs] = []
         self._steps: RecordedSteps | None = None
+        self._others: list[RecordedSteps] = []  # steps that do not compute the model
         self._forked = False
         forks.own(self)
 
@@ -86,6 +88,13 @@ class Mesh:
 
     def recorded_step(self, kind: StepKind) -> Step:
         return self.steps.of(kind)
+
+    def record(self, kind: StepKind, build: Build) -> Step:
+        """Record a step of `build` in place of the model's forward function. The step uses the memory of the
+        model's steps."""
+        builder = replace(self.steps.builder, build=build)
+        self._others.append(RecordedSteps(builder, self.steps.arenas, self.reuse))
+        return self._others[-1].of(kind)
 
     def write_step(
         self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
@@ -136,8 +145,9 @@ class Mesh:
         for device in self.devices:  # until its command buffers are unused
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
-        if self._steps:
-            self._steps.close()
+        for steps in (self._steps, *self._others):
+            if steps:
+                steps.close()
         if self.hosts:
             self.hosts.close()
             if isinstance(self.provider, OverHosts):
@@ -149,6 +159,7 @@ class Mesh:
         self.weights.clear()
         self.stores.pages = []
         self.provider, self._inputs, self._steps, self.outputs = None, [], None, Outputs()
+        self._others = []
 
 
 # Pages that an abandoned device may still write remain mapped until the process ends.

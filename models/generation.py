@@ -52,6 +52,8 @@ class Generation:
             structure=options.structure,
             uses_cache=options.cache_prompt,
             reports_progress=options.prompt_progress,
+            n_keep=options.n_keep or 0,
+            n_discard=options.n_discard,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
@@ -97,7 +99,8 @@ class Chunks:
         reason = "stop" if self._text.found else event.finish_reason if event else None
         timings = _timings(event) if reason or (self._timed and token is not None) else None
         logprobs, progress = (event.logprobs, event.progress) if event else (None, None)
-        return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress)
+        truncated = event is not None and event.truncated
+        return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress, truncated)
 
 
 def _timings(event: Event | None) -> dict[str, float]:
@@ -117,6 +120,7 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
         slot=last.slot,
         logprobs=None if asked is None else [chunk.logprobs for chunk in chunks if chunk.logprobs],
         prompt_logprobs=chunks[0].prompt_logprobs,
+        truncated=last.truncated,
     )
 
 

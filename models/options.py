@@ -79,6 +79,12 @@ class _ModelKeywords(TypedDict, total=False):
     each slot. When the cache is full, the youngest request waits and is then computed again."""
     prefix_cache: bool
     """True (default): compute the common prefix of requests only once."""
+    context_shift: bool
+    """True: when a sequence fills its context, discard half of the tokens after the first `n_keep`, and
+    continue. False (default): the text ends."""
+    n_keep: int
+    """How many tokens of a prompt a context shift keeps, besides BOS (default: 0); -1 for the complete
+    prompt."""
     n_queue: int
     """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
@@ -143,6 +149,8 @@ class Options(RopeOptions):
     n_snapshots: int = option(2, whole(0, MAX_SNAPSHOTS))
     kv_cells: int | None = option(None, optional(whole(1, MAX_CONTEXT * MAX_RUNS, " (None: n_ctx a slot)")))
     prefix_cache: bool = option(True, switch)
+    context_shift: bool = option(False, switch)
+    n_keep: int = option(0, whole(-1, MAX_CONTEXT, " (-1: the complete prompt)"))
     n_queue: int = option(4096, whole(1, MAX_QUEUE))
     type_k: str = option("f16", cache_type)
     type_v: str = option("f16", cache_type)
@@ -272,6 +280,12 @@ class GenerateKeywords(AnswerKeywords, total=False):
     """The slot to run in; the request waits until the slot is free. The slot's content is stored until
     another sequence needs the slot or its cells. None (default): the free slot that holds most of the prompt.
     `prefix_cache` describes what is not computed again."""
+    n_keep: int | None
+    """With `context_shift`: how many tokens of the prompt a shift keeps, besides BOS; -1 for the complete
+    prompt. None (default): the model's `n_keep`."""
+    n_discard: int
+    """With `context_shift`: how many tokens a shift discards. 0 (default): half of the tokens that are not
+    kept."""
     priority: int
     """Which waiting request runs first: the lowest number (default: 0). Each unit counts as ten seconds of
     waiting, so no request waits for ever."""
@@ -298,6 +312,8 @@ class GenerateOptions(SamplingParams):
     prompt_progress: bool = option(False, switch)
     timings_per_token: bool = option(False, switch)
     slot: int | None = None  # checked by `LLM`, which knows n_slots
+    n_keep: int | None = option(None, optional(whole(-1, MAX_CONTEXT, " (-1: the complete prompt)")))
+    n_discard: int = option(0, whole(0, MAX_CONTEXT))
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 

@@ -119,6 +119,12 @@ class RopeTable:
             self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
         )
 
+    def turn(self, distance: int) -> np.ndarray:
+        """Return cos and sin that rotate a key of position p to position p + `distance`, float32 [n_rot / 2,
+        2]. The key has its magnitude already."""
+        angles = distance * self.frequencies
+        return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return cos and sin at each position, float32 [n_positions, n_rot / 2, 2]."""
         at = np.asarray(positions, np.float64)[:, None]

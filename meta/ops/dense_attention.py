@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vkbackend import ops as device_ops
-from vkbackend.buffer import View
+from vkbackend.buffer import View, Virtual
 from vkbackend.meta import split
 from vkbackend.meta.sums import holders_of
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
 
 
@@ -35,6 +36,33 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
         if view is not None:
             step = graph.inputs[d].step
             graph.on(d, "kv_store").kv_store(view, cells.whole(d), cache.whole(d), step)
+
+
+def kv_move(
+    graph: TensorGraph,
+    cache: Weight,
+    cells: Weight,
+    rows: Sequence[Virtual],
+    head_dim: int,
+    rope: tuple[str, bool] | None = None,
+) -> None:
+    """Read the cells of the rows' source positions (StepParams' tokens), and write them to the cells of the
+    rows' positions. `rope` (table, half_split) also rotates each head. `rows` has a device's memory for the
+    rows."""
+    n_rows = graph.kind.n_rows
+    for d, array in enumerate(rows):
+        if not cache.pieces[d]:
+            continue
+        inputs, held = graph.inputs[d], cache.whole(d)
+        moved = View(array, 0, (n_rows, held.shape[1]))
+        rotation = None
+        if rope:
+            full = inputs.rope[rope[0]]
+            cos_sin = View(full.buffer, full.offset, (n_rows, *full.shape[1:]))
+            rotation = device_ops.Rotation(cos_sin, rope[1])
+        on, table = graph.on(d, "kv_move"), cells.whole(d)
+        on.kv_load(held, table, moved, inputs.step, head_dim=head_dim, rotation=rotation)
+        on.kv_store(moved, table, held, inputs.step)
 
 
 def attention(

@@ -10,7 +10,7 @@ from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.decoder_weights import DecoderWeights
-from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory
+from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache, LayerMemory
 
 
 class Decoder(DecoderWeights):
@@ -99,6 +99,11 @@ class Decoder(DecoderWeights):
 
     def has_rope(self, il: int) -> bool:
         return True
+
+    def key_rotation(self, il: int) -> KeyRotation | None:
+        """Return the RoPE of the cached keys, or None without RoPE. Raises UnsupportedModel if RoPE cannot
+        move a key to another position."""
+        return KeyRotation(self.config.layers[il].rope, self.half_split) if self.has_rope(il) else None
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")

@@ -10,6 +10,7 @@ from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import starcoder2
 from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops import POSITIONS
@@ -30,6 +31,9 @@ class Model(starcoder2.Model):
 
     def has_rope(self, il: int) -> bool:
         return False
+
+    def key_rotation(self, il: int) -> KeyRotation | None:
+        raise UnsupportedModel("keys contain position embeddings")
 
     def weights(self) -> list[WeightSpec]:
         positions = WeightSpec("position_embd.weight", (self.n_ctx_train, self.n_embd), host=True)

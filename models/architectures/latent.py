@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vkbackend.errors import GGUFError
+from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.ops.chosen_attention import attend_chosen
 from vkbackend.meta.ops.heads import concat, mat_heads
@@ -21,7 +21,7 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config, LayerConfig
 from vkbackend.models.architectures.decoder import Decoder
-from vkbackend.models.architectures.memory_specs import LayerCache
+from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache
 from vkbackend.models.architectures.reading import read_count
 from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
@@ -112,6 +112,9 @@ class LatentAttention(Decoder):
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
         return replace(super().attention_of(il, types), head_dim_v=self.size_v)
+
+    def key_rotation(self, il: int) -> KeyRotation | None:
+        raise UnsupportedModel("latent attention (MLA) stores keys that RoPE rotates only at their end")
 
     # ---- graph ----
 

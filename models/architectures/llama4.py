@@ -61,6 +61,9 @@ class Model(Decoder):
         )
         return super().read_ropes(gguf) | {"still_q": still}
 
+    def has_rope(self, il: int) -> bool:
+        return self.turned[il]
+
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         head_dim = self.config.layers[il].head_dim
         if not self.turned[il]:

@@ -30,6 +30,14 @@ class KVSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRotation:
+    """RoPE of a layer's cached keys: the name of the table, and how dimensions are paired."""
+
+    table: str
+    half_split: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
     cells have the last `window` positions, or all positions if `window` is 0. If `shared`, another layer

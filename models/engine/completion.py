@@ -23,13 +23,14 @@ class Chunk:
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
     progress: PromptProgress | None = None
+    truncated: bool = False  # In the last chunk: whether a context shift has discarded tokens.
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`tokens` are the generated ids, including the stop token. The sequence is in `slot` until another
     sequence runs there. `logprobs` has an entry per generated token. `prompt_logprobs` has an entry per
-    prompt token, and None for the first.
+    prompt token, and None for the first. `truncated` is True if a context shift has discarded tokens.
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean
@@ -45,6 +46,7 @@ class Completion:
     slot: int = 0
     logprobs: list[Logprobs] | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    truncated: bool = False
 
 
 def report(timings: Timings | None) -> dict[str, float]:

@@ -40,7 +40,7 @@ from vkbackend.models.engine.messages import (
 from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.scheduler import Scheduler
-from vkbackend.models.engine.sequence import Batch, Sequence
+from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
 from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.step_results import StepResults
 from vkbackend.models.engine.step_times import StepTimes
@@ -208,6 +208,8 @@ class Engine:
                 self.scheduler.admit()
                 while self.scheduler.begun:
                     self._news.add(self.scheduler.begun.pop(0))
+            if self.runner.options.context_shift:
+                self._shift()
             n_steps = self.runner.n_in_flight
             while len(self._in_flight) < n_steps and (batch := self.scheduler.compose(n_steps)):
                 self._launch(batch)
@@ -218,6 +220,22 @@ class Engine:
             self._land()
         news, self._news = self._news, News()
         return news
+
+    def _shift(self) -> None:
+        """Shift the context of every sequence that fills its context."""
+        n_ctx = self.runner.n_ctx
+        if any(is_full(sequence, n_ctx) for sequence in self.scheduler.running):
+            while self._in_flight:
+                self._land()
+        for sequence in [s for s in self.scheduler.running if is_full(s, n_ctx)]:
+            if sequence.slot < 0:
+                continue  # another sequence has preempted this sequence
+            n_kept, n_discarded = shift_of(sequence, n_ctx)
+            used = n_kept + n_discarded
+            if self.scheduler.make_own(sequence, n_kept, used):
+                self.runner.shift(sequence.slot, used, sequence.n_stored, n_discarded)
+                sequence.shift(n_kept, n_discarded)
+                self.cache.end_shift(sequence.slot, sequence.n_stored)
 
     def _launch(self, batch: Batch) -> None:
         tokens, runs, outputs, n_decode = rows_of(batch)

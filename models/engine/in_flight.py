@@ -46,7 +46,7 @@ def wanted_of(batch: Batch, most: int) -> Wanted:
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler
         if n_outputs:
-            enough = sampler.n_candidates(sequence.tokens) if sampler else 0
+            enough = sampler.n_candidates(sequence.history) if sampler else 0
             if not 0 < enough <= most:
                 return Wanted()
             k = max(k, enough)

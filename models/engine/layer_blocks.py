@@ -91,6 +91,17 @@ class LayerBlocks:
         if self.group == 0 or (block >= 0 and index >= span.low):
             self.use(node)
 
+    def take(self, slot: int, index: int, node: Node) -> None:
+        """Give the node's block to the slot, its only user."""
+        self.spans[slot].blocks[index], node.blocks[self.group] = self.block(node), -1
+        node.users[self.group] -= 1
+
+    def replace(self, slot: int, index: int, node: Node, block: int) -> None:
+        """Let the slot use its own `block` in place of the node's block."""
+        self.spans[slot].blocks[index] = block
+        self._write(self.group, slot, index, block)
+        self.unuse(node)
+
     def leave(self, slot: int, index: int, node: Node) -> None:
         if self.group == 0 or (index >= self.spans[slot].low and self.block(node) >= 0):
             self.unuse(node)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vkbackend import env
@@ -11,7 +11,9 @@ from vkbackend.meta.sizing import StepShape, StepSizes
 from vkbackend.meta.speed import measure_gpus
 from vkbackend.meta.step_kind import bucket
 from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.context_shift import ContextShift
 from vkbackend.models.engine.group import Joining, OpenDevices
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.gguf.fingerprint import fingerprint
@@ -22,6 +24,7 @@ from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out
+from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, token_recordings
 from vkbackend.models.rope_options import state_rope
@@ -60,6 +63,7 @@ class Loading:
         self.layout: Layout
         self.shape: StepShape
         self._steps: StepSizes
+        self._rotations: Mapping[int, KeyRotation | None] = {}
 
     def open(self, open_devices: OpenDevices, *, keep_values: bool) -> Mesh:
         options, joining = self.options, self._joining
@@ -111,6 +115,8 @@ class Loading:
             if self.prediction and options.shares:
                 self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
         self.layout = layout
+        if options.context_shift:
+            self._rotations = key_rotations(model, layout, options, self._gguf.architecture)
         env.log(1, "plan\n" + layout.table())
         if self._leads:
             check_fit(devices, options, sizes, model.n_layer)
@@ -134,6 +140,13 @@ class Loading:
         for device in mesh.devices:
             device.drop_upload()
         return kv
+
+    def shifting(self, mesh: Mesh, kv: KVCache) -> ContextShift | None:
+        """Record the step of context shifts. Raises an error if a cache cannot shift."""
+        if not self.options.context_shift:
+            return None
+        ropes = self.model.ropes(self.options.n_ctx)
+        return ContextShift(mesh, kv, self._rotations, ropes, self.shape.n_rows)
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

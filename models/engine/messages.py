@@ -47,6 +47,8 @@ class Generate:
     structure: Structure | None = None  # Needs SetVocabulary first.
     uses_cache: bool = True
     reports_progress: bool = False  # Send events while the prompt is computed.
+    n_keep: int = 0  # The first tokens that a context shift keeps.
+    n_discard: int = 0  # Tokens that a context shift discards; 0: half of the others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ class Event:
     logprobs: Logprobs | None = None
     progress: PromptProgress | None = None
     error: ErrorData | None = None
+    truncated: bool = False  # a context shift has discarded tokens
 
 
 Answer = Event | int  # An int is the next token's id.

@@ -34,6 +34,8 @@ class PrefixCache:
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
+        # slots whose content after their nodes was shifted, and must not become nodes
+        self._shifted: set[int] = set()
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
         """Return the longest cached prefix, without the last token, from which a sequence can continue."""
@@ -146,7 +148,8 @@ class PrefixCache:
         """Turn the slot's full blocks into nodes, and release blocks outside the windows."""
         nodes = self.nodes[slot]
         self.snapshots.lent.pop(slot, None)
-        while self._share and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
+        is_shared = self._share and slot not in self._shifted
+        while is_shared and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
             node = self.tree.child(self._last(slot), tuple(tokens[end - CELL_BLOCK : end]))
             for group in self.groups:
                 group.share(slot, len(nodes), node)
@@ -166,6 +169,7 @@ class PrefixCache:
         if n == 0:
             self.drop(slot)
             return []
+        self._shifted.discard(slot)
         full, rest = divmod(n, CELL_BLOCK)
         copies: list[Copy] = []
         if rest and full < len(self.nodes[slot]):
@@ -187,6 +191,48 @@ class PrefixCache:
         for copy in copies:
             self.groups[copy.group].put(slot, full, copy.target)
         return copies
+
+    def unshare(self, slot: int, first: int, used: int, copies: list[Copy]) -> bool:
+        """Make the blocks from position `first` on the slot's own, because a context shift changes them.
+
+        A block that other slots use is replaced. `copies` gets the copies to make, except of blocks with only
+        discarded positions, `first` to `used` - 1. Return False if no blocks are left. Another call
+        continues.
+        """
+        [group] = self.groups  # contexts with windows are not shifted
+        nodes = self.nodes[slot]
+        self._shifted.add(slot)
+        while len(nodes) > first // CELL_BLOCK:
+            node, index = nodes[-1], len(nodes) - 1
+            fresh = self._block(group, slot) if node.users[0] > 1 else -1
+            if node.users[0] == 1:  # `_block` may have dropped the other users
+                if fresh >= 0:
+                    group.free.append(fresh)
+                group.take(slot, index, node)
+                self._forget(node)
+            elif fresh < 0:
+                return False
+            else:
+                if index * CELL_BLOCK < first or (index + 1) * CELL_BLOCK > used:
+                    copies.append(Copy(0, group.block(node), fresh))
+                group.replace(slot, index, node, fresh)
+            nodes.pop()
+        return True
+
+    def _forget(self, node: Node) -> None:
+        """Remove a node without users and the nodes below it from the tree."""
+        for child in list(node.children.values()):
+            self._forget(child)
+        self.tree.remove(node)
+        for blocks in self.groups:
+            blocks.evict(node)
+
+    def end_shift(self, slot: int, n_stored: int) -> None:
+        """Free the slot's blocks after the first `n_stored` positions."""
+        end = -(-n_stored // CELL_BLOCK)
+        for group in self.groups:
+            group.free_own(slot, end)
+            group.spans[slot].high = min(group.spans[slot].high, end)
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
         """Allocate blocks for positions up to `last`, to load them. Layers with a window get only blocks to
@@ -237,6 +283,7 @@ class PrefixCache:
     def drop(self, slot: int) -> None:
         for group in self.groups:
             group.free_own(slot, 0)
+        self._shifted.discard(slot)
         self._shorten(slot, 0)
         for group in self.groups:
             group.spans[slot] = Span()

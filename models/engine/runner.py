@@ -89,6 +89,7 @@ class Runner:
         self._params, self._second = StepParams(), StepParams()
         self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
         self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
+        self._shifts = loading.shifting(self.mesh, self.kv)
         self._in_flight: deque[StepHandle] = deque()
         self._n_launched = 0
 
@@ -204,6 +205,29 @@ class Runner:
 
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
+
+    def shift(self, slot: int, first: int, end: int, distance: int) -> None:
+        """Move positions `first` to `end` - 1 of the slot down by `distance`, and rotate their keys. No step
+        may be in flight."""
+        assert self._shifts and not self._in_flight
+        self.mesh.check_usable()
+        self.kv.flush()
+        turns = self._shifts.turns(distance)
+        if self.group:
+            self.group.shift(slot, first, end, distance, turns)
+        self._shifts.run(slot, first, end, distance, turns)
+
+    @property
+    def shift_widths(self) -> dict[str, int] | None:
+        """Return the floats of a shift's cos and sin by table, or None if contexts are not shifted."""
+        return self._shifts.widths if self._shifts else None
+
+    def obey_shift(
+        self, slot: int, first: int, end: int, distance: int, turns: Mapping[str, np.ndarray]
+    ) -> None:
+        """Do this node's part of a shift, with node 0's cos and sin."""
+        assert self._shifts
+        self._shifts.run(slot, first, end, distance, turns)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
         """Make devices call `tell`, in any thread, after a step has waited for a pipeline."""

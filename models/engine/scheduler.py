@@ -98,6 +98,8 @@ class Scheduler:
     def content(self, slot: int) -> SlotContent:
         for sequence in self.running:
             if sequence.slot == slot:
+                if sequence.n_discarded:  # shifted content is not the content after its tokens
+                    return SlotContent(sequence.tokens[: sequence.n_kept], sequence.n_kept)
                 n = sequence.n_stored
                 return SlotContent(sequence.tokens[: n + 1], n, self.cache.resumable(slot))
         if not self.cache.holds(slot):
@@ -164,6 +166,8 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         content = self.content(sequence.slot)
         self.running.remove(sequence)
+        if sequence.n_discarded:
+            self.cache.cut(sequence.slot, sequence.n_kept)
         self._leave(sequence.slot, content)
         if not self.cache.holds(sequence.slot):
             self.contents[sequence.slot] = SlotContent()
@@ -185,6 +189,20 @@ class Scheduler:
         sequence.slot, sequence.n_stored, sequence.room, sequence.served = -1, 0, 0, -1
         self.waiting.add(sequence)
         self.n_preempted += 1
+
+    def make_own(self, sequence: Sequence, first: int, used: int) -> bool:
+        """Make the sequence's blocks from position `first` on its own, before positions `first` to `used` - 1
+        are discarded. If necessary, preempt sequences, the youngest first. Return False if the sequence
+        itself was preempted. No step may be in flight."""
+        copies: list[Copy] = []
+        while not self.cache.unshare(sequence.slot, first, used, copies):
+            youngest = max(self.running, key=lambda s: s.order)
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        if copies:
+            self._copy_blocks(copies)
+        return True
 
     def stats(self) -> dict[str, int]:
         return {

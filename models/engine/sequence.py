@@ -25,7 +25,8 @@ PRIORITY_S = 10.0  # each unit of priority counts as this much waiting time
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The slot's cache has `tokens[:n_stored]`, and blocks for `room` positions."""
+    """The slot's cache has `tokens[:n_stored]`, and blocks for `room` positions. After a context shift,
+    `tokens` lacks the discarded tokens."""
 
     request: Generate | Logits
     number: int
@@ -49,9 +50,13 @@ class Sequence:
     decode_s: float = 0.0
     n_reduces: int = 0
     reduce_s: float = 0.0
+    n_discarded: int = 0  # Tokens that context shifts have removed from `tokens`.
+    n_kept: int = 0  # The first tokens that context shifts kept.
+    history: list[int] = field(init=False)  # All tokens, with the discarded ones.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
     def __post_init__(self) -> None:
+        self.history = self.tokens
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
 
     @property
@@ -61,7 +66,7 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        return len(self.tokens) - len(self.request.tokens)
+        return len(self.history) - len(self.request.tokens)
 
     @property
     def wanted_slot(self) -> int | None:
@@ -85,7 +90,7 @@ class Sequence:
     def advance(self, n: int, cost: StepCost) -> None:
         self.in_flight, self.served = False, cost.number
         self.n_stored += n
-        if self.n_stored <= len(self.request.tokens):
+        if self.n_stored + self.n_discarded <= len(self.request.tokens):
             self.prompt_n += n
             self.prompt_s += cost.latency_s
         else:
@@ -94,25 +99,43 @@ class Sequence:
         self.n_reduces += cost.n_reduces
         self.reduce_s += cost.reduce_s
 
-    def answer(self, choice: Choice, n_ctx: int) -> Answer:
+    def shift(self, n_kept: int, n_discarded: int) -> None:
+        """Discard `n_discarded` tokens after the first `n_kept`. The cells have been moved."""
+        self.tokens = self.tokens[:n_kept] + self.tokens[n_kept + n_discarded :]
+        self.n_stored -= n_discarded
+        self.n_discarded += n_discarded
+        self.n_kept, self.room = n_kept, 0
+
+    def answer(self, choice: Choice, n_ctx: int | None) -> Answer:
         """Append the chosen token and return the answer. The answer is an int if the caller knows the slot
-        and needs only the token. An event with `done` set ends the sequence."""
+        and needs only the token. An event with `done` set ends the sequence. If `n_ctx` is None, a full
+        context is shifted."""
         request = self.request
         assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
             return self.failure(choice)
         self.tokens.append(choice)
+        if self.n_discarded:
+            self.history.append(choice)
         sampler = self.sampler
         logprobs = sampler.logprobs if sampler else None
         if choice in request.stop_ids or (sampler and sampler.matcher and sampler.matcher.is_over):
             return self.last(choice, "stop", logprobs)
-        if self.n_generated == request.max_tokens or self.n_stored >= n_ctx:
+        if self.n_generated == request.max_tokens or (n_ctx is not None and self.n_stored >= n_ctx):
             return self.last(choice, "length", logprobs)
         if self.known_slot == self.slot and not request.timed and logprobs is None:
             return choice
         self.known_slot = self.slot
         timings = self.timings() if request.timed else None
-        return Event(request.id, done=False, token=choice, slot=self.slot, timings=timings, logprobs=logprobs)
+        return Event(
+            request.id,
+            done=False,
+            token=choice,
+            slot=self.slot,
+            timings=timings,
+            logprobs=logprobs,
+            truncated=self.n_discarded > 0,
+        )
 
     def progress(self) -> Event | None:
         """Return an event with the progress of the prompt if the caller wants such events."""
@@ -132,6 +155,7 @@ class Sequence:
             slot=self.slot,
             timings=self.timings(),
             logprobs=logprobs,
+            truncated=self.n_discarded > 0,
         )
 
     def give(self, logits: np.ndarray) -> Event:
@@ -149,3 +173,20 @@ class Sequence:
 
 
 Batch = list[tuple[Sequence, int, int]]  # (sequence, number of rows, number of rows with logits)
+
+NEVER_KEPT = 4  # A shift keeps at most n_ctx - 4 tokens, as in llama.cpp.
+
+
+def is_full(sequence: Sequence, n_ctx: int) -> bool:
+    """Return whether a decoding sequence must discard tokens before its next step, as in llama.cpp."""
+    decodes = sequence.n_generated > 0 and sequence.n_wanted == 1 and isinstance(sequence.request, Generate)
+    return decodes and sequence.n_stored + 1 >= n_ctx
+
+
+def shift_of(sequence: Sequence, n_ctx: int) -> tuple[int, int]:
+    """Return how many of the first tokens a shift keeps, and how many of the next tokens it discards."""
+    request = sequence.request
+    assert isinstance(request, Generate)
+    n_kept = min(request.n_keep, n_ctx - NEVER_KEPT)
+    n_left = sequence.n_stored - n_kept
+    return n_kept, min(request.n_discard or n_left // 2, n_left - 1)

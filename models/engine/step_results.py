@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class StepResults:
     def __init__(self, runner: Runner, cache: PrefixCache) -> None:
-        self._cache, self._n_ctx = cache, runner.n_ctx
+        self._cache = cache
+        self._n_ctx = None if runner.options.context_shift else runner.n_ctx
         # Without windows and recurrent states, the prefix cache changes only when a block becomes full.
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
@@ -69,4 +70,4 @@ def _draw(drawing: list[Sequence], indices: list[int], rows: Rows) -> list[Choic
         ids, logits = None if ids is None else ids[indices], logits[indices]
         log_sums = None if log_sums is None else log_sums[indices]
     samplers = [sequence.sampler for sequence in drawing if sequence.sampler]
-    return choose_rows(samplers, [sequence.tokens for sequence in drawing], ids, logits, log_sums)
+    return choose_rows(samplers, [sequence.history for sequence in drawing], ids, logits, log_sums)

@@ -30,6 +30,7 @@ from vkbackend.models.hosts.node_messages import (
     Read,
     Record,
     Reduces,
+    Shift,
     Step,
     Write,
     encode,
@@ -83,6 +84,14 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
             mesh.recorded_step(call.kind())
             group.recorded()
+        case Shift():
+            widths = runner.shift_widths
+            _require(widths is not None and call.rope.keys() == widths.keys(), call)
+            _require(all(len(rows) == 4 * widths[name] for name, rows in call.rope.items()), call)
+            _require(call.slot < runner.n_slots and call.distance <= call.first <= call.end, call)
+            _require(call.end <= runner.n_ctx, call)
+            turns = {name: np.frombuffer(rows, np.float32).reshape(-1, 2) for name, rows in call.rope.items()}
+            runner.obey_shift(call.slot, call.first, call.end, call.distance, turns)
         case Write():
             data = np.frombuffer(call.data, np.uint8)
             view = _range(group, runner, call.device, call.name, call.offset, len(data), call)

@@ -120,6 +120,16 @@ class Step(_Call):
         return cls(list(batch.tokens), runs, list(batch.outputs), wanted.top_k, masks, wanted.summed, rope)
 
 
+class Shift(_Call):
+    """Move positions `first` to `end` - 1 of a slot down by `distance`. `rope` has cos and sin by table."""
+
+    slot: Annotated[int, Meta(ge=0, lt=MAX_RUNS)]
+    first: U32
+    end: U32
+    distance: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+    rope: Annotated[dict[Name, Floats], Meta(max_length=16)]
+
+
 class Write(_Call):
     device: Device
     name: Name
@@ -156,7 +166,7 @@ class End(_Call):
     """Release everything and end."""
 
 
-Call = Open | Measure | Reduces | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
+Call = Open | Measure | Reduces | Settle | Record | Step | Shift | Write | Read | CopyRanges | AskMemory | End
 
 
 class LimitsData(Struct, forbid_unknown_fields=True):

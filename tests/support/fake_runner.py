@@ -68,10 +68,13 @@ class FakeRunner:
         prefix_cache: bool = True,
         n_queue: int = 4096,
         n_in_flight: int = 1,
+        context_shift: bool = False,
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
-        self.options = SimpleNamespace(prefix_cache=prefix_cache, n_queue=n_queue)
+        self.options = SimpleNamespace(
+            prefix_cache=prefix_cache, n_queue=n_queue, context_shift=context_shift
+        )
         width = -(-self.n_ctx // CELL_BLOCK)
         self.pools = [Pool(blocks or width * n_slots)]
         ring = min(width, -(-(window + n_ubatch - 2) // CELL_BLOCK) + 1)
@@ -82,7 +85,7 @@ class FakeRunner:
         self.states = None if snapshots is None else SlotStates(n_slots, snapshots)
         self.state_cells: dict[int, tuple[int, ...]] = {}
         self.steps: list[list[Run]] = []
-        self.n_rows = self.n_copies = self.closed = 0
+        self.n_rows = self.n_copies = self.n_shifts = self.closed = 0
         self.n_in_flight, self.in_flight = n_in_flight, deque[Any]()
         self.most_in_flight = 0
 
@@ -105,6 +108,14 @@ class FakeRunner:
         if self.states and n_stored:
             cell = self.states.cell(source, n_stored)
             self.state_cells[self.states.put(target, n_stored)] = self.state_cells[cell]
+
+    def shift(self, slot: int, first: int, end: int, distance: int) -> None:
+        assert (
+            self.options.context_shift and not self.in_flight and 0 < distance <= first <= end <= self.n_ctx
+        )
+        moved, at = self.held(0, slot, first, end), np.arange(first, end) - distance
+        self.cells[0][self.tables[0][slot, at // CELL_BLOCK], at % CELL_BLOCK] = moved
+        self.n_shifts += 1
 
     def held(self, group: int, slot: int, first: int, end: int) -> list[int]:
         at = np.arange(first, end)
@@ -183,7 +194,8 @@ class FakeRunner:
 
 def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
     sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch}
-    return FakeRunner(**sizes, prefix_cache=options.prefix_cache, n_queue=options.n_queue)
+    how = {"prefix_cache": options.prefix_cache, "context_shift": options.context_shift}
+    return FakeRunner(**sizes, **how, n_queue=options.n_queue)
 
 
 MODULE = SimpleNamespace(Runner=fake)  # replaces vkbackend.models.engine.runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,3 +53,30 @@ def events_of(news: News) -> list[Event]:
 def tokens_of(answers: Iterable[Answer]) -> list[int]:
     tokens = (answer if isinstance(answer, int) else answer.token for answer in answers)
     return [token for token in tokens if token is not None]
+
+
+def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(40) for _ in range(n))
+
+
+def check_sound(engine: Engine) -> None:
+    """Check that every block has one owner. Check that each node of the tree counts the slots that use it."""
+    cache = engine.cache
+    nodes, stack = [], list(cache.tree.root.children.values())
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack += node.children.values()
+    for g, group in enumerate(cache.groups):
+        owners = list(group.free)
+        owners += [node.blocks[g] for node in nodes if node.blocks[g] >= 0]
+        owners += [block for span in group.spans for block in span.blocks.values()]
+        assert sorted(owners) == list(range(group.pool.n_blocks)), (g, sorted(owners))
+        users = {id(node): 0 for node in nodes}
+        for span, path in zip(group.spans, cache.nodes, strict=True):
+            for index, node in enumerate(path):
+                users[id(node)] += node.blocks[g] >= 0 and index >= span.low
+        assert all(node.users[g] == users[id(node)] for node in nodes if node.blocks[g] >= 0), g
+        unused = {id(node) for node in group.unused}
+        assert unused == {id(n) for n in nodes if n.blocks[g] >= 0 and not n.users[g]}, g

@@ -9,7 +9,7 @@ import pytest
 from fake_runner import continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import GREEDY, events_of, finish, make, tokens_of
+from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
 from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.engine import Engine
@@ -27,38 +27,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(40) for _ in range(n))
-
-
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
     """Return, for each layer group, the number of unused blocks and of all blocks. Unused blocks are free or
     in the tree."""
     cache = engine.cache
     return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
-
-
-def check_sound(engine: Engine) -> None:
-    """Check that every block has one owner. Check that each node of the tree counts the slots that use it."""
-    cache = engine.cache
-    nodes, stack = [], list(cache.tree.root.children.values())
-    while stack:
-        node = stack.pop()
-        nodes.append(node)
-        stack += node.children.values()
-    for g, group in enumerate(cache.groups):
-        owners = list(group.free)
-        owners += [node.blocks[g] for node in nodes if node.blocks[g] >= 0]
-        owners += [block for span in group.spans for block in span.blocks.values()]
-        assert sorted(owners) == list(range(group.pool.n_blocks)), (g, sorted(owners))
-        users = {id(node): 0 for node in nodes}
-        for span, path in zip(group.spans, cache.nodes, strict=True):
-            for index, node in enumerate(path):
-                users[id(node)] += node.blocks[g] >= 0 and index >= span.low
-        assert all(node.users[g] == users[id(node)] for node in nodes if node.blocks[g] >= 0), g
-        unused = {id(node) for node in group.unused}
-        assert unused == {id(n) for n in nodes if n.blocks[g] >= 0 and not n.users[g]}, g
 
 
 # ---- what is computed ----
