@@ -84,7 +84,7 @@ class LLM(Chats, Slots):
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
                 stop_ids = end_ids(gguf)
-        self._n_keep = wanted.n_keep
+        self.n_keep = wanted.n_keep
         self._model_tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
         self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
         info = self._mailbox.info
@@ -292,7 +292,7 @@ class LLM(Chats, Slots):
 
     def _kept(self, options: GenerateOptions, n_prompt: int) -> GenerateOptions:
         """Set how many tokens a context shift keeps. As in llama.cpp, BOS is kept in addition."""
-        n_keep = self._n_keep if options.n_keep is None else options.n_keep
+        n_keep = self.n_keep if options.n_keep is None else options.n_keep
         has_bos = self._tokenizer is not None and self._tokenizer.add_bos
         return replace(options, n_keep=(n_prompt if n_keep < 0 else n_keep) + has_bos)
 

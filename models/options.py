@@ -282,7 +282,7 @@ class GenerateKeywords(AnswerKeywords, total=False):
     `prefix_cache` describes what is not computed again."""
     n_keep: int | None
     """With `context_shift`: how many tokens of the prompt a shift keeps, besides BOS; -1 for the complete
-    prompt. None (default): the model's `n_keep`."""
+    prompt. None (default): the model's `n_keep`, which is 0 by default."""
     n_discard: int
     """With `context_shift`: how many tokens a shift discards. 0 (default): half of the tokens that are not
     kept."""

@@ -86,7 +86,9 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             group.recorded()
         case Shift():
             widths = runner.shift_widths
-            _require(widths is not None and call.rope.keys() == widths.keys(), call)
+            _require(widths is not None, call)
+            assert widths is not None
+            _require(call.rope.keys() == widths.keys(), call)
             _require(all(len(rows) == 4 * widths[name] for name, rows in call.rope.items()), call)
             _require(call.slot < runner.n_slots and call.distance <= call.first <= call.end, call)
             _require(call.end <= runner.n_ctx, call)

@@ -209,7 +209,7 @@ def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
     [
         (["generate", "--tempp", "1"], "unknown flag --tempp (did you mean --temp?);"),
         (["chat", "--tempp", "1", "-qq", "--foo", "x"], "flags -qq, --tempp (did you mean --temp?), --foo;"),
-        (["generate", "--keeep", "1"], "unknown flag --keeep;"),
+        (["generate", "--swa-ful", "1"], "unknown flag --swa-ful;"),
         (["serve", "--lora", "x", "-md", "y", "-ngld", "9"], "-md, -ngld: draft models and"),
         (["serve", "-ub", "2048", "--list-devices", "--foo"], "unknown flag --foo;"),
         (["generate", "-st"], "-st: use `vkbackend chat`"),
@@ -278,7 +278,7 @@ LINES = [
     ("generate", "-sm layer -dev Vulkan0,Vulkan1", ""),
     ("generate", "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", ""),
     ("generate", "--mlock --no-mmap --numa distribute", ""),
-    ("generate", "--keep 64 --context-shift", "give a larger -c"),
+    ("generate", "--keep 64 --context-shift", ""),
     ("generate", "--mirostat 2 --mirostat-ent 5 --repeat-penalty 1.1 -s 42 --verbose-prompt", ""),
     ("serve", "-ngl 99 -fa on -c 32768 --jinja --host 0.0.0.0", ""),
     ("serve", "--host 0.0.0.0 --api-key sk-123 --alias qwen3", ""),

@@ -19,7 +19,7 @@ from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
-from vkbackend.tools.flags.options import fields_given, options_of
+from vkbackend.tools.flags.options import adder, fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.present import present, show_devices
 from vkbackend.tools.flags.rope import add_rope_arguments
@@ -47,7 +47,20 @@ def add_length_arguments(
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
 
 
+def add_context_arguments(parser: argparse.ArgumentParser) -> None:
+    add = adder(parser, "full context")
+    add("context_shift", "--context-shift", action="store_true",
+        help="when the context is full, discard the older half of the tokens after --keep, and "
+        "continue")  # fmt: skip
+    add("context_shift", "--no-context-shift", action="store_false",
+        help="end the text when the context is full (the default)")  # fmt: skip
+    add("n_keep", "--keep", type=int, metavar="N",
+        help="tokens of the prompt that --context-shift keeps, besides BOS; -1: all "
+        "(default: %(default)s)")  # fmt: skip
+
+
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    add_context_arguments(parser)
     add_sampling_arguments(parser)
     add_structure_arguments(parser)
     add_device_arguments(parser)

@@ -48,6 +48,7 @@ class Tally:
     progress: PromptProgress | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    truncated: bool = False  # a context shift has discarded tokens
     is_known: bool = False  # is in `Service.running`
 
     def add(self, piece: Piece) -> None:
@@ -55,7 +56,7 @@ class Tally:
         if chunk.token is not None:
             self.n_tokens += 1
             self.tokens.append(chunk.token)
-        self.slot = chunk.slot
+        self.slot, self.truncated = chunk.slot, self.truncated or chunk.truncated
         if chunk.timings:
             self.timings = chunk.timings
         if chunk.progress is not None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
+from vkbackend.models.options import MAX_CONTEXT
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import J, Piece, Tally, raw_chunk
 from vkbackend.tools.server.service import Service
@@ -43,7 +44,7 @@ class LlamaFields:
         self.limit_ms = fields.whole("t_max_predict_ms", -1, (1 << 63) - 1, -1)
         self.n_indent = fields.whole("n_indent", 0, MAX_INT, 0)
         # Without a context shift these fields change nothing, as in llama-server.
-        self.n_keep = fields.whole("n_keep", -1, MAX_INT, 0)
+        self.n_keep = fields.whole("n_keep", -1, MAX_INT, llm.n_keep)
         self.n_discard = fields.whole("n_discard", 0, MAX_INT, 0)
         fields.whole("n_cache_reuse", 0, MAX_INT, 0)  # only saves time
         fields.switch("backend_sampling")  # the engine decides where it samples
@@ -51,6 +52,10 @@ class LlamaFields:
         self.ping_s = self._ping_s(fields)
         self.slot = fields.whole("id_slot", -1, llm.n_slots - 1, -1)
         self.options: dict[str, Any] = {}
+        if self.n_keep != llm.n_keep:
+            self.options["n_keep"] = min(self.n_keep, MAX_CONTEXT)
+        if self.n_discard:
+            self.options["n_discard"] = min(self.n_discard, MAX_CONTEXT)
         if self.n_probs:
             self.options["logprobs"] = self.n_probs
         if self.slot >= 0:

@@ -94,7 +94,7 @@ class LlamaResults:
             "generation_settings": self.settings(job),
             "prompt": self.llm.detokenize(job.ids, skip_special=False),
             "has_new_line": "\n" in text,
-            "truncated": kind == "limit" and self._is_full(job, tally),
+            "truncated": tally.truncated or (kind == "limit" and self._is_full(job, tally)),
             "stop_type": kind,
             "stopping_word": word,
             "tokens_cached": tally.prompt_n + max(0, tally.n_tokens - 1),

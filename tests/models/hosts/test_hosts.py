@@ -313,6 +313,27 @@ def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
         assert tokens_of(runner) == want
 
 
+@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
+    path = write(build("llama"), tmp_path / "model.gguf")
+    options = OPTIONS | {"split_mode": split_mode, "context_shift": True, "n_ctx": 40}
+
+    def shifted_tokens(runner: Runner) -> list[int]:
+        engine, out = Engine(runner), []
+        engine.submit(Generate(1, tuple(TOKENS[:20]), 90, SamplingParams(temperature=0), n_keep=3))
+        while engine.busy:
+            for event in events_of(engine.step()):
+                assert event.error is None, event.error
+                out += [event.token]
+        assert event.truncated
+        engine.close()
+        return out
+
+    want = shifted_tokens(load_runner(path, devices=here(THREE), **options))
+    with twin_runner(path, THREE, **options) as runner:
+        assert shifted_tokens(runner) == want and len(want) == 90
+
+
 def test_memory_of_all_devices(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
     single = load_runner(path, devices=here(THREE), **OPTIONS)

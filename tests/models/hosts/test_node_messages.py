@@ -28,6 +28,7 @@ GOOD = [
     node_messages.Step([1, 2], [node_messages.RunData(0, 0, 2, 0)], [1]),
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
     node_messages.Record.of(StepKind.of_run(8, 1, 4)),
+    node_messages.Shift(0, 20, 40, 10, {"rope": b"1234"}),
     node_messages.Write(1, "cells.4", 0, b"1234"),
     node_messages.Read(1, "cache_k_l0", 0, 64),
     node_messages.CopyRanges(1, [node_messages.CopyData("cache_k_l0", 0, 256, 64)]),
@@ -127,6 +128,7 @@ UNFIT = [
     node_messages.Step([1], [RUN], [0], 0, b"1234"),
     node_messages.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
     node_messages.Step([1] * 200, [node_messages.RunData(0, 0, 200, 0, 0, 0)], []),
+    node_messages.Shift(0, 20, 40, 10, {}),  # the model was loaded without context_shift
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
     node_messages.Record(1, 1, 1, 0, False, True, False),
