@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w. The
 // fixed order gives h the same bits on all devices. The device rounds its own partial sum like the sums in
-// the slots. This shader does so for WIRE 1, and pack_halves for WIRE 2.
+// the slots: here if WIRE is 1, in pack_halves if WIRE is 2.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"
@@ -20,11 +20,11 @@ layout(push_constant) uniform Push {
     float eps;
 };
 layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
-layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats, or with WIRE 2 blocks
+layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats, or blocks (WIRE 2)
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads only elements that it wrote itself
-layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8 bits
+layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or 8 bits (OUT_Q8)
 #include "lib/row_elements.glsl"
 
 float slot_value(uint s, uint i) {

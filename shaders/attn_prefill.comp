@@ -61,7 +61,7 @@ uint score_key = thread % CELL_BLOCK;
 uint s_row0 = thread / CELL_BLOCK * S_ROWS;
 uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // nothing reads the sums of surplus threads
 float m = NEG_LARGE; // maximum of row `thread`
-float s[S_ROWS]; // scores of score_key for rows from s_row0 on
+float s[S_ROWS]; // scores of score_key for rows s_row0, ...
 float l[V_ROWS]; // sums of p
 vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
 

@@ -46,7 +46,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
-const bool KEEPS = LANES > 16; // loads in flight spill registers of 16-lane subgroups (Intel)
+const bool KEEPS = LANES > 16; // Subgroups of 16 lanes (Intel) would spill registers.
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 

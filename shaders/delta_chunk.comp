@@ -34,7 +34,7 @@ const uint GATES = KDA != 0 ? S : 1;
 const uint STRIDE = 5 * S + C;
 
 shared float sums[C * GATES];
-shared float lower[C * (C - 1) / 2]; // row t of L begins at t (t - 1) / 2
+shared float lower[C * (C - 1) / 2]; // row t of L begins at t * (t - 1) / 2
 
 float gate_sum(uint t, uint i) { return sums[t * GATES + (KDA != 0 ? i : 0)]; }
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Normalise each group: y = x / sqrt(mean of the group's squares + eps) * w. With HAS_Z, silu(z) x replaces
-// x. The shader group_squares computes the sums of squares. An exchange adds them over the devices that share
-// a group.
+// Normalise each group: y = x / sqrt(mean of the group's squares + eps) * w. If HAS_Z is set, silu(z) * x
+// replaces x. The shader group_squares computes the sums of squares. An exchange adds these sums over the
+// devices that share a group.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_Z = 0;

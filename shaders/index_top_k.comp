@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Write the positions of each row's n_chosen largest scores among positions 0..pos, in ascending order. Among
 // equal scores the lowest positions are chosen. NaN counts as the largest score. One workgroup per row
-// determines the smallest chosen score byte by byte, the highest byte first. For each byte it builds a
-// histogram of the scores with the same higher bytes.
+// determines the smallest chosen score byte by byte, the highest byte first. For each byte the workgroup
+// builds a histogram of the scores with the same higher bytes.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -42,7 +42,7 @@ void main() {
 
     uint least = 0; // known bytes of the smallest chosen score
     uint known = 0;
-    uint need = n_chosen; // number of scores to choose among these bytes
+    uint need = n_chosen; // scores still to choose
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -91,7 +91,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // now the counts of earlier threads
+    equal = 0; // Recount for earlier threads only.
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

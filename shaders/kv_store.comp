@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Write each row of x to the row's cache cell. For F32, F16 and BF16 a thread stores two elements. The first
-// n_rot dimensions of a head are rotated. With NORM each head is normed first, by one workgroup. For Q8_0 and
-// Q4_0 a thread quantizes blocks of 32 elements like ggml's reference. The scale d is max|x| / 127 for Q8_0.
-// For Q4_0 it is the x of the largest magnitude / -8. If an x is infinite or NaN, d is NaN. A block has an
-// odd number of 16-bit units, so two neighbouring blocks share a word. One thread stores both blocks, even of
+// n_rot dimensions of a head are rotated. If NORM is set, a workgroup first norms one head. For Q8_0 and Q4_0
+// a thread quantizes blocks of 32 elements like ggml's reference. The scale d is max|x| / 127 for Q8_0. For
+// Q4_0, d is the x of the largest magnitude / -8. If an x is infinite or NaN, d is NaN. A block has an odd
+// number of 16-bit units, so two neighbouring blocks share a word. One thread stores both blocks, even of
 // different rows. Two threads would need atomics, which host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
@@ -110,14 +110,15 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Blocks are stored in pairs. Store pair number `unit` of the pairs with a block of this cell. The first pair
-// may begin with the previous cell's last block, and the last pair may end with the next cell's first block.
+// Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
+// first pair may begin with the previous cell's last block, and the last pair may end with the next cell's
+// first block.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
     const uint slot = step_params.rows[row].y;
     const uint n = width / BLOCK;
-    const uint before = cell & n & 1u; // blocks of the previous cell in the first pair
+    const uint before = cell & n & 1u; // 1 if the first pair begins in the previous cell
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);

@@ -26,8 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// Return the codes of 16 elements from 16 i on, in the row of x at word `row`. With this form of the index,
-// the compiler computes i once for all rows of x, and row / 4 once per subgroup.
+// Return the codes of elements 16 * i..16 * i + 15 in the row of x at word `row`. With this form of the
+// index, the compiler computes i once for all rows of x, and row / 4 once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -37,7 +37,7 @@ uvec4 codes_at(uint row, uint i) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act, gate and up alternate
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // If act is set, gate and up alternate.
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;

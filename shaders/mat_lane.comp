@@ -3,7 +3,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// Compute mat_vec and mat_mul on software devices. There an invocation is a SIMD lane, and reading a buffer
+// Compute mat_vec and mat_mul on software devices. Their invocations are SIMD lanes, and reading a buffer
 // takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A subgroup
 // reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address, because software
 // devices check the bounds of a binding lane by lane.
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // with act, gate and up alternate
+    const uint row = act == 0 ? index : index / 2; // If act is set, gate and up alternate.
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;

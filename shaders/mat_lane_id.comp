@@ -4,8 +4,8 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 // Compute mat_vec_id and mat_mul_id on software devices (see mat_lane). Each thread multiplies a row of W_e
-// by the rows of x of N pairs (row, expert). Without GROUPED a workgroup has one pair, and `tiles` contains
-// expert ids.
+// by the rows of x of N pairs (row, expert). Unless GROUPED is set, a workgroup has one pair, and `tiles`
+// contains expert ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"
 
@@ -38,7 +38,7 @@ void main() {
         begin = tiles.at[3 * tile + 1];
         n_pairs = tiles.at[3 * tile + 2];
     }
-    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // other piece, or empty
     const Expert e = expert_of(starts.at[e_id], starts.at[e_id + 1], starts.at[first]);
     if (group_index() * LOCAL >= e.n) return;
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute mat_mul on matrix units. The input x is F16 from pack_f16. Weights are clamped to +-65,504 and
-// converted to F16 in shared memory. SM x SN subgroups compute a tile of M FM SM rows of w by N FN SN rows of
-// x. Each subgroup computes FM x FN matrices.
+// converted to F16 in shared memory. SM x SN subgroups compute a tile of M * FM * SM rows of w by N * FN * SN
+// rows of x. Each subgroup computes FM x FN matrices.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

@@ -29,7 +29,7 @@ void main() {
     const uint e_id = tiles[at];
     const uint begin = tiles[at + 1];
     const uint n_pairs = tiles[at + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // other piece, or empty
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul_id on matrix units. Inputs and tiles are as in mat_mul_coop. With AXIS 1 the op asserts
+// Compute mat_mul_id on matrix units. Inputs and tiles are as in mat_mul_coop. If AXIS is 1, the op asserts
 // that every expert has x_stride columns. Values of x after an expert's columns would change the row's scale,
 // and a NaN there would reach the result.
 #include "lib/types.glsl"
@@ -46,7 +46,7 @@ void main() {
     const uint e_id = tiles[tile];
     const uint begin = tiles[tile + 1];
     const uint n_pairs = tiles[tile + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // other piece, or empty
     const uint s = starts_off;
     expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul on GPUs. A workgroup of 16 x 8 threads computes a tile of 16 RM rows of w by 8 RN rows of
-// x. For each k a thread reads RM + RN floats from shared memory and computes RM RN multiply-adds.
+// Compute mat_mul on GPUs. A workgroup of 16 x 8 threads computes a tile of 16 * RM rows of w by 8 * RN rows
+// of x. For each k a thread reads RM + RN floats from shared memory and computes RM * RN multiply-adds.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -32,7 +32,7 @@ void main() {
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
 
-    vec4 sum[QM * RN]; // sum[a * RN + c]: rows of w from 4 (tm + 16 a) on, row tn RN + c of x
+    vec4 sum[QM * RN]; // sum[a * RN + c]: four rows of w at 4 * (tm + 16 * a), row tn * RN + c of x
     [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {

@@ -27,7 +27,7 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
     const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint row = act == 0 ? slot : slot / 2; // With act, gate and up alternate.
+    const uint row = act == 0 ? slot : slot / 2; // If act is set, gate and up alternate.
     uint start = row_start(min(row, n - 1), k);
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 

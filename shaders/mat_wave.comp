@@ -34,7 +34,7 @@ vec4 x_at(uint row, uint i) { // elements 4 i..4 i + 3
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act, gate and up alternate
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // If act is set, gate and up alternate.
     const uint k8 = k & ~7u;
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);

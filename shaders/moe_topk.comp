@@ -34,7 +34,7 @@ shared float lanes[LANES];
 shared uint group_key[MAX_GROUPS];
 shared uint chosen[MAX_USED];
 
-const uint NAN_KEY = 1u; // below all numbers' keys; key 0 marks groups that are not chosen
+const uint NAN_KEY = 1u; // Below all numbers' keys. Key 0 marks groups that are not chosen.
 
 // Return an unsigned key with the order of x. Both zeros have the same key, and NaN has the smallest key.
 uint order_key(float x) {
@@ -97,8 +97,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups with the
-// largest sums of their two largest keys remain.
+// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups remain
+// whose two largest keys have the largest sums.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();

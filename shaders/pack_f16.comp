@@ -29,7 +29,7 @@ void main() {
     barrier();
 
     const bool scaled = top != 0 && top < 0x7F800000u;
-    // then the reciprocal of the scale is a normal number, too
+    // The clamp makes the scale's reciprocal a normal number.
     const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u;
     const float scale = uintBitsToFloat((254u - exponent) << 23);
     const uint begin = y_off + row * half_row_words(k);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Convert x to the blocks of lib/f16_wire.glsl. The result y is the device's slot in host memory. With KEEPS
-// the device also stores a copy in its own memory.
+// Convert x to the blocks of lib/f16_wire.glsl. The result y is the device's slot in host memory. If KEEPS is
+// set, the device also stores a copy in its own memory.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 

@@ -14,7 +14,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8 bits
+layout(set = 0, binding = 2) writeonly buffer Y { uint y[]; }; // floats, or 8 bits (OUT_Q8)
 #include "lib/row_elements.glsl"
 
 void main() {

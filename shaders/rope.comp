@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Rotate pairs of the first n_rot dimensions of each head. The host computes the cos and sin of the angles. A
-// thread rotates one pair. With NORM a workgroup norms and rotates one head.
+// thread rotates one pair. If NORM is set, a workgroup norms and rotates one head.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

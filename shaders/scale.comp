@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Multiply by a factor: y = c * x. With c = 0, y is 0 even for NaN, because x may be uninitialised.
+// Multiply by a factor: y = c * x. If c is 0, y is 0 even for NaN, because x may be uninitialised.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

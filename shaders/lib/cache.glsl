@@ -2,7 +2,7 @@
 // lib/cache_types.glsl. The macro CACHE(i) is word i of the cache's buffer, and the cache begins at word
 // CACHE_OFF.
 
-// Return elements 4 quad..4 quad + 3 of a quantized block. The block begins `h` 16-bit units after word
+// Return elements 4 * quad..4 * quad + 3 of a quantized block. The block begins `h` 16-bit units after word
 // `word`. A block may begin in the middle of a word, so four codes may span two words.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));

@@ -12,7 +12,7 @@
 #define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
-// Load a matrix of K codes per row, from row `row` of the tile and element k of the slice on.
+// Load a matrix of K codes per row, beginning at row `row` of the tile and element k of the slice.
 #define LOAD_W_CODES(m, row, k) \
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
@@ -27,7 +27,7 @@ const uint TN = N * FN * SN;
 const uint TK = LANES > 16 ? 64 : 32;
 const uint BLOCKS = TK / 32;
 const uint PIECES = TK / 16; // pieces of 16 codes per row
-const uint STRIDE = TK / 8 + 2; // in units of 8 codes; 8 rows begin at different memory banks
+const uint STRIDE = TK / 8 + 2; // units of 8 codes; 8 rows begin at different memory banks
 const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
 const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
 
@@ -59,8 +59,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// Copy a slice of rows of n elements to shared memory, from element k on. The thread's rows begin at `w_at`
-// and `x_at`. Scales of w after the row's end are 0.
+// Copy a slice of rows of n elements, beginning at element k, to shared memory. The thread's rows begin at
+// `w_at` and `x_at`. Scales of w after the row's end are 0.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

@@ -9,7 +9,7 @@ uint row_at(uint i);
 const uint TM = M * FM * SM;
 const uint TN = N * FN * SN;
 const uint TK = 32;
-const uint STRIDE = TK / 4 + 2; // in QUADs; 8 rows begin at different memory banks
+const uint STRIDE = TK / 4 + 2; // 8 rows begin at different memory banks
 
 shared QUAD w_tile[TM * STRIDE]; // [row of w][k]
 shared QUAD x_tile[TN * STRIDE]; // [row of x][k]
@@ -41,8 +41,8 @@ const uint RAW = PIECE * BLOCK_NBYTES / 16; // units of 16 bytes in a piece
 #define WIDE_W false
 #endif
 
-// Return the word where the thread's piece of the first slice begins, or without WIDE_W the byte where the
-// row begins.
+// Return the word where the thread's piece of the first slice begins. Unless WIDE_W is set, return the byte
+// where the row begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
@@ -119,8 +119,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Copy a slice of rows of n elements to shared memory, from element k on. `w_at` has the results of w_place.
-// `x_at` has the indices in x4 of the thread's pieces of the first slice.
+// Copy a slice of rows of n elements, beginning at element k, to shared memory. `w_at` has the results of
+// w_place. x4[x_at[j]] is the thread's piece j of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

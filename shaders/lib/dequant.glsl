@@ -4,18 +4,18 @@
 // - `uint row_start(uint row, uint n)` returns the address of a row of n elements.
 // - `ROW_UNIT` divides the length of every row.
 // - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row, where k is a multiple of 4.
-// - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros from element n on.
+// - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros for elements >= n.
 // - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. The function
 //   unpacks shared bits once.
 //
-// Addresses count bytes, because an MXFP4 block has 17 bytes. They have 32 bits, because a binding is smaller
-// than 4 GiB. The functions read only words with requested bytes.
+// Addresses count bytes, because an MXFP4 block has 17 bytes. Addresses have 32 bits, because a binding is
+// smaller than 4 GiB. The functions read only words with requested bytes.
 
-uint u32_at(uint at); // `at` is a multiple of 4 if BLOCK_NBYTES is
+uint u32_at(uint at); // If BLOCK_NBYTES is a multiple of 4, so is `at`.
 uint u16_at(uint at); // `at` is even
 uint u8_at(uint at);
 float f16_at(uint at); // `at` is even
-uvec4 words4_at(uint i); // 16 bytes from word i on
+uvec4 words4_at(uint i); // 16 bytes at word i
 
 // Shift each of the four bytes of a word right and mask it. `mask` must clear the next byte's bits. Compilers
 // recognise this expression and use the GPU's byte-to-float instruction.
@@ -73,7 +73,7 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4. Then four elements of 2 bytes are two words of one row.
+// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two words of one row.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
@@ -115,8 +115,8 @@ float tail1(uint b) { // an element after the last full group of HELD elements
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA GPUs split 16-byte loads of unknown alignment. With WIDE_W, w and its rows are aligned
-// to 16 bytes, and w4 is the same buffer as w.
+// Compilers for NVIDIA GPUs split 16-byte loads of unknown alignment. If WIDE_W is set, w and its rows are
+// aligned to 16 bytes, and w4 is the same buffer as w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -124,8 +124,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// Return 32 bits of two consecutive words, from bit `shift` on. With a branch, SwiftShader took 30 s instead
-// of 1 s to compile mat_dot.
+// Return 32 bits of two consecutive words, beginning at bit `shift`. With a branch, SwiftShader took 30 s
+// instead of 1 s to compile mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }

@@ -22,7 +22,7 @@ layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; };
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Return four consecutive 2-bit codes, from element `part` on.
+// Return the 2-bit codes part..part + 3.
 uvec4 pairs4(uint entry, uint part) {
     const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;

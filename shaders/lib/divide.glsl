@@ -5,7 +5,7 @@ float divide(float a, float b) {
     const uint b_bits = floatBitsToUint(b);
     const uint divisor = (b_bits & 0x7fffffu) | 0x800000u;
     uint rest = (a_bits & 0x7fffffu) | 0x800000u;
-    const bool below = rest < divisor; // then the quotient of the significands is in [1/2, 1)
+    const bool below = rest < divisor; // quotient in [1/2, 1)
     const uint exponent = (a_bits >> 23) - (b_bits >> 23) + 127u - (below ? 1u : 0u);
     if (below) rest <<= 1;
     uint quotient = 0u;

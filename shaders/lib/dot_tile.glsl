@@ -1,6 +1,7 @@
-// Compute the tiles of mat_mul_dot and mat_mul_dot_id, 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads
-// computes 4 by RN values. The threads copy slices of 64 elements along k to shared memory as packed codes
-// (at most 13.5 KiB). A thread loads all its values of a slice before it stores any, so that loads overlap.
+// Compute the tiles of mat_mul_dot and mat_mul_dot_id, 64 rows of w by 8 * RN rows of x. Each of 16 x 8
+// threads computes 4 * RN values. The threads copy slices of 64 elements along k to shared memory as packed
+// codes (at most 13.5 KiB). A thread loads all its values of a slice before it stores any, so that loads
+// overlap.
 
 const uint TM = 64;
 const uint TK = 64; // two blocks of x
@@ -33,13 +34,13 @@ uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// Copy a slice of rows of n elements to shared memory, from element k on. The thread's rows begin at `w_at`
-// and `x_at`. Rows of x have `width` elements.
+// Copy a slice of rows of n elements, beginning at element k, to shared memory. The thread's rows begin at
+// `w_at` and `x_at`. Rows of x have `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
-        // zeros multiply elements of x after n
+        // Elements of x after n are multiplied by zeros.
         const uint i = min(k + piece(j) % PIECES * 16, n - 16);
         const uint at = x_at[j] + i / 4;
         codes[j] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
@@ -88,8 +89,9 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// Dot products are scaled at once if a group has one piece, and after the loop over rows of x if a group has
-// two. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup size for two.
+// If a group has one piece, dot products are scaled at once, because NVK would otherwise emit more moves. If
+// a group has two pieces, they are scaled after the loop over rows of x, because ANV would otherwise halve
+// the subgroup size.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,6 +1,6 @@
 // Locate an expert's matrix in a stack of all experts' matrices. This device has starts[e + 1] - starts[e]
-// columns of expert e's FFN. With AXIS 0 (gate, up) a column is stored as a row of `side` elements. With AXIS
-// 1 (down) a column is one element of each of `side` rows.
+// columns of expert e's FFN. If AXIS is 0 (gate, up), a column is stored as a row of `side` elements. If AXIS
+// is 1 (down), a column is one element of each of `side` rows.
 
 struct Expert {
     uint n, k; // rows, elements per row

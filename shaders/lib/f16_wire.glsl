@@ -3,7 +3,7 @@
 // same bits.
 
 // Return a float's exponent minus its code's exponent, shifted to bit 23. `top` has the bits of the block's
-// largest finite magnitude. Its code has exponent 30 of 0..31.
+// largest finite magnitude, whose code has exponent 30.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
 // Return the code of a float. It has ten bits of fraction, rounded to nearest, ties to even. A float below

@@ -1,12 +1,12 @@
 // The layout of 8-bit activations (quantize_q8). A row of k elements begins with k / 4 words of four int8.
-// Then each block of 32 has two words. They are the scale as a float, and the sums of the first and last 16
-// codes as two int16.
+// Two words follow per block of 32: the scale as a float, and the sums of the first and last 16 codes as two
+// int16.
 
 uint q8_row_words(uint k) { return k / 32 * 10; }
 
 uint q8_block(uint k, uint i) { return k / 4 + i / 32 * 2; }
 
-// Return the sum of 16 codes, from element i on.
+// Return the sum of the 16 codes that begin at element i.
 int q8_sum16(uint sums, uint i) { return int(sums << (16 - (i & 16u))) >> 16; }
 
 int q8_sum32(uint sums) { return q8_sum16(sums, 0) + q8_sum16(sums, 16); }

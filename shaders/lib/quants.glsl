@@ -1,13 +1,13 @@
 // Functions that read weights as int8 codes for integer dot products. Include this file after dequant.glsl
 // and q8.glsl.
 //
-// - A value is scale * (code - CODE_OFFSET) + low, where low is 0 without HAS_LOW.
+// - A value is scale * (code - CODE_OFFSET) + low, where low is 0 unless HAS_LOW is set.
 // - `Quants quants16(uint start, uint k, uint part)` returns elements k + part..k + part + 15 of a row.
 //
 // The argument k is a multiple of 32. The argument part is the constant 0 or 16, so that the compiler unpacks
-// shared bits once. GROUP elements (16 or 32) share `scale` and `low`. Codes are in 0..CODE_END - 1, or with
-// SIGNED_CODES in -CODE_END..CODE_END - 1. CODES_ONLY omits the dot products. Then a format whose codes do
-// not fit in int8 defines NO_CODES.
+// shared bits once. GROUP elements (16 or 32) share `scale` and `low`. Codes are in 0..CODE_END - 1, or in
+// -CODE_END..CODE_END - 1 if SIGNED_CODES is set. If CODES_ONLY is set, dot products are omitted, and a
+// format whose codes do not fit in int8 defines NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 

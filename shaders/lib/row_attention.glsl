@@ -1,10 +1,10 @@
 // Compute the attention of one row over one split of its keys, for up to HEADS q heads of one kv head. Online
-// softmax reads blocks of 32 keys. With FINAL (one split) the shader writes the result. Otherwise it writes
-// part = (sum of p * v, maximum score, sum of p). Without keys the result is zeros. The including file
-// defines these functions.
+// softmax reads blocks of 32 keys. If FINAL is set, there is one split, and the shader writes the result.
+// Otherwise the shader writes part = (sum of p * v, maximum score, sum of p). Without keys the result is
+// zeros. The including file defines these functions.
 uint n_keys_of(uint row);
 uint first_key_of(uint n_keys);
-void open_block(uint slot, uint block, uint n_keys); // then cell_of(j) is the cell of the block's key j
+void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
 float capped(float score);
 float inverse_sum(float m, float sum, uint head); // the factor of a FINAL result
@@ -22,7 +22,7 @@ const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key
 const bool K_EXACT = K_QUADS % K_ROUND == 0;
-// K_WORDS means for K what V_WORDS means for V (v_quads.glsl).
+// K_WORDS is like V_WORDS in v_quads.glsl.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_ROUND_OF_PAIRS = K_ROUND % 16 == 0;
@@ -49,7 +49,7 @@ uint thread = gl_LocalInvocationID.x;
 uint lane = thread % LANES; // index among the threads of a key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
-uint now = 0; // half of head_max with the current maxima
+uint now = 0; // half of head_max in use
 float s[HEADS]; // scores of one key, or partial scores
 float l[HEADS]; // sums of p
 vec4 acc[HEADS * V_ROUNDS]; // sums of p * v

@@ -1,5 +1,5 @@
 // A thread processes the row's elements FIRST * lane + u * NEXT for u < EACH, then continues EACH * LOCAL
-// elements later. Neighbouring threads process neighbouring floats. With OUT_Q8 a thread processes four
+// elements later. Neighbouring threads process neighbouring floats. If OUT_Q8 is set, a thread processes four
 // consecutive elements (lib/quantize.glsl).
 #ifdef OUT_Q8
 #define Q8_QUADS 2

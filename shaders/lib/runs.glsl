@@ -17,7 +17,7 @@ Tile find_tile(uint tile, uint size) {
     return Tile(uvec4(0), 0, 0);
 }
 
-// Return the state cell that a run reads. A sequence's first run ignores it.
+// Return the state cell that a run reads. A sequence's first run ignores the cell.
 uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
 
 uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }

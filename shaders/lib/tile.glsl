@@ -6,7 +6,7 @@ const uint TM = M_THREADS * RM;
 const uint TN = N_THREADS * RN;
 const uint TK = 128 / RM; // at most 13.3 KiB of floats per slice
 const uint QM = RM / 4;
-const uint W_STRIDE = TM / 4 + 1; // in vec4; odd, so that transposed writes use different memory banks
+const uint W_STRIDE = TM / 4 + 1; // odd, so that transposed writes use different memory banks
 const uint X_STRIDE = TN + 4; // a multiple of 4, so that a thread reads four values at once
 
 // Return four elements of rows i..i+3 of w, one column per element. Elements after k are zeros. Rows after

@@ -1,9 +1,9 @@
 // Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile
-// has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. They divide the keys for the
-// scores, and the dimensions of V for p * v. The output stays in matrices. A matrix of the rows' factors
-// rescales the output. The including file fills q_tile once and kv_tile per block, adds a barrier between
-// steps, and defines put.
-void put(uint row, uint d, float value); // stores dimension d of a row's output
+// has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each computes the scores of some
+// keys, and p * v for some dimensions. The output stays in matrices. A matrix of the rows' factors rescales
+// the output. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
+// defines put.
+void put(uint row, uint d, float value); // Stores dimension d of an output row.
 
 const uint TQ = M * ROW_GROUPS;
 const uint K_QUADS = HEAD_K / 4;
@@ -50,7 +50,7 @@ uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// Return the index in part_of of the first of the row's PARTS values, which are M apart.
+// Return the index in part_of of the row's first value. The row's PARTS values are M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
 float m = NEG_LARGE;

@@ -6,7 +6,7 @@ const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
 const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // per invocation
 const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
-const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // Per invocation, of four keys each.
+const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // per invocation
 // K_EVEN: all pieces of an invocation have the same position within their key.
 const bool K_EVEN = LOCAL % K_PIECES == 0;
 // Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words, and only the
@@ -26,14 +26,13 @@ uint k_column(uint j) { return (K_EVEN ? gl_LocalInvocationID.x : gl_LocalInvoca
 
 uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 
-// Whether a piece is in the second block of a pair.
+// Return whether a piece is in the second block of a pair.
 bool is_second(uint piece) { return (piece / 4) % 2 == 1; }
 
-// Return the index of the first of the three words with a piece's eight codes, or for F16 of the piece's 16
-// bytes.
+// Return a piece's index: of the first of three words with its eight codes, or for F16, of 16 bytes.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
-// Return eight F16 values. For codes return their three words and the word of the scale.
+// Return eight F16 values. If K_CODES is set, return three words of codes and the word of their scale.
 uvec4 k_piece(uint at, uint column) {
     if (K_TYPE == CACHE_F16) return k4[k_off / 4 + at];
     if (!K_CODES) return uvec4(words_of(k_halves(2 * at)), words_of(k_halves(2 * at + 1)));
