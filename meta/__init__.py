@@ -1,1 +1,1 @@
-"""Run a model on N devices as on one device. It knows no architectures, token ids or file formats."""
+"""Run a model on N devices as on one device, independently of architectures, token ids and file formats."""

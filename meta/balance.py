@@ -17,8 +17,8 @@ Shares = tuple[float, ...]  # one number per device, in any unit
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The bytes that a split needs on each device. A device stores `held` bytes. Per token it reads `read`
-    bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
+    """The bytes that a split needs on each device. A device stores `held` bytes. Per token, the device reads
+    `read` bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
     all-reduce among all devices, and `inner` of each all-reduce within one host. If layers are divided into
     sequential stages, `stages` has each device's stage."""
 

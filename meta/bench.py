@@ -22,7 +22,7 @@ from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
 LIMIT_S = 3.0  # On a single host, no step starts after this time.
-PERIOD = 3  # Two parities do not divide this, so a stale slot gives a wrong sum.
+PERIOD = 3  # Not a multiple of the two parities, so a stale slot gives a wrong sum.
 CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
 
 
@@ -83,8 +83,8 @@ class _Chain:
     """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]). The values of h repeat
     after three sums.
 
-    All values are small integers, so sums are exact in every order and wire format. Later sums increase an
-    error.
+    All values are small integers, so sums are exact in every order and wire format. An error grows in later
+    sums.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

@@ -27,7 +27,7 @@ def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> N
         return
     pairs = zip(devices, recordings, strict=True)
     compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
-    wait(compiling)  # even after an error, because a compiling device must not be closed
+    wait(compiling)  # Wait even after an error, because a compiling device must not be closed.
     for compiled in compiling:
         compiled.result()
 

@@ -1,4 +1,5 @@
-"""A stand-in for another host's device. It has the device's limits, and memory only for slots and logits.
+"""A stand-in for another host's device. The stand-in has the device's limits, and memory only for slots and
+logits.
 
 Every host plans and records for all devices, and runs its own devices. Between steps, host 0 can access the
 memory of other hosts through a `link`.

@@ -21,8 +21,8 @@ PIECE_NBYTES = 16 << 20  # half of the upload buffer
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor, which counts as a matrix of bytes. On the device it begins at byte
-    `offset` of `view`, and its rows are `pitch` bytes apart (0: contiguous)."""
+    """A rectangle of a stored tensor, as a matrix of bytes. On the device, the rectangle begins at byte
+    `offset` of `view`. Its rows are `pitch` bytes apart, or contiguous if `pitch` is 0."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -102,7 +102,8 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that has a part of them."""
+    """Write n stored rows that begin at row `begin`, uint8 [n, row bytes], to the devices that have a
+    part."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):

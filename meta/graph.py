@@ -22,7 +22,7 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows. For a half, `kind` counts only its rows."""
+    """The graph of a step, or of one half of its rows. `kind` counts the rows of this graph."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -33,8 +33,8 @@ class Graph:
     lane: int = 0  # Reduces use this half (0 or 1) of the slots.
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
-    kept: dict[str, Tensor] = field(default_factory=dict)  # By name, for later layers.
-    values: dict[str, list[View | None]] = field(default_factory=dict)  # By label, for dumps and tests.
+    kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
+    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label
     _scope: str = ""
     _section: str = ""
 
@@ -66,7 +66,7 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """Return a recorder for device d. Its label is the weight's name or a name in this scope."""
+        """Return a recorder for device d. The label is the weight's name or a name in this scope."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -113,7 +113,7 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum a PARTIAL tensor on all readers. With `norm`, the same kernel computes the sum's RMS norm.
+        """Sum a PARTIAL tensor on all readers. If `norm` is set, the same kernel computes the sum's RMS norm.
 
         No exchange is needed if the only writer is the only reader. If a reader lacks the mirrored addend, a
         writer adds it to its share.
@@ -164,7 +164,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """Return the sum without an addend, which one writer adds to its share instead."""
+        """Return the sum without `base`. One writer adds the base to its share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))

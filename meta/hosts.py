@@ -63,7 +63,7 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # The sum on this host after the transfers, if it has readers.
+    local: Reduce | None  # The sum on this host after the transfers, if this host has readers.
     part: tuple[int, int] = (0, 0)  # This host's elements, if each host sums a part.
     sums: Transfers | None = None  # Transfers of the sums of parts.
 

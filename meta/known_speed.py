@@ -36,7 +36,7 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """Return the pace for cutting submissions, from a fraction of the known speed or a speed that every GPU
+    """Return the speed for cutting submissions: a fraction of the known speed, or a speed that every GPU
     reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW

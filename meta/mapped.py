@@ -24,7 +24,7 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a weight. It begins at byte `begin` of `file` (uint8 [bytes])."""
+    """A piece of a weight at byte `begin` of `file` (uint8 [bytes])."""
 
     load: Load
     first: int

@@ -28,7 +28,7 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 class Mesh:
     """Memory, recorded steps and replay of N devices. `devices` includes stand-ins for other hosts' devices.
-    With `keep_values`, intermediate tensors can be read after a step."""
+    If `keep_values` is set, intermediate tensors can be read after a step."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate memory for steps up to `shape`. Without `sizes`, a trial build measures the sizes. Up to
+        """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
         `n_places` steps may have output rows in transfer from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
@@ -142,7 +142,7 @@ class Mesh:
 
     def close(self) -> None:
         """Free all memory, except on a device that does not answer."""
-        for device in self.devices:  # until its command buffers are unused
+        for device in self.devices:  # Wait until no command buffer is in use.
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
         for steps in (self._steps, *self._others):

@@ -1,6 +1,6 @@
 """A transport that sends bytes from host to host over MPI, without pickling.
 
-It avoids collectives such as `MPI_Allreduce`, because MPI chooses their order of additions. It polls MPI
+Collectives such as `MPI_Allreduce` are avoided, because MPI chooses their order of additions. Waits poll MPI
 until a deadline.
 """
 
@@ -47,7 +47,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """Return MPI's name and version. Both must be equal on all hosts."""
+        """Return MPI's name and version. All hosts must agree."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:

@@ -13,8 +13,7 @@ MAX_AHEAD = 1 << 16  # no step has this many segments
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
-    """Return how many segments to submit ahead, from a number or its text. The result is None for None or
-    "all", the complete step."""
+    """Return how many segments to submit ahead. None or "all" means the complete step."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
     number = number_of(value) if isinstance(value, str) else value

@@ -15,10 +15,10 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`.
-    Without `dim`, the weight is mirrored. `dim` is "heads", "kv_heads", "ffn", "vocab", or "experts" for the
-    FFN columns of a stack [n_expert, n_out, n_in]. `segments` has the relative sizes of an axis's consecutive
-    parts. All parts are cut in the same proportions."""
+    """How a weight is cut along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
+    `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab", or
+    "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` has the relative sizes of an
+    axis's consecutive parts. All parts are cut in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -53,8 +53,8 @@ class Plan:
     experts: tuple[Ranges, ...] = ()
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
-        """Return how `role` splits a weight [n_out, n_in]. Raises PlanError if its size does not fit the
-        plan."""
+        """Return how `role` splits a weight [n_out, n_in]. Raises PlanError if the weight's size does not fit
+        the plan."""
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
@@ -92,9 +92,9 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
     """Split `dim` into a range per device, in device order, by the largest-remainder method. Devices with
-    equal remainders are ordered cyclically from device `rotation` on.
+    equal remainders are ordered cyclically, beginning with device `rotation`.
 
-    A device with share 0 gets nothing. If the last grain is incomplete, the last device with a range gets it.
+    A device with share 0 gets nothing. An incomplete last grain goes to the last device with a range.
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:

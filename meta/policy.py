@@ -40,7 +40,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The sizes of a delta net. It is cut between key heads, with their value heads and state.
+    """The sizes of a delta net, cut between key heads with their value heads and state.
 
     The output projection has `columns` columns per key head and `block` elements per quant block.
     """
@@ -61,7 +61,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """The sizes of a Mamba-2 layer. It is cut between groups. If a device would get no group, it is cut
+    """The sizes of a Mamba-2 layer, cut between groups. If a device would get no group, the layer is cut
     between heads, and B and C are copied. B has `n_state` values per group. The output projection has `block`
     elements per quant block."""
 
@@ -97,7 +97,8 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Layers of one `kind` rotate together (llama.cpp). `beside` is a mixer parallel to attention."""
+    """Layers of one `kind` rotate together (llama.cpp). The mixer `beside` runs in parallel with
+    `attention`."""
 
     attention: Mixer | None
     ffn: FeedForward | None
@@ -207,9 +208,9 @@ def _take(
 ) -> Ranges:
     """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
-    Among equal loads, the device with the smallest part of the model per share is first. The function updates
-    `held`, the devices' parts in elements. `here` has each device's columns of this layer's other experts.
-    The last unit may be incomplete.
+    If loads are equal, the device with the smallest part of the model per share is first. The function
+    updates `held`, the devices' parts in elements. `here` has each device's columns of this layer's other
+    experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:
@@ -271,7 +272,7 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    # This cuts by key heads, but llama.cpp cuts q, k and v separately. Splits over 3 devices may differ.
+    # llama.cpp cuts q, k and v separately, not by key heads. Splits over 3 devices may differ.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}

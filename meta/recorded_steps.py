@@ -29,7 +29,7 @@ class Step:
     kind: StepKind
     executables: list[Executable]
     reduces: list[Reduce | None]  # The reduce at the end of each segment except the last.
-    values: dict[str, list[View | None]]  # By label, if the mesh has keep_values.
+    values: dict[str, list[View | None]]  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
     used: int = 0
 

@@ -23,12 +23,12 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# `auto` sends f16 from this number of elements on, by number of devices. There llama.cpp's NCCL path sends
-# bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words instead of 64
+# Smallest reduces that `auto` sends as f16, in elements, by number of devices. For these sizes llama.cpp's
+# NCCL path sends bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words instead of 64
 # (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From these numbers of devices and bytes on, reading n - 1 complete slots takes longer than a second
+# For at least these numbers of devices and bytes, reading n - 1 complete slots takes longer than a second
 # exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 PART = 1024  # Parts of large scattered reduces are multiples of this many elements.
@@ -44,9 +44,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """An all-reduce. `gather` marks the second exchange of a scattered reduce, without computation on the
-    host. `lane` is the half (0 or 1) of every slot that the reduce uses. The halves of a step use different
-    lanes, so they do not wait for each other."""
+    """An all-reduce. `gather` marks the second exchange of a scattered reduce, in which the host computes
+    nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. The halves of a step use
+    different lanes, so they do not wait for each other."""
 
     parity: int
     elements: int
@@ -236,7 +236,7 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Return the f32 sum [elements], in memory of this host's first reader (otherwise device 0)."""
+        """Return the f32 sum [elements], in memory of this host's first reader, or else of device 0."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
@@ -285,8 +285,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Return from how many bytes reduces through pages are scattered (None: never). Between hosts, scattering
-    is faster from three devices on, because a device sends 4/3 of a slot instead of two."""
+    """Return the minimum bytes of a scattered reduce through pages, or None for never. Between hosts,
+    scattering is faster for three devices or more, because a device sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -299,7 +299,7 @@ def _page(devices: Sequence[Device]) -> int:
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """Create the provider `wanted`, one of PROVIDERS. With `auto` it is imported pages if all devices support
+    """Create the provider `wanted`, one of PROVIDERS. `auto` chooses imported pages if all devices support
     them, otherwise the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)

@@ -13,7 +13,7 @@ from vkbackend.meta.reduce import Provider
 from vkbackend.runtime import Device
 
 WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
-SPIN_S = 50e-6  # Polling time before a wait, because waking up takes about as long.
+SPIN_S = 50e-6  # Poll this long before sleeping, because waking up takes about as long.
 DRAIN_S = 5.0
 
 

@@ -108,9 +108,9 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """Return the largest sizes over all kinds of steps up to `shape`. With `reuse`, values share memory.
-    `short` builds the model without repeated layers. It replaces `build` if both need equal memory for the
-    first kind of step."""
+    """Return the largest sizes over all kinds of steps up to `shape`. If `reuse` is set, values share memory.
+    `short` builds the model without repeated layers. `short` replaces `build` if both need equal memory for
+    the first kind of step."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
@@ -153,8 +153,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Return the commands with buffers numbered by first use, to compare recordings. It omits the push
-    constants of SUMS, which differ between devices."""
+    """Return the commands with buffers numbered by first use, to compare recordings. The push constants of
+    SUMS are omitted, because they differ between devices."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

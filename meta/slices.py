@@ -17,8 +17,8 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Load:
     """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for a mirrored tensor that all devices read from
-    pinned host memory. With `in_file` it begins at a word boundary, so devices can read it from a mapped
-    file."""
+    pinned host memory. If `in_file` is set, the tensor begins at a word boundary, so devices can read it from
+    a mapped file."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # raises an error with the tensor's name
+        return _expert_slices(load, device)  # names the tensor
 
 
 def _nameless(load: Load) -> Load:
@@ -160,11 +160,11 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return (first expert, number of experts, shape) of each piece of a stack. The shape is [rows of the
-    piece's experts, n_in]. For a stack cut by columns it is [n_out, columns of the piece's experts]."""
+    piece's experts, n_in], or if the stack is cut by columns, [n_out, columns of the piece's experts]."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        # raises an error with the tensor's name
+        # names the tensor
         return list(_expert_pieces(load, device, max_range))
 
 

@@ -22,7 +22,7 @@ from vkbackend.twins.device import NumpyDevice
 
 WIDTH = 4096
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
-# Smaller, because arithmetic limits software devices.
+# Arithmetic limits software devices, so fewer bytes suffice.
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
 MEASURE_S = 0.3  # Seconds per kind of memory, after a warm-up.
@@ -62,8 +62,8 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading, or their steps are cut for the slowest GPU. Without a
-    cache folder nothing is measured. The speed of a full or hanging GPU stays unknown."""
+    """Measure GPUs of unknown speed before loading. Otherwise their steps are cut for the slowest GPU.
+    Without a cache folder nothing is measured. The speed of a full or hanging GPU stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -87,8 +87,8 @@ def measure_copy(device: Device) -> float:
 
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
-    """Return the seconds of an all-reduce of `nbytes`, rounded up to a power of two. It is measured once, and
-    0 for one device. The slowest exchange with other hosts is added."""
+    """Return the seconds of an all-reduce of `nbytes`, rounded up to a power of two. The time is measured
+    once, and is 0 for one device. The slowest exchange with other hosts is added."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]

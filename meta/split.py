@@ -28,10 +28,10 @@ class State:
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
-    writers: tuple[int, ...] = ()  # If PARTIAL, the devices with a share.
-    # The ranges of each expert of a stack. `ranges` is then the first expert's.
+    writers: tuple[int, ...] = ()  # The devices with a share of a PARTIAL tensor.
+    # The ranges of each expert of a stack. For a stack, `ranges` is experts[0].
     experts: tuple[Ranges, ...] = ()
-    # If not empty, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
+    # If `segments` is set, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -223,7 +223,7 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """Return the state of a tensor with `times / by` elements per element of x."""
+    """Return x's state for a tensor that is `times / by` as wide."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))

@@ -9,8 +9,8 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """Return how many rows to record for n rows. The result is a power of two, or from 12 on also 1.5 times a
-    power of two. Finer steps help software devices, where a padded row takes as long as a real row."""
+    """Return how many rows to record for n rows. The result is a power of two, or 1.5 times a power of two if
+    at least 12. Finer steps help software devices, where a padded row takes as long as a real row."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
@@ -24,16 +24,16 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 
 
 class Wanted(NamedTuple):
-    """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. With `summed`, it
-    also has log(sum(exp(logits))) of the row, for the tokens' probabilities."""
+    """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. If `summed` is
+    set, the result also has log(sum(exp(logits))) of the row, for the tokens' probabilities."""
 
     top_k: int = 0
     summed: bool = False
 
 
 class StepKind(NamedTuple):
-    """With `halves`, two halves of the rows alternate, and the second half has the output rows. With
-    `masked`, a mask limits the candidates."""
+    """If `halves` is set, two halves of the rows alternate, and the second half has the output rows. If
+    `masked` is set, a mask limits the candidates."""
 
     n_rows: int
     n_outputs: int

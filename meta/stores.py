@@ -55,7 +55,7 @@ class Stores:
         return weight
 
     def constant(self, name: str, values: np.ndarray) -> Weight:
-        """Store a small u32 array on every device. `update` changes it between steps."""
+        """Store a small u32 array on every device. `update` changes the array between steps."""
         weight = Weight(name, values.shape, "u32", MIRRORED, [])
         for device in self._devices:
             buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
@@ -65,7 +65,7 @@ class Stores:
         return weight
 
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
-        """Write consecutive values from (row, column) on."""
+        """Write consecutive values, beginning at (row, column)."""
         offset = 4 * (row * weight.shape[-1] + column)
         for d, device in enumerate(self._devices):
             whole = weight.whole(d)

@@ -14,8 +14,8 @@ from vkbackend.step import Mix
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
-    """Rotate each head by the cos and sin of the row's position (Su et al. 2021). A rotated pair is adjacent,
-    or half a head apart."""
+    """Rotate each head by the cos and sin of the row's position (Su et al. 2021). The elements of a rotated
+    pair are adjacent, or half a head apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
@@ -84,10 +84,10 @@ def attention(
     """Return causal grouped-query attention (Ainslie et al. 2023), softmax(scale q k^T) v, as [rows, heads *
     head_dim_v].
 
-    With `window`, a row attends to the last `window` positions, including its own. With `chunk`, a row
-    attends to positions from the last multiple of `chunk` on. A `softcap` c replaces each score s by c *
-    tanh(s / c). `sinks` [heads], split like the heads, has a logit per head for the softmax's denominator
-    (Xiao et al. 2024).
+    If `window` is set, a row attends to the last `window` positions, including its own. If `chunk` is set, a
+    row attends to its own chunk of `chunk` positions. A `softcap` c replaces each score s by c * tanh(s / c).
+    `sinks` [heads], split like the heads, has a logit per head for the softmax's denominator (Xiao et al.
+    2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)

@@ -21,7 +21,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # devices that add the bias, only one for PARTIAL y
+    biased: Sequence[int] = ()  # Devices that add the bias. If y is PARTIAL, only one.
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)

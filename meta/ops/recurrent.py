@@ -28,7 +28,7 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
 
 
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If a is wider than b, the first tensor has a
+    """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If a is wider than b, the first result has a
     value per key channel."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
@@ -47,9 +47,9 @@ def delta_net(
     """Apply the gated delta rule to q, k and v, given as three tensors or as segments of one. Returns [rows,
     heads * head_dim], split like v.
 
-    The heads of q and k are first normalized to length 1. Consecutive value heads share a key head, or with
-    `tiled` value head h uses key head h % n_k. `state` [n_cells, heads * head_dim * head_dim] becomes each
-    run's state after its last row.
+    The heads of q and k are first normalized to length 1. Consecutive value heads share a key head. If
+    `tiled` is set, value head h uses key head h % n_k. `state` [n_cells, heads * head_dim * head_dim] becomes
+    each run's state after its last row.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1

@@ -40,7 +40,7 @@ def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the streams x_i + (1 + c_i) * (a - x_0), where c is w times tanh(scale * routed). The second
-    result is their stream 0 times g."""
+    result is stream 0 of the first, times g."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)

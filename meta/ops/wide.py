@@ -1,4 +1,4 @@
-"""Ops over the full width of split tensors. They exchange one or two sums per row and tensor."""
+"""Ops over the full width of split tensors. Devices exchange one or two sums per row."""
 
 from __future__ import annotations
 
