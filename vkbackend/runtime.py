@@ -83,6 +83,7 @@ class Device(ABC):
     imports_pages: bool = False
     maps_files: bool = False  # Whether the device can import pages of a model file.
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.
+    compiles: bool = False  # whether `compile_ahead` compiles anything
     has_codebooks: bool = False
     host: str = ""  # The name of the device's machine, or "" for this machine.
 

@@ -129,8 +129,9 @@ class Loading:
         """Up to `n_places` steps may be in flight."""
         model, layout, options = self.model, self.layout, self.options
         limits = [device.limits for device in mesh.devices]
-        # The pipelines of a decode step compile while weights are read.
-        begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
+        if any(device.compiles for device in mesh.devices):
+            # The pipelines of a decode step compile while weights are read.
+            begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
         source = FileSource(self._gguf, model.weights())
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)

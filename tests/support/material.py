@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from derived import derived_once
 from places import CACHE, SHARED
 from places import DATA as DATA
@@ -17,8 +18,11 @@ from vkbackend.tools.demo.stories import tell_story
 SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 
 
-def shared_models(*names: str) -> list[str]:
-    return [name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file()]
+def shared_models(*names: str) -> list[Any]:
+    """Return parameters for the files in `../shared`. They run with --all, because `tests/data` has models of
+    the same formats."""
+    present = (name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file())
+    return [pytest.param(name, id=name, marks=pytest.mark.wide) for name in present]
 
 
 def lay_out_models(folder: Path) -> None:

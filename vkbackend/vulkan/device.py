@@ -34,7 +34,7 @@ class VulkanDevice(LogicalDevice, Device):
     """A logical device with all features that VKBACKEND_DISABLE does not turn off. If `captures` is set, the
     device only compiles for pipeline_report.py, and needs no GPU."""
 
-    has_codebooks = True
+    compiles = has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
