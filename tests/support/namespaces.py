@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,23 +68,26 @@ class Net:
     def mend(self, host: int) -> None:
         run("ip", "-n", self.names[host], "link", "set", "eth0", "up")
 
+    def pids(self, *names: str) -> list[int]:
+        """Return the processes in namespaces. `ip netns pids` takes longer, because it is a process."""
+        files = [path for name in names if (path := Path("/run/netns", name)).exists()]
+        wanted, pids = {path.stat().st_ino for path in files}, []
+        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with suppress(OSError):
+                if os.stat(f"/proc/{pid}/ns/net").st_ino in wanted:
+                    pids.append(pid)
+        return pids
+
     def processes(self) -> dict[int, str]:
         commands = {}
-        for name in self.names:
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-            for pid in map(int, pids.stdout.split()):
-                try:
-                    commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except OSError:
-                    continue
+        for pid in self.pids(*self.names):
+            with suppress(OSError):
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return commands
 
     def manager(self, host: int) -> int:
-        pids = subprocess.run(
-            ["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True
-        )
-        here, words = set(map(int, pids.stdout.split())), self.processes()
-        return next(pid for pid in sorted(here) if "hydra_pmi_proxy" in words[pid].split()[0])
+        words = self.processes()
+        return next(pid for pid in self.pids(self.names[host]) if "hydra_pmi_proxy" in words[pid].split()[0])
 
     def ranks(self) -> dict[int, int]:
         pids = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, MULTI, covering, nmse, product
+from device_sets import DEVICE_SETS, MULTI, covering, nmse, product, wide
 from llama_float64 import forward
 from material import shared_models
 from prefills import opened, prefill
@@ -96,12 +96,11 @@ def test_sequences_of_one_step_equal_single_sequences(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
     a, b = tokens_of(3, 21), tokens_of(4, 13)
-    options: dict[str, Any] = {"n_slots": 3, "type_k": cache, "type_v": cache}
+    options: dict[str, Any] = {"n_slots": 4, "type_k": cache, "type_v": cache}
     with opened(models / "stories-narrow-F32.gguf", devices, **options) as runner:
         alone = prefill(runner, a, slot=0), prefill(runner, b, slot=1)
-    with opened(models / "stories-narrow-F32.gguf", devices, **options) as runner:
-        first = runner.step(a[:20] + b[:5], [Run(2, 0, 20, 0), Run(1, 20, 5, 0)], range(25)).copy()
-        second = runner.step(a[20:] + b[5:], [Run(2, 0, 1, 20), Run(1, 1, 8, 5)], range(9)).copy()
+        first = runner.step(a[:20] + b[:5], [Run(3, 0, 20, 0), Run(2, 20, 5, 0)], range(25)).copy()
+        second = runner.step(a[20:] + b[5:], [Run(3, 0, 1, 20), Run(2, 1, 8, 5)], range(9)).copy()
     assert nmse(np.concatenate([first[:20], second[:1]]), alone[0]) <= bound
     assert nmse(np.concatenate([first[20:], second[1:]]), alone[1]) <= bound
 
@@ -150,12 +149,13 @@ def test_every_provider_and_depth_gives_the_same_bits(models: Path, provider: st
         assert np.array_equal(prefill(runner, tokens_of(7, 9)), on_two_devices(models))
 
 
+OPTIONAL = ["timeline", "host_import", "device_map", "timeline,host_import,device_map"]
+
+
 @pytest.mark.parametrize(
     ("disabled", "devices"),
-    covering(
-        ["timeline", "host_import", "device_map", "timeline,host_import,device_map"],
-        [p for p in DEVICE_SETS if p.id in ("0,1", "0,0", "0")],
-    ),
+    covering(OPTIONAL, [p for p in DEVICE_SETS if p.id in ("0", "0,0")])
+    + product(OPTIONAL, [wide(p) for p in DEVICE_SETS if p.id == "0,1"]),
 )
 def test_without_optional_features(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse
+from device_sets import DEVICE_SETS, covering, nmse, wide
 from oracles.fixture import MXFP4, N_CTX, PROMPT, Q8_0, Fixture, quantized, write
 from oracles.fixtures import build
 from places import GOLDEN
@@ -76,8 +76,10 @@ def unchanged(folder: Path, name: str) -> Path:
     return write(build(name), folder / f"{name}.gguf")
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "glm4moe"])
-@pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["1", "3"])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    covering(["gpt-oss", "glm4moe"], [pytest.param(["numpy"], id="1"), pytest.param(["numpy"] * 3, id="3")]),
+)
 def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]) -> None:
     def fuse(fixture: Fixture, prefix: str) -> None:
         for kind in ("weight", "bias"):
@@ -112,7 +114,9 @@ def test_factors_of_experts(tmp_path: Path) -> None:
     assert nmse(got, run(unchanged(tmp_path, "qwen3moe"), ["numpy"])[0]) > 1e-3
 
 
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
+@pytest.mark.parametrize(
+    "devices", [wide(p) if p.id == "0" else p for p in DEVICE_SETS if p.id in ("0", "0,0,0")]
+)
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
     """If the router uses one of four groups, this group contains both chosen experts. If the router uses all
     groups, grouping changes nothing."""
@@ -134,10 +138,12 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "devices",
-    [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id == "0,1"],
+    ("name", "devices"),
+    covering(
+        ["glm4moe", "gpt-oss"],
+        [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id == "0,1"],
+    ),
 )
-@pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: list[str]) -> None:
     """Groups of three router rows are equal except for rounding. All devices still choose the same
     experts."""
@@ -188,19 +194,17 @@ def test_published_formats_of_gpt_oss(tmp_path: Path, devices: list[str], bound:
     assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["qwen2moe", "glm4moe"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"tensor_split": (0, 1, 1)},
-        {"tensor_split": (5, 3, 2)},
-        {"override_tensor": (("_shexp", "1"),)},
-        {"override_tensor": (("_exps", "CPU"), ("shexp", "host"))},
-        {"split_policy": "llama.cpp"},
-        {"split_mode": "layer"},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
+SPLITS: list[dict[str, Any]] = [
+    {"tensor_split": (0, 1, 1)},
+    {"tensor_split": (5, 3, 2)},
+    {"override_tensor": (("_shexp", "1"),)},
+    {"override_tensor": (("_exps", "CPU"), ("shexp", "host"))},
+    {"split_policy": "llama.cpp"},
+    {"split_mode": "layer"},
+]
+
+
+@pytest.mark.parametrize(("options", "name"), covering(SPLITS, ["qwen2moe", "glm4moe"]))
 def test_splits_of_a_shared_expert(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     path = unchanged(tmp_path, name)
     want, _ = run(path, ["numpy"])

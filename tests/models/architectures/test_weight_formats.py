@@ -39,7 +39,7 @@ USUAL = [  # other weight formats run only with --all, because compiling the sha
         ("stories-w256-Q4_K", "0"),
         ("stories-w256-Q6_K", "0,1"),
         ("stories-w256-IQ3_S", "1,0"),
-        ("stories-moe8x-MXFP4", "0,1"),
+        ("stories-moe8x-MXFP4", "0"),
     )
 ]
 

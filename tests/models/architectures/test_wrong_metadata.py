@@ -118,7 +118,7 @@ def values(draw: st.DrawFn) -> bytes:
         *VOCABULARIES,
     ],
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_value_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

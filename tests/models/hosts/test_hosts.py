@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from control_vectors import write_vectors
+from device_sets import wide
 from oracles.fixture import write
 from oracles.fixtures import build
 from runners import load_runner
@@ -87,7 +88,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
         ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
         ("qwen35", TWO, {}),
         ("llama", FOUR, {"split_mode": "hosts", "tensor_split": [1, 2, 3, 1]}),
-        ("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"}),
+        wide(pytest.param("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"})),
         pytest.param("qwen35", [*FOUR, "2/numpy"], {"split_mode": "hosts"}, marks=pytest.mark.wide),
         pytest.param("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}, marks=pytest.mark.wide),
     ],
@@ -101,7 +102,7 @@ def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], opt
     ("places", "options"),
     [
         (FOUR, {}),
-        (FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"}),
+        wide(pytest.param(FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"})),
         (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
         (["0/numpy", "1/numpy", "1/numpy", "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"}),
         (FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"}),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from control_vectors import write_vectors
-from device_sets import DEVICE_SETS, nmse, some
+from device_sets import DEVICE_SETS, covering, nmse, some
 from llama_float64 import forward
 from oracles.fixture import PROMPT as LONG_PROMPT
 from oracles.fixture import write
@@ -59,8 +59,7 @@ def run(path: Path, devices: list[str], files: list[tuple[str, float]] | None = 
 # ---- effect ----
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("tiny", TINY, ids=repr)
+@pytest.mark.parametrize(("tiny", "n"), covering(TINY, [3, 1]))
 def test_equals_the_numpy_forward(tmp_path: Path, tiny: Tiny, n: int) -> None:
     path, vectors = write_tiny(tmp_path / "model.gguf", tiny), directions()
     file = write_vectors(tmp_path / "control.gguf", vectors)

@@ -26,7 +26,8 @@ from vkbackend.models.placement.traced_steps import step_shape, step_sizes
 from vkbackend.step import Run
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
-TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
+TOKENS = np.random.default_rng(11).integers(3, 512, 15).tolist()
+N_STEPS = 1 + len(TOKENS[12:])
 
 
 def run(
@@ -137,7 +138,7 @@ def test_shares(models: Path, options: dict[str, Any], n: int) -> None:
 @pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
 def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: list[float] | None) -> None:
     runner = same(models, ["numpy"] * n, split_mode="layer", tensor_split=split)
-    assert runner.reduce_stats()[0] == 9 * (n - 1)
+    assert runner.reduce_stats()[0] == N_STEPS * (n - 1)
 
 
 def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
-    assert runner.reduce_stats()[0] == 9 * 2 * runner.model.n_layer
+    assert runner.reduce_stats()[0] == N_STEPS * 2 * runner.model.n_layer
 
 
 @needs_device
@@ -227,8 +228,13 @@ def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.Monke
         run(models, ["numpy"])
 
 
-@pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
-@pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
+@pytest.mark.parametrize(
+    ("provider", "devices"),
+    covering(
+        ["auto", "scatter", "host-sum"],
+        [pytest.param(["0", "0"], id="0,0", marks=needs_device), pytest.param(["numpy"] * 3, id="3 x numpy")],
+    ),
+)
 def test_memory_report_equals_the_plan(models: Path, devices: list[str], provider: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     options = {"n_ctx": 64, "n_ubatch": 16, "kv_offload": False, "reduce_provider": provider}
@@ -259,7 +265,7 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     ("name", "n", "options"),
-    covering(MIXED_FILES, [pytest.param(*r, id=f"{r[0]}-{r[1]}") for r in REPORTED], each=2),
+    covering(MIXED_FILES, [pytest.param(*r, id=f"{r[0]}-{r[1]}") for r in REPORTED]),
 )
 def test_the_memory_report_equals_the_allocator_and_adds_up(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
@@ -352,8 +358,9 @@ def test_automatic_split_gives_equal_devices_equal_shares(
     assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
 
 
-@pytest.mark.parametrize("options", [{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], ids=str)
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    ("options", "n"), covering([{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], [1, 3])
+)
 def test_experts_on_the_host(models: Path, options: dict[str, Any], n: int) -> None:
     name = "stories-moe8x-Q4_0"
     logits, runner = run(models, ["numpy"] * n, name, **options)
@@ -383,8 +390,7 @@ def on_three(models: Path, **how: Any) -> np.ndarray:
         return llm.logits(TOKENS[:6])
 
 
-@pytest.mark.parametrize("provider", ["pages", "scatter", "host-sum"])
-@pytest.mark.parametrize("ahead", [None, 0, 1])
+@pytest.mark.parametrize(("provider", "ahead"), covering(["pages", "scatter", "host-sum"], [0, None, 1]))
 def test_reduce_options_give_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
     logits = on_three(models, reduce_provider=provider, submit_ahead=ahead)
     assert np.array_equal(logits, on_three(models))

@@ -40,7 +40,7 @@ def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
 # ---- cells ----
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(0, 3))
 def test_a_run_reads_the_state_of_its_sequence(data: st.DataObject, n_snapshots: int) -> None:
     n_slots = 2
@@ -183,7 +183,9 @@ def older(fixture: Fixture) -> Fixture:
     return fixture
 
 
-@pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])
+@pytest.mark.parametrize(
+    "quantize", [pytest.param(False, id="f32", marks=pytest.mark.wide), pytest.param(True, id="q8_0")]
+)
 def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
     new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
     old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
