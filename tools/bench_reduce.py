@@ -3,8 +3,8 @@
 Times steps of many all-reduces on the first 2, 3, ... devices of the list. Columns are devices, provider,
 wire (format of a partial sum), ahead (exchanges submitted before they may run), and bytes of the f32 message.
 Results are us per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several hosts
-the network's part of the time. With the provider "pages" all devices import the same host pages. With
-"scatter" each device also sums one part for all devices. With "host-sum" the host adds. The exit code is 1
+the network's part of the time. The provider "pages" makes all devices import the same host pages. In
+"scatter" each device also sums one part for all devices. In "host-sum" the host adds. The exit code is 1
 after a wrong sum.
 """
 

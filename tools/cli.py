@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands, and the parser of `chosen`. Only the second parser has flags. It has
-    refused and ineffective flags of llama.cpp only if they are in `words`."""
+    """Return the parser of all commands, and the parser of `chosen`. Only the second parser has flags.
+    Refused and ineffective flags of llama.cpp are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -219,7 +219,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message. If it begins with a parameter's name, the flag replaces the name."""
+    """Return the error's message. A parameter's name at its beginning is replaced by the flag."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""

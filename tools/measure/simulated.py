@@ -1,5 +1,5 @@
 """Simulated devices and models. Devices have the limits and heaps of a real card but no memory, and weights
-have no bytes. So models of any size can be planned, laid out and recorded, but not run.
+have no bytes, so models of any size can be planned, laid out and recorded, but not run.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Answer:
         if refusal.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if refusal.status == 501:
-            headers.append((b"x-should-retry", b"false"))  # else the SDKs retry after any 5xx
+            headers.append((b"x-should-retry", b"false"))  # Otherwise the SDKs retry after any 5xx.
         if refusal.status == 408:
             headers.append((b"connection", b"close"))
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)

@@ -201,7 +201,7 @@ class CheckedChat:
             tallies[job.index] = tally
             extras = self.results.extras(chunk.chunk, tally) if self._has_extras else {}
             if job.index not in begun or chunk.chunk.progress is not None:
-                # llama-server's first delta has no content. Each progress of the prompt repeats it.
+                # llama-server's first delta has no content. Each event of prompt progress repeats this delta.
                 begun.add(job.index)
                 first = {"role": "assistant", "content": None}
                 progress = extras if chunk.chunk.progress is not None else {}

@@ -76,8 +76,8 @@ class Api:
                 text = f"prompt is too long: {extra['n_prompt_tokens']} tokens > {extra['n_ctx']} maximum"
             return {"type": "error", "error": {"type": kind, "message": text, **extra}}
         if failure.code == TOO_LONG:
-            kind = "exceed_context_size_error"  # llama-server's type, with OpenAI's code
-        # llama-server's code is the status
+            kind = "exceed_context_size_error"  # llama-server's type, OpenAI's code.
+        # In llama-server the code is the status.
         code = failure.status if failure.code is None else failure.code
         fields = {"message": str(failure), "type": kind, "param": failure.param, "code": code}
         return {"error": fields | failure.extra}

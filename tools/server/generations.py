@@ -48,8 +48,8 @@ class Tally:
     progress: PromptProgress | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    truncated: bool = False  # a context shift has discarded tokens
-    is_known: bool = False  # is in `Service.running`
+    truncated: bool = False  # A context shift has discarded tokens.
+    is_known: bool = False  # Is in `Service.running`.
 
     def add(self, piece: Piece) -> None:
         chunk = raw_chunk(piece)

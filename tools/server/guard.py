@@ -68,8 +68,8 @@ def _host_of_origin(origin: str) -> str:
 
 
 def default_origins(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the allowed origins if none are given. A page cannot know an API key, so with keys all pages
-    may ask, as in llama-server. Without keys only pages of this machine may."""
+    """Return the default of allowed origins. If keys are set, all pages may send requests, as in
+    llama-server, because requests need a key. Otherwise only pages of this machine may."""
     return ("*",) if any(keys) else ("localhost",)
 
 

@@ -43,11 +43,11 @@ class LlamaFields:
         self.shows_progress = fields.switch("return_progress") and self.streams
         self.limit_ms = fields.whole("t_max_predict_ms", -1, (1 << 63) - 1, -1)
         self.n_indent = fields.whole("n_indent", 0, MAX_INT, 0)
-        # Without a context shift these fields change nothing, as in llama-server.
+        # If contexts never shift, these fields change nothing, as in llama-server.
         self.n_keep = fields.whole("n_keep", -1, MAX_INT, llm.n_keep)
         self.n_discard = fields.whole("n_discard", 0, MAX_INT, 0)
         fields.whole("n_cache_reuse", 0, MAX_INT, 0)  # only saves time
-        fields.switch("backend_sampling")  # the engine decides where it samples
+        fields.switch("backend_sampling")  # ignored
         self.response_fields = fields.items("response_fields", MAX_RESPONSE_FIELDS)
         self.ping_s = self._ping_s(fields)
         self.slot = fields.whole("id_slot", -1, llm.n_slots - 1, -1)

@@ -50,7 +50,7 @@ def progress_of(progress: PromptProgress) -> dict[str, int]:
 
 
 class LlamaResults:
-    """Makes results of a request. If `fields.is_verbose`, `verbose` returns the field of OpenAI's answers."""
+    """Makes results of a request."""
 
     def __init__(self, service: Service, llm: LLM, fields: LlamaFields) -> None:
         self.service, self.llm, self.fields = service, llm, fields
@@ -122,7 +122,7 @@ class LlamaResults:
             "n_discard": fields.n_discard,
             "stream": fields.streams,
             "n_ctx": self.llm.n_ctx,
-            # JSON has no infinity, so llama-server writes null
+            # JSON has no infinity, so llama-server writes null.
             "logit_bias": [
                 {"bias": None if math.isinf(bias) else bias, "token": token} for token, bias in biases
             ],

@@ -17,7 +17,7 @@ VOCABULARIES = {"none": 0, "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5,
 @lru_cache(maxsize=4)
 def facts_of(path: str) -> dict[str, Any]:
     """Return `vocab_type`, `n_ctx_train`, `n_embd`, `n_params`, `size` in bytes, and `ftype`, the type of
-    most weights. Facts that the file does not have are missing."""
+    most weights. Facts that the file lacks are missing."""
     try:
         with GGUF.open(path) as gguf:
             tensors = gguf.tensors.values()

@@ -23,7 +23,7 @@ from vkbackend.tools.server.model_facts import facts_of
 from vkbackend.tools.server.service import FINGERPRINT, Json, Service
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # fields of settings with a client's text
+TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # settings with a client's text
 
 
 async def health(service: Service, request: Request) -> Response:

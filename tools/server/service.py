@@ -50,8 +50,8 @@ class Config:
     reasoning_format: str = "auto"  # requests may choose another
     shows_metrics: bool = False
     takes_props: bool = False
-    is_verbose: bool = False  # answers have `__verbose`
-    prefills: bool = True  # continue a last message of the assistant
+    is_verbose: bool = False  # Answers have `__verbose`.
+    prefills: bool = True  # Continue the assistant's last message.
 
 
 class Json(Response):

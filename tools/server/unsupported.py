@@ -1,4 +1,4 @@
-"""Endpoints of llama-server that this server does not have. They answer 501 and say why."""
+"""Endpoints of llama-server that this server lacks. Their answer is 501 with the reason."""
 
 from __future__ import annotations
 
