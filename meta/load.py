@@ -126,7 +126,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = joined.shape[1]
-        # With a multiple of 4 rows, every write begins at a word boundary.
+        # Multiples of 4 rows make every write begin at a word boundary.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = joined[first + at : first + min(at + step, n_rows)]

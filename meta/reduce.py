@@ -1,9 +1,9 @@
 """All-reduce providers, chosen by the devices' features. All providers sum in slot order, so they give the
 same bits.
 
-With `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but first each
-device sums a part for all devices. Reduces alternate between two sets of slots (parities). So a fast device
-can write reduce k + 1 while a slow device reads reduce k.
+In `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but first each device
+sums a part for all devices. Reduces alternate between two sets of slots (parities). So a fast device can
+write reduce k + 1 while a slow device reads reduce k.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T to the host-visible region, on each device for its vocabulary rows. With `top_k`, write
-    only each row's best candidates."""
+    """Write x w^T to the host-visible region, on each device for its vocabulary rows. If `top_k` is set,
+    write only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k
