@@ -137,3 +137,19 @@ def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still:
 def test_bad_values(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         RopeTable(**{"n_rot": 8, **fields})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        RopeTable(8),
+        RopeTable(12, 500_000.0, freq_factors=np.linspace(1, 8, 6)),
+        RopeTable(16, scaling="yarn", factor=4.0, orig_ctx=64, attn_factor=1.5),
+    ],
+    ids=["plain", "factors", "yarn"],
+)
+def test_a_turn_moves_a_row_to_another_position(table: RopeTable) -> None:
+    """The turn has no magnitude, because the row has it already. F32 rounds cos and sin by 2^-25."""
+    old, want = (table.rows([p]).astype(np.float64)[0] @ [1, 1j] for p in (900, 853))
+    turn = table.turn(-47).astype(np.float64) @ [1, 1j]
+    np.testing.assert_allclose(old * turn, want, atol=3e-7)

@@ -9,7 +9,7 @@ from typing import Any
 import llama_server_endpoints as endpoints
 import llama_server_fields as fields
 import pytest
-from asked import Servers
+from asked import TEXT, Servers, native
 from serving import served
 
 from vkbackend.models.llm import LLM
@@ -41,6 +41,23 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     )  # fmt: skip
     with served(model, plain) as first, served(model, rich) as second:
         yield Servers(first, second)
+
+
+def test_context_shift() -> None:
+    """n_keep and n_discard of a request replace --keep. BOS is kept in addition."""
+    model = LLM(demo_model(), devices="numpy", n_ctx=64, n_ubatch=32, context_shift=True, n_keep=3)
+    config = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
+    with served(model, config) as address:
+        for given in ({}, {"n_keep": -1}, {"n_keep": 5, "n_discard": 9}):
+            body = {"n_predict": 100, "ignore_eos": True} | given
+            answer = native(address, **body)
+            want = model.generate(TEXT, 100, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
+            assert answer["content"] == want.text and answer["tokens_predicted"] == 100
+            assert answer["truncated"] and want.truncated and answer["stop_type"] == "limit"
+            assert answer["generation_settings"]["n_keep"] == given.get("n_keep", 3)
+            *_, last = native(address, stream=True, **body)
+            assert last["truncated"] and last["timings"]["predicted_n"] == 100
+        assert not native(address)["truncated"]
 
 
 CASES: dict[str, Callable[[Servers], None]] = {

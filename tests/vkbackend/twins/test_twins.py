@@ -121,6 +121,22 @@ def test_kv_store(dtype: type) -> None:
             assert np.isnan(cache[at]).all(), at
 
 
+@pytest.mark.parametrize("half_split", [False, True])
+def test_kv_load_moves_and_rotates(half_split: bool) -> None:
+    """Rows stored at positions 30 to 33 are read for positions 5 to 8, and rotated like rope's rows."""
+    x, cos_sin = f32(4, 16), f32(4, 3, 2)
+    cache: np.ndarray = np.full((160, 16), np.nan, np.float32)
+    sizes = {"width": 16, "n_rows": 4, "blocks_per_slot": 2}
+    twins.attention.kv_store(x, x, x, CELLS, cache, step_of([Run(1, 0, 4, 30)]), **sizes)
+    step = step_of([Run(1, 0, 4, 5)])
+    step.rows[:4, 2] = np.arange(30, 34)
+    y, want = np.full((2, 4, 16), np.nan, np.float32)
+    how = {"head_dim": 8, "n_rot": 6, "half_split": int(half_split)}
+    twins.attention.kv_load(cache, CELLS, cos_sin, y, step, **sizes, **how)
+    twins.attention.rope(x, x, cos_sin, want, n_heads=2, n_rows=4, **how)
+    np.testing.assert_array_equal(y, want)
+
+
 def attention_by_scalars(
     q: np.ndarray,
     k: np.ndarray,
