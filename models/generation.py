@@ -99,8 +99,8 @@ class Chunks:
         reason = "stop" if self._text.found else event.finish_reason if event else None
         timings = _timings(event) if reason or (self._timed and token is not None) else None
         logprobs, progress = (event.logprobs, event.progress) if event else (None, None)
-        truncated = event is not None and event.truncated
-        return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress, truncated)
+        n_discarded = event.n_discarded if event else 0
+        return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress, n_discarded)
 
 
 def _timings(event: Event | None) -> dict[str, float]:

@@ -23,7 +23,11 @@ class Chunk:
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
     progress: PromptProgress | None = None
-    truncated: bool = False  # In the last chunk: whether a context shift has discarded tokens.
+    n_discarded: int = 0  # In the last chunk: how many tokens context shifts have discarded.
+
+    @property
+    def truncated(self) -> bool:
+        return self.n_discarded > 0
 
 
 @dataclass(frozen=True, slots=True)

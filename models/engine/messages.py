@@ -203,7 +203,7 @@ class Event:
     logprobs: Logprobs | None = None
     progress: PromptProgress | None = None
     error: ErrorData | None = None
-    truncated: bool = False  # a context shift has discarded tokens
+    n_discarded: int = 0  # tokens that context shifts have discarded
 
 
 Answer = Event | int  # An int is the next token's id.

@@ -134,7 +134,7 @@ class Sequence:
             slot=self.slot,
             timings=timings,
             logprobs=logprobs,
-            truncated=self.n_discarded > 0,
+            n_discarded=self.n_discarded,
         )
 
     def progress(self) -> Event | None:
@@ -155,7 +155,7 @@ class Sequence:
             slot=self.slot,
             timings=self.timings(),
             logprobs=logprobs,
-            truncated=self.n_discarded > 0,
+            n_discarded=self.n_discarded,
         )
 
     def give(self, logits: np.ndarray) -> Event:

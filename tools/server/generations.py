@@ -48,7 +48,7 @@ class Tally:
     progress: PromptProgress | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    truncated: bool = False  # A context shift has discarded tokens.
+    n_discarded: int = 0  # Tokens that context shifts have discarded.
     is_known: bool = False  # Is in `Service.running`.
 
     def add(self, piece: Piece) -> None:
@@ -56,7 +56,7 @@ class Tally:
         if chunk.token is not None:
             self.n_tokens += 1
             self.tokens.append(chunk.token)
-        self.slot, self.truncated = chunk.slot, self.truncated or chunk.truncated
+        self.slot, self.n_discarded = chunk.slot, max(self.n_discarded, chunk.n_discarded)
         if chunk.timings:
             self.timings = chunk.timings
         if chunk.progress is not None:

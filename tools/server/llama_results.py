@@ -94,10 +94,10 @@ class LlamaResults:
             "generation_settings": self.settings(job),
             "prompt": self.llm.detokenize(job.ids, skip_special=False),
             "has_new_line": "\n" in text,
-            "truncated": tally.truncated or (kind == "limit" and self._is_full(job, tally)),
+            "truncated": tally.n_discarded > 0 or (kind == "limit" and self._is_full(job, tally)),
             "stop_type": kind,
             "stopping_word": word,
-            "tokens_cached": tally.prompt_n + max(0, tally.n_tokens - 1),
+            "tokens_cached": tally.prompt_n + max(0, tally.n_tokens - 1) - tally.n_discarded,
             "timings": timings_of(tally),
         }
 

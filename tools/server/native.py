@@ -163,7 +163,7 @@ def _busy_slot(llm: LLM, tally: Tally) -> dict[str, Any]:
     next_token = {
         "has_next_token": True,
         "has_new_line": any("\n" in text for text in tally.text),
-        "n_remain": left - tally.n_tokens,
+        "n_remain": max(-1, left - tally.n_tokens),  # -1: context shifts extend the context
         "n_decoded": tally.n_tokens,
     }
     return {

@@ -326,7 +326,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
             for event in events_of(engine.step()):
                 assert event.error is None, event.error
                 out += [event.token]
-        assert event.truncated
+        assert event.n_discarded
         engine.close()
         return out
 

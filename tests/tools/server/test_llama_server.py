@@ -54,6 +54,7 @@ def test_context_shift() -> None:
             want = model.generate(TEXT, 100, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
             assert answer["content"] == want.text and answer["tokens_predicted"] == 100
             assert answer["truncated"] and want.truncated and answer["stop_type"] == "limit"
+            assert answer["tokens_cached"] < 64
             assert answer["generation_settings"]["n_keep"] == given.get("n_keep", 3)
             *_, last = native(address, stream=True, **body)
             assert last["truncated"] and last["timings"]["predicted_n"] == 100
