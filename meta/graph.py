@@ -22,7 +22,8 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows. `kind` counts the rows of this graph."""
+    """The graph of a step, or of one half of its rows. `kind` has the row counts of this graph, not of the
+    complete step."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]

@@ -1,6 +1,6 @@
 """Read measured speeds (speed.py) from `speeds.json` in the cache folder.
 
-Recording a step may use this module, because it never measures.
+Code that records a step may use this module, because the module never measures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut for this fraction of a device's measured speed. Only large matrices are measured.
+# Submissions are sized as if the device ran at this fraction of its measured speed. Only large matrices are
+# measured.
 # Attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the speed, a
 # submission ends within a watchdog's 2 s.
 TRUSTED = 1 / 4

@@ -1,7 +1,7 @@
 """A transport that sends bytes from host to host over MPI, without pickling.
 
-Collectives such as `MPI_Allreduce` are avoided, because MPI chooses their order of additions. Waits poll MPI
-until a deadline.
+Collectives such as `MPI_Allreduce` are avoided, because MPI chooses their order of additions. A thread that
+waits polls MPI until a deadline.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ class Provider(ABC):
 
 
 class ImportedPages(Provider):
-    """A provider with slots in host pages that all devices import. Each parity has a slot per device, and one
-    for gathering."""
+    """A provider with slots in host pages that all devices import. Even and odd reduces have separate slots,
+    one per device and one for gathering."""
 
     name = "pages"
 

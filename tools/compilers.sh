@@ -1,4 +1,4 @@
-# Functions that unpack compilers for GPUs that this machine lacks, and a lavapipe with matrix units.
+# Functions that unpack a lavapipe with matrix units, and compilers for GPUs that this machine lacks.
 # The compilers are the drivers ANV (Intel) and NVK (NVIDIA), each with a shim for the kernel driver.
 # RADV (AMD) needs no shim, so drivers.sh unpacks it.
 # setup.sh sources this file after drivers.sh, whose function private_apt is used here.

@@ -1,4 +1,4 @@
-"""Passes requests from callers to the engine's threads, and answers to the callers.
+"""Passes requests from callers to the engine's threads, and passes the answers back.
 
 Ctrl-C may raise KeyboardInterrupt between any two bytecodes of the main thread. Each change by a caller is
 therefore a single call of C code: it puts a message into the inbox, or drops the caller's queue.

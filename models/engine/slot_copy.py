@@ -28,7 +28,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
 
 
 def copy_state(devices: Sequence[Device], kv: KVCache, source: int, target: int, n_stored: int) -> None:
-    """Copy the recurrent state after `n_stored` positions, without snapshots."""
+    """Copy the recurrent state that follows `n_stored` positions, but not its snapshots."""
     states = kv.states
     if not states or not n_stored:
         return

@@ -69,8 +69,8 @@ def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and logits [n, k] of the k best tokens of each row, best first, on ties the lower id first.
     `logits` is float32 [n, n_vocab] without NaN."""
     k = min(k, logits.shape[1])
-    # One integer per token sorts by logit, then by id. The high 32 bits are the logit's bits, which sort as
-    # integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
+    # Each token gets one integer, whose order is by logit, then by id. The high 32 bits are the logit's bits,
+    # which sort as integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # Adding 0 turns -0 into 0.
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)

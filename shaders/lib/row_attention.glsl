@@ -60,7 +60,7 @@ void clear_sums() {
 }
 
 uint row, split, kv_head;
-int first_head; // q head a of the tile is this device's head first_head + a
+int first_head; // The tile's q head number a is head first_head + a of this device.
 uint begin_head, end_head; // this device's heads of the tile
 uint n_keys, first_key;
 

@@ -55,8 +55,8 @@ def interrupt_everywhere(
     stride: int = 1,
     least: int = 20,
 ) -> None:
-    """Interrupt `call` before every `stride`-th of the bytecodes that `strike` counts. Run `after` after each
-    interrupt. At least `least` interrupts must occur."""
+    """Interrupt `call` before every `stride`-th bytecode. `strike` counts the bytecodes. Run `after` after
+    each interrupt. At least `least` interrupts must occur."""
     n = 0
     while strike(n * stride, call, where, after_ops):
         after()

@@ -10,8 +10,8 @@ from vkbackend.tools.flags.table import CLASSES, COMMANDS, Flag, table
 HEAD = """\
 # llama.cpp's command lines
 
-A command line for llama.cpp runs here, or ends in a sentence that says what to use instead: every flag of
-`llama-cli`, `llama-completion`, `llama-server`, `llama-bench` and `llama-perplexity` is in one of four
+A llama.cpp command line either runs here, or stops with a message that says what to use instead. Every flag
+of `llama-cli`, `llama-completion`, `llama-server`, `llama-bench` and `llama-perplexity` is in one of four
 classes.
 
 | llama.cpp | here |

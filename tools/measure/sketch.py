@@ -40,7 +40,7 @@ KEYS: dict[str, Any] = {
     "ssm.inner_size": 256,
 }
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
-LATENT: dict[str, Any] = {  # Latent attention has separate keys.
+LATENT: dict[str, Any] = {  # Models with latent attention have these metadata keys instead.
     "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32,
     "attention.key_length": 48,

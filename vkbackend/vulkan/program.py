@@ -63,7 +63,8 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Start to compile pipelines in the background, after all pipelines that `pipelines` needs."""
+        """Queue pipelines for compilation in the background. A caller that waits in `pipelines` goes
+        first."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:

@@ -1,4 +1,4 @@
-"""The fixtures of gemma.py in `transformers`."""
+"""Build transformers' models of the fixtures in gemma.py."""
 
 from __future__ import annotations
 
