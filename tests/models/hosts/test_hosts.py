@@ -152,7 +152,7 @@ def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
     """Per step, hosts send only two sums per layer, the call of node 0, and the logits. They send nothing
     else."""
-    tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
+    tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=2)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
         (led, led_nbytes), (followed, followed_nbytes) = sent_in_a_step(runner)
@@ -336,7 +336,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
 
 
 def test_memory_of_all_devices(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
     single = load_runner(path, devices=here(THREE), **OPTIONS)
     want = single.memory()
     single.close()
@@ -348,7 +348,7 @@ def test_memory_of_all_devices(tmp_path: Path) -> None:
 
 
 def test_steady_state_allocates_nothing(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
     with twin_runner(path, TWO, **OPTIONS) as runner:
         for at in range(2):
             runner.step([5], [Run(0, 0, 1, at)], [0])
@@ -383,7 +383,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both models have tensors of equal shapes, so only the handshake can distinguish them."""
-    paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
+    paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", n_layer=1, seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="node 1 differs in its model"),
         twin_runner(paths[0], TWO, models=[None, str(paths[1])], **OPTIONS),
@@ -396,13 +396,13 @@ def test_differing_settings_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     words = iter(['{"fuse": true}', '{"fuse": false}'])
     monkeypatch.setattr(joining, "settings", lambda: next(words))
-    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
     with pytest.raises(PlanError, match=r"differs in its settings.*fuse"), twin_runner(path, TWO, **OPTIONS):
         pass
 
 
 def test_a_host_without_the_model_file_is_named(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
     with (
         pytest.raises(DeviceLost, match=r"GGUFError.*nowhere\.gguf"),
         twin_runner(path, TWO, models=[None, str(tmp_path / "nowhere.gguf")], **OPTIONS),
