@@ -13,7 +13,7 @@ from vkbackend.memory import plan_scratch
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.step_builder import Build, StepBuilder, ordered
-from vkbackend.meta.step_kind import StepKind, Wanted, mix_of
+from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Copy, Dispatch, Recording
@@ -36,6 +36,7 @@ class StepShape:
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     top_k: int = 0  # Most candidates per output row, or 0 for all logits.
     halves: int = 0  # Minimum rows of a halved step, or 0 for never.
+    n_slots: int = 0  # Most runs of a step, or 0 for a run per row.
 
     def places(self) -> tuple[dict[str, int], int]:
         """Return (byte offset of each RoPE table, total bytes) of the parameters. The tables follow the
@@ -140,12 +141,20 @@ def measure(
 def step_kinds(shape: StepShape) -> list[StepKind]:
     """Return the kinds of steps that may need the most memory, the largest first. Steps with fewer output
     rows, or with logits instead of candidates, need less."""
+    few, n_slots = min(shape.n_rows, MAX_VEC_ROWS), shape.n_slots or shape.n_rows
+    mixes: list[tuple[int, Mix]] = []
+    if shape.n_rows > few:
+        # A slot has at most one run in a step, so a single slot never mixes runs.
+        mixes += [(shape.n_rows, Mix.BOTH)] * (n_slots > 1) + [(shape.n_rows, Mix.PREFILL)]
+    if n_slots > few:
+        mixes.append((min(shape.n_rows, bucket(n_slots)), Mix.DECODE))
+    mixes.append((few, Mix.DECODE))
     kinds: list[StepKind] = []
-    for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
+    for rows, mix in mixes:
         most = min(rows, shape.n_outputs)
-        kinds += [StepKind(rows, most, mix, Wanted(shape.top_k)) for mix in reversed(Mix)]
-        if shape.top_k:
-            kinds.append(StepKind(rows, most, mix_of(rows), Wanted(shape.top_k, summed=True), masked=True))
+        kinds.append(StepKind(rows, most, mix, Wanted(shape.top_k)))
+        if shape.top_k and mix is mix_of(rows):
+            kinds.append(StepKind(rows, most, mix, Wanted(shape.top_k, summed=True), masked=True))
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))

@@ -29,10 +29,11 @@ def _sorted(segment: list[Command]) -> list[Command]:
         assert isinstance(command, Dispatch | Copy) and not isinstance(command, Cut), command
         own_reads, own_writes = command.reads, command.writes
         depth = 0
-        for access in (*own_reads, *own_writes):
-            depth = max([depth, *(d + 1 for r, d in writes.get(access.buffer, ()) if access.overlaps(r))])
-        for access in own_writes:
-            depth = max([depth, *(d + 1 for r, d in reads.get(access.buffer, ()) if access.overlaps(r))])
+        for table, ranges in ((writes, own_reads), (writes, own_writes), (reads, own_writes)):
+            for buffer, begin, end in ranges:
+                for other, d in table.get(buffer, ()):
+                    if d >= depth and begin < other.end and other.begin < end:
+                        depth = d + 1
         for table, ranges in ((reads, own_reads), (writes, own_writes)):
             for access in ranges:
                 table.setdefault(access.buffer, []).append((access, depth))

@@ -56,7 +56,8 @@ def step_shape(
     vocab = layout.output_plan.ranges["vocab"]
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
-    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, HALVES_FROM if halves else 0)
+    least_rows = HALVES_FROM if halves else 0
+    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, least_rows, options.n_slots)
 
 
 def step_sizes(

@@ -8,12 +8,14 @@ import pytest
 
 from vkbackend.meta import sizing
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.sizing import StepSizes
+from vkbackend.meta.sizing import StepShape, StepSizes, step_kinds
+from vkbackend.meta.step_kind import bucket, mix_of
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import Options
 from vkbackend.models.placement import traced_steps
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.traced_steps import REPEATS, repeating, step_shape, step_sizes
+from vkbackend.step import Mix
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.simulated import LIMITS, Hollow
 
@@ -26,7 +28,7 @@ SHAPES = {
 
 
 def sizes_of(name: str, shares: tuple[float, ...], halves: bool) -> StepSizes:
-    options = Options.of(name, devices=["0"] * len(shares), tensor_split=shares, n_ubatch=128)
+    options = Options.of(name, devices=["0"] * len(shares), tensor_split=shares, n_ubatch=128, n_slots=16)
     gguf = Hollow(f"{name}:f16")
     model, types = load_model(gguf), {key: info.type for key, info in gguf.tensors.items()}
     types.setdefault("output.weight", "f16")
@@ -53,6 +55,20 @@ def test_alike_devices_are_planned_once(
     assert (n_planned < len(planned)) == (len(set(shares)) < len(shares))
 
 
+@pytest.mark.parametrize("n_slots", [1, 2, 7, 12, 40])
+def test_steps_of_every_mix_are_planned(n_slots: int) -> None:
+    n_ubatch = 32
+    kinds = step_kinds(StepShape(n_ubatch, 8, ((0, 100),), n_slots=n_slots))
+    most = {mix: max((kind.n_rows for kind in kinds if kind.mix is mix), default=0) for mix in Mix}
+    for n_runs in range(1, n_slots + 1):
+        for n_single in range(n_runs + 1):
+            longer = n_runs - n_single
+            for n_rows in range(n_single + 2 * longer, n_ubatch + 1 if longer else n_single + 1):
+                if n_rows <= n_ubatch:
+                    rows = bucket(n_rows)
+                    assert rows <= most[mix_of(rows, n_single, n_runs)], (n_rows, n_single, n_runs)
+
+
 def test_layers_that_repeat_are_found() -> None:
     assert repeating("aaaaaaaa") == REPEATS + 1
     assert repeating("abbbbbbb") == REPEATS + 2, "a first layer of its own"
@@ -64,7 +80,7 @@ def test_layers_that_repeat_are_found() -> None:
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (arch, n_vocab, tied, values) in SHAPES.items():
-        monkeypatch.setitem(synthetic.SHAPES, name, (arch, n_vocab, tied, values | {"block_count": 16}))
+        monkeypatch.setitem(synthetic.SHAPES, name, (arch, n_vocab, tied, values | {"block_count": 20}))
 
 
 @pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 1, 1)])
