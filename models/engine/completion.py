@@ -27,6 +27,7 @@ class Chunk:
 
     @property
     def truncated(self) -> bool:
+        """Return whether a context shift has discarded tokens of this sequence."""
         return self.n_discarded > 0
 
 

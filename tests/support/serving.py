@@ -45,6 +45,7 @@ class FakeModel:
     n_ctx: int = 512
     n_slots: int = 2
     n_vocab: int = 256
+    n_keep: int = 0
     letter: str = "x"
     active: int = 0
     begun: int = 0
