@@ -47,6 +47,7 @@ class Shared(_TwinTransfers):
             wait(lambda host=host: not self.boxes[rank, host, self._lane], self._purpose)  # type: ignore[misc]
 
 
+@pytest.mark.own_process  # threads of earlier tests allocate memory, too
 @pytest.mark.parametrize(
     "options",
     [{}, {"reduce_provider": "host-sum"}, {"reduce_provider": "scatter"}, {"split_mode": "layer"}],
