@@ -86,28 +86,28 @@ Mixer = Attention | DeltaNet | StateSpace
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """The FFN columns of a layer, or of each expert. `block` is the elements per quant block of ffn_down. A
-    shared expert has `beside` columns, in blocks of `beside_block`."""
+    shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
 
     n_ff: int
     block: int = 1
     n_expert: int = 0
-    beside: int = 0
-    beside_block: int = 1
+    n_ff_shared: int = 0
+    shared_block: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Layers of one `kind` rotate together (llama.cpp). The mixer `beside` runs in parallel with
+    """Layers of one `kind` rotate together (llama.cpp). The mixer `parallel` runs in parallel with
     `attention`."""
 
     attention: Mixer | None
     ffn: FeedForward | None
     kind: str = ""
-    beside: StateSpace | None = None
+    parallel: StateSpace | None = None
 
     @property
     def mixers(self) -> list[Mixer]:
-        return [mixer for mixer in (self.attention, self.beside) if mixer]
+        return [mixer for mixer in (self.attention, self.parallel) if mixer]
 
 
 def plan_model(
@@ -147,8 +147,8 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
             here[d] += end - begin
     if not ffn.n_expert:
         return Plan(ranges | {"ffn": experts[0]})
-    if ffn.beside:
-        ranges["ffn"] = _take(ffn.beside, ffn_unit(ffn.beside, ffn.beside_block), shares, held)
+    if ffn.n_ff_shared:
+        ranges["ffn"] = _take(ffn.n_ff_shared, ffn_unit(ffn.n_ff_shared, ffn.shared_block), shares, held)
     return Plan(ranges, tuple(experts))
 
 
@@ -260,9 +260,9 @@ def _llama_cpp(
             plans.append(Plan(ranges))
             continue
         columns_ffn = _cumulative(ffn.n_ff, math.lcm(ffn.block, 128), n, shares, rotation)
-        if ffn.beside:
-            grain = math.lcm(ffn.beside_block, 128)
-            ranges["ffn"] = _cumulative(ffn.beside, grain, n, shares, rotation)
+        if ffn.n_ff_shared:
+            grain = math.lcm(ffn.shared_block, 128)
+            ranges["ffn"] = _cumulative(ffn.n_ff_shared, grain, n, shares, rotation)
         elif not ffn.n_expert:
             ranges["ffn"] = columns_ffn
         plans.append(Plan(ranges, (columns_ffn,) * ffn.n_expert))

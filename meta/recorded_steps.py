@@ -40,12 +40,13 @@ class Step:
 
 class RecordedSteps:
     """Recorded steps by kind. `arenas` has each device's memory for a step's values. `reuse` says whether
-    values share memory. During a recording, the context `beside` makes other hosts record the same step."""
+    values share memory. During a recording, the context `while_recording` makes other hosts record the same
+    step."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
         self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
         self.by_kind: dict[StepKind, Step] = {}
-        self.beside: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
+        self.while_recording: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
         self.n_recorded, self.record_s = 0, 0.0
         self._n_asked = 0
 
@@ -53,7 +54,7 @@ class RecordedSteps:
         step = self.by_kind.get(kind)
         if step is None:
             began = time.perf_counter()
-            with self.beside(kind):
+            with self.while_recording(kind):
                 step = self._record(kind)
             self.n_recorded += 1
             self.record_s += time.perf_counter() - began

@@ -42,7 +42,7 @@ class Model(StateSpaceDecoder):
         return replace(self.state(il), kv=kv_of(Decoder.kv(self, il)))
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
-        return replace(Decoder.layer(self, il, types), beside=self.scan_mixer(il, types))
+        return replace(Decoder.layer(self, il, types), parallel=self.scan_mixer(il, types))
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         assert isinstance(cache, LayerState) and cache.cache, f"layer {il} remembers both"

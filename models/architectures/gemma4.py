@@ -104,7 +104,7 @@ class Model(PerLayerInputs):
         if not c.mixture or not layer.ffn:
             return layer
         block = block_of(types[f"blk.{il}.ffn_down.weight"])[0]
-        return replace(layer, ffn=replace(layer.ffn, beside=c.n_ff, beside_block=block))
+        return replace(layer, ffn=replace(layer.ffn, n_ff_shared=c.n_ff, shared_block=block))
 
     # ---- graph ----
 

@@ -41,7 +41,7 @@ class Group(Calls):
         self.joining.compare_providers(mesh.provider.name if mesh.provider else "nothing")
         self.transport.meet("the others to load the model", RECORD_S)
         if self.leads:
-            mesh.steps.beside = self._recording
+            mesh.steps.while_recording = self._recording
             for device in mesh.devices:
                 if isinstance(device, Elsewhere):
                     device.link = self

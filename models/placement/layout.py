@@ -140,7 +140,7 @@ def whole_on(layer: Layer, device: int, n: int) -> Plan:
     for mixer in layer.mixers:
         sizes |= mixer.sizes
     if (f := layer.ffn) is not None:
-        sizes["ffn"] = f.beside if f.n_expert else f.n_ff
+        sizes["ffn"] = f.n_ff_shared if f.n_expert else f.n_ff
     ranges = {name: _whole(size, device, n) for name, size in sizes.items() if size}
     return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert if f else ())
 

@@ -177,7 +177,7 @@ def test_state_space_heads_are_split_with_their_groups(
 
 def test_layers_without_mixer_or_ffn_and_with_parallel_scan() -> None:
     attention, scan, ffn = Attention(8, 4, 64, 64), StateSpace(8, 1, 64, 128), FeedForward(256)
-    layers = [Layer(None, ffn), Layer(scan, None), Layer(attention, ffn, beside=scan)]
+    layers = [Layer(None, ffn), Layer(scan, None), Layer(attention, ffn, parallel=scan)]
     for policy in ("balanced", "llama.cpp"):
         plans, _ = plan_model(layers, 100, 2, None, policy)
         assert [set(plan.ranges) for plan in plans] == [
