@@ -22,7 +22,7 @@ from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
 LIMIT_S = 3.0  # On a single host, no step starts after this time.
-PERIOD = 3  # Not a multiple of the two parities, so a stale slot gives a wrong sum.
+PERIOD = 3  # Odd, but slots alternate between two parities, so a stale slot gives a wrong sum.
 CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
 
 

@@ -178,7 +178,8 @@ class OverHosts(Provider):
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
         """Return (device, host, begin, end): bytes begin..end of the device's slot are sent to the host. The
-        order is the same on all hosts. In a gather, the bytes are from the device's sums."""
+        order is the same on all hosts. If `reduce.gather` is set, the bytes are sums that the device
+        computed, not shares."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -28,8 +28,8 @@ WIRES = ("auto", *FORMATS)
 # (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# For at least these numbers of devices and bytes, reading n - 1 complete slots takes longer than a second
-# exchange.
+# A reduce is scattered from these numbers of devices and bytes on, because reading n - 1 complete slots then
+# takes longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 PART = 1024  # Parts of large scattered reduces are multiples of this many elements.
 

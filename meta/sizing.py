@@ -26,8 +26,9 @@ SUMS = ("add_partials",)  # ops whose push constants contain the index of the de
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of the largest step. `rope_widths` has the floats per row of each RoPE table. `active` has
-    the devices that compute in each outermost graph scope (default: all), and so read the scope's sums."""
+    """The sizes of the largest step. `rope_widths` has the floats per row of each RoPE table. `active` maps
+    an outermost scope of the graph to the devices that compute it and read its sums (default: all
+    devices)."""
 
     n_rows: int
     n_outputs: int

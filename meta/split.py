@@ -223,7 +223,7 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """Return x's state for a tensor that is `times / by` as wide."""
+    """Return the state of a tensor that is split like x, with `times / by` times its width."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
@@ -246,7 +246,8 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device must have both parts of its heads. A second part that all heads share is on all devices."""
+    """A device must have both parts of its heads. If all heads share the second part, every device must have
+    it."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):

@@ -64,7 +64,8 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """A step's inputs on one device: StepParams, and RoPE rows by table name. The host has a copy."""
+    """A step's inputs on one device: StepParams, and RoPE rows by table name. `host` is the memory that the
+    host writes, `device` the device's copy."""
 
     step: View
     rope: dict[str, View]

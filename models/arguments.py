@@ -57,7 +57,7 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Return whether devices may differ in speed, as several Vulkan devices may."""
+    """Return whether the devices may differ in speed: several different devices, and no numpy devices."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 

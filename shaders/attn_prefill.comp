@@ -226,7 +226,7 @@ void main() {
         score_block(block);
         soften_block(block.n_valid);
         add_values(block);
-        if (S_GROUPS == 1) barrier(); // before threads overwrite scores; multiply_pieces has a barrier
+        if (S_GROUPS == 1) barrier(); // for the scores; with several groups, multiply_pieces has a barrier
     }
     if (thread / V_QUADS < V_GROUPS) put_results();
 }

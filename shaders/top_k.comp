@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Write the K largest elements of each chunk of each row, the largest first. Equal elements are ordered by
-// index, and NaN counts as largest. The workgroup ID is (chunk, -, row). K times, the workgroup writes the
-// largest of its threads' largest remaining elements. The ids are indices in the row, or if KIND is 1, the
-// values of `source` at these indices. If KIND is 2, `source` is a mask of bits. Elements with bit 0 are
-// omitted.
+// index, and NaN counts as largest. The workgroup ID is (chunk, -, row). In each of K rounds, every thread
+// finds its largest remaining element, and the workgroup writes the largest of these. The ids are indices in
+// the row, or if KIND is 1, the values of `source` at these indices. If KIND is 2, `source` is a mask, and
+// only elements whose bit is set are used.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 

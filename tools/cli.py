@@ -190,7 +190,7 @@ def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     for (args, _), swept in parsed:
         args.swept = swept
         if args is not first:
-            args.notes, args.noted = [], {}  # only the first line prints notes
+            args.notes, args.noted = [], {}  # print the notes only once
     note_first(first, notes_of(argv))
     first.sweep = [args for (args, _), _ in parsed]
     return first, flags
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # Opening a device reads this.
+                os.environ[env.RUNTIME] = runtime  # Devices that are opened later read this variable.
         code = args.run(args)
         sys.stdout.flush()
         return code or 0

@@ -13,7 +13,8 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The result of `pack`: the bytes of each chunk, and the chunk and byte offset of each packed size."""
+    """The result of `pack`: the bytes of each chunk, and for each size the chunk and its byte offset
+    there."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]

@@ -35,8 +35,8 @@ def check_fields(options: Any) -> None:
 
 @cache
 def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
-    """Return (name, check, default) of each field with a check. The default is MISSING if the check changes
-    it. Values equal to the default are not checked, which saves 250 us per request."""
+    """Return (name, check, default) of each field with a check. Values equal to the default are not checked,
+    which saves 250 us per request. If the check would change the default, MISSING replaces it."""
     checks = []
     for declared in fields(options):
         if check := declared.metadata.get("check"):

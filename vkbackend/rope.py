@@ -121,7 +121,7 @@ class RopeTable:
 
     def turn(self, distance: int) -> np.ndarray:
         """Return cos and sin that rotate a key of position p to position p + `distance`, float32 [n_rot / 2,
-        2]. The key has its magnitude already."""
+        2]. The rotation does not scale, because the key is already scaled."""
         angles = distance * self.frequencies
         return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
 

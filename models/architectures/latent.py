@@ -32,7 +32,7 @@ class LatentAttention(Decoder):
     `rank_q` is the size of q's latent, or 0."""
 
     applies_rope = True
-    q_rope = "rope"  # "rope_q" if q has a temperature, with "still_q" for q's other dimensions.
+    q_rope = "rope"  # The RoPE table for q.
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:

@@ -58,9 +58,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` has each array's name and
-    each segment's values per unit of `dim`. `extra` has arrays split along another dimension. `kv` describes
-    the caches of a layer that also attends."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` has each array's name and,
+    for each of its segments, the values per unit of `dim`. `extra` has arrays split along another dimension.
+    `kv` describes the caches of a layer that also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]

@@ -29,8 +29,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The heads of a gated delta net. Plans split each segment of q, k and v along key heads. `qkv` has each
-    segment's heads per key head, and `v` only v's segments."""
+    """The heads of a gated delta net. A plan splits q, k and v by key heads. `qkv` has the heads per key head
+    of each segment of q, k and v; `v` has the same for v."""
 
     n_k: int
     n_v: int

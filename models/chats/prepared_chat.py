@@ -20,7 +20,7 @@ class PreparedChat:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
-    eager: bool = False  # If False, the engine computes ahead too.
+    eager: bool = False  # Compute answers before the caller asks.
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()

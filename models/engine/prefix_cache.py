@@ -34,7 +34,7 @@ class PrefixCache:
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
-        # slots whose content after their nodes was shifted, and must not become nodes
+        # slots with shifted content after their nodes; shifted blocks never become nodes
         self._shifted: set[int] = set()
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
@@ -193,11 +193,11 @@ class PrefixCache:
         return copies
 
     def unshare(self, slot: int, first: int, used: int, copies: list[Copy]) -> bool:
-        """Make the blocks from position `first` on the slot's own, because a context shift changes them.
+        """Give the slot blocks of its own from position `first` on, because a context shift changes them.
 
-        A block that other slots use is replaced. `copies` gets the copies to make, except of blocks with only
-        discarded positions, `first` to `used` - 1. Return False if no blocks are left. Another call
-        continues.
+        A block that other slots use is replaced, and its copy is added to `copies`. Blocks with only
+        discarded positions (`first` to `used` - 1) are not copied. Return False if no blocks are left; a
+        later call continues.
         """
         [group] = self.groups  # contexts with windows are not shifted
         nodes = self.nodes[slot]

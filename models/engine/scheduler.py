@@ -98,7 +98,7 @@ class Scheduler:
     def content(self, slot: int) -> SlotContent:
         for sequence in self.running:
             if sequence.slot == slot:
-                if sequence.n_discarded:  # shifted content is not the content after its tokens
+                if sequence.n_discarded:  # shifted K and V differ from computed K and V
                     return SlotContent(sequence.tokens[: sequence.n_kept], sequence.n_kept)
                 n = sequence.n_stored
                 return SlotContent(sequence.tokens[: n + 1], n, self.cache.resumable(slot))
@@ -191,8 +191,8 @@ class Scheduler:
         self.n_preempted += 1
 
     def make_own(self, sequence: Sequence, first: int, used: int) -> bool:
-        """Make the sequence's blocks from position `first` on its own, before positions `first` to `used` - 1
-        are discarded. If necessary, preempt sequences, the youngest first. Return False if the sequence
+        """Give the sequence blocks of its own from position `first` on, before positions `first` to `used` -
+        1 are discarded. If necessary, preempt sequences, the youngest first. Return False if the sequence
         itself was preempted. No step may be in flight."""
         copies: list[Copy] = []
         while not self.cache.unshare(sequence.slot, first, used, copies):

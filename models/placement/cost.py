@@ -32,8 +32,8 @@ def cost_function(
     """Return a function from shares (one per device, in any unit) to the cost of this split.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
-    memory is traced only once, because tracing a large model takes seconds. Each device counts the largest
-    scratch size of all, which grows in proportion if fewer devices compute.
+    memory is traced only once, because tracing a large model takes seconds. Every device counts the largest
+    scratch size of any device. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))

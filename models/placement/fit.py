@@ -135,7 +135,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """Put as many layers as fit on the devices. The host is not checked."""
+    """Place as many layers on the devices as fit. The host is not checked."""
     most = n_layer + 1
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)

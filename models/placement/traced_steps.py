@@ -147,7 +147,8 @@ def _traced(
 
 
 class _Places:
-    """Places weights without memory, in loading order, so that products of neighbours are fused."""
+    """Gives weights addresses in loading order, without memory, so that fusion sees which matrices are
+    adjacent."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0

@@ -1,4 +1,4 @@
-// The numbers of activations are as in ACTS of vkbackend/ops/elementwise.py.
+// An activation's number is its index in ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4, GELU_ALONE = 5, RELU2_ALONE = 6;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;

@@ -4,7 +4,7 @@ struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // 0 after the last tile. Rows >= first_row then have no run.
+    uint n; // If there is no such tile, n is 0, and rows from first_row on have no run.
 };
 
 QueryTile find_query_tile(uint number) {

@@ -15,9 +15,9 @@ const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per threa
 const uint K_QUADS = HEAD_K / 4;
 // The groups of threads multiply V of different keys.
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
-// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. K_BATCH is the smallest
-// number for K_TURNS iterations of the loop. A branch before the use is avoided, because RADV would then
-// delay each load until its use.
+// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. With a smaller K_BATCH
+// the loop would need more than K_TURNS iterations. No branch separates a load from its use, because RADV
+// would then delay the load until its use.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key

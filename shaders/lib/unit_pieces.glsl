@@ -29,7 +29,7 @@ uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 // Return whether a piece is in the second block of a pair.
 bool is_second(uint piece) { return (piece / 4) % 2 == 1; }
 
-// Return a piece's index: of the first of three words with its eight codes, or for F16, of 16 bytes.
+// Return where a piece begins: in words for eight codes (in three words), or in units of 16 bytes for F16.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
 // Return eight F16 values. If K_CODES is set, return three words of codes and the word of their scale.

@@ -103,8 +103,8 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a shortened model needs less memory than the complete model, all layers are planned. This fake
-    planner causes this, because it adds memory for every command."""
+    """If a shortened model needs less memory than the complete model, all layers are planned. Here a fake
+    planner adds memory for every command, so the shortened model needs less."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

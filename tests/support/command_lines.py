@@ -1,5 +1,4 @@
-"""Runs a command line of a guide in this process, which saves the imports and the compiled pipelines of a
-process."""
+"""Runs the guides' command lines in this process, because a new process would import and compile again."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """In this table, memory limits `mat_dot` for up to 8 rows, and instructions limit it for more rows. For
+    """In this table, `mat_dot` is limited by memory up to 8 rows, and by instructions for more rows. For
     16 rows, `mat_wave` is twice as fast."""
     costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]

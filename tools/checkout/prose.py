@@ -94,7 +94,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
             strings.append(((node.lineno, node.col_offset), end))
     block: list[str] = []
     first = last = -1
-    # Python's `tokenize` takes twice as long. The tree's columns count bytes, so lines are bytes too.
+    # Python's `tokenize` takes twice as long. The columns of `ast` count bytes, so lines are bytes too.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from vkbackend.tools.flags.table import OFF, ON, Flag, flags_of
 
 READ_BY = ("generate", "chat", "serve", "perplexity")  # llama-bench reads none.
-OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # Other modules read HF_TOKEN; the other variable has no effect.
+OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # HF_TOKEN is read elsewhere; MTMD_BACKEND_DEVICE has no effect.
 EXCLUSIVE = (
     ("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"),
     ("--chat-template", "--chat-template-file"),

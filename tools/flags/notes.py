@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 
 
 def note(namespace: argparse.Namespace, line: str, *, of: Hashable = None) -> None:
-    """Queue a line, except if a line with the same key `of` is queued. The default key is the line."""
+    """Queue a line, unless a line with an equal `of` is already queued. `of` defaults to the line."""
     lines = getattr(namespace, "noted", {})
     _keep(namespace, lines if (of or line) in lines else {**lines, of or line: line})
 

@@ -22,17 +22,17 @@ classes.
 | `llama-bench` | `vkbackend bench` |
 | `llama-perplexity` | `vkbackend perplexity` |
 
-- **Works**: the flag does what it does in llama.cpp. **Works under another name**: a line on stderr says
-  which.
-- **Taken without effect**: the text is the same without it; a line says why, once a start.
-- **Refused**: the command ends, and its message says why and what to use. A value that asks for what
-  happens anyway (`--fit off`) is taken.
+- **Works**: the flag has the same effect as in llama.cpp. **Works under another name**: a line on stderr
+  gives the name.
+- **Taken without effect**: the flag does not change the text; a line on stderr gives the reason.
+- **Refused**: the command ends, and its message gives the reason and an alternative. A value that changes
+  nothing (`--fit off`) is accepted.
 
 All unknown and refused flags of a line are named at once. `--ctx_size` is `--ctx-size`, as in llama.cpp.
 
-Environment variables work as in llama.cpp: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size 4096`, a switch is on
-for `1`, `true`, `on`, `enabled`, and a flag of the command line wins. A line names each variable in use.
-`bench` reads none. llama.cpp's `config.ini` is not read.
+Environment variables work as in llama.cpp: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size 4096`, and `1`, `true`,
+`on` and `enabled` turn a switch on. A flag on the command line overrides its variable. A line on stderr names
+each variable in use. `bench` reads no variables, and no command reads llama.cpp's `config.ini`.
 
 Lists of `bench` are measured in all combinations, as in llama-bench: `-ctk f16,q8_0 -sm row,layer` is four
 tests. Two flags differ: `-dev 0,1` and `-ts 3,1` name the devices of one test and their shares; with `/`

@@ -25,7 +25,7 @@ class Op:
     macs: int = 0
     power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
     target: str = ""
-    token: str = ""  # A finished load sets this token.
+    token: str = ""  # The token that this load sets when it has finished.
     waits: tuple[str, ...] = ()  # Tokens to wait for. "<n" waits until at most n loads are in flight.
 
 

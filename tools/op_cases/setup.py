@@ -233,7 +233,8 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """Separate the parts of an attention split. Ignore the maximum of a split without keys."""
+    """Return an attention split's sum of p * v, maximum score and sum of p, by name. The maximum of a split
+    without keys is not compared."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],

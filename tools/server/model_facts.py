@@ -10,7 +10,7 @@ from typing import Any
 from vkbackend.errors import VkbackendError
 from vkbackend.models.gguf.reader import GGUF
 
-# llama.cpp's numbers of vocabularies (llama_vocab_type)
+# the values of llama.cpp's enum llama_vocab_type
 VOCABULARIES = {"none": 0, "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 

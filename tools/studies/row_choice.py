@@ -37,7 +37,7 @@ MODULE = "vkbackend.tools.studies.row_choice"
 @dataclass(frozen=True)
 class Rates:
     nbytes: float  # Bytes of memory per second.
-    issues: float  # Vector instructions per second, each of a subgroup, over all cores.
+    issues: float  # Vector instructions of subgroups per second, on all cores together.
     matrix: float = 0.0  # F16 multiply-adds on matrix units per second.
     dot: int = 1  # Vector instructions per dot product of four bytes.
     int8: int = 1  # The rate of int8 on matrix units, divided by F16's rate.

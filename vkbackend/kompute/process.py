@@ -59,7 +59,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # the worker would misread the message after an incomplete one
+        except BaseException:  # after an incomplete message, the worker would misread the next
             self.kill()
             raise
         return self._sent

@@ -175,8 +175,8 @@ class AttentionOps(Target):
     ) -> None:
         """Read a cell of `cache` to row r of `y` f32 [n_rows, width], and rotate the row's heads.
 
-        Row r reads the position in the field `token` of its StepParams, and kv_store writes the row to the
-        row's own position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
+        The field `token` of row r's StepParams has the position to read. kv_store then writes the row at row
+        r's position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
         """
         width = math.prod(cache.shape[1:])
         n_rows = rows_of(y, width)

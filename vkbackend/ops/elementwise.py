@@ -11,23 +11,23 @@ ACTS = (
     "swiglu_oai",
     "gelu_alone",
     "relu2_alone",
-)  # In the order of shaders/glu.comp.
+)  # In the order of shaders/lib/glu.glsl.
 COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide a bus's latency.
 
 
 class ElementwiseOps(Target):
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
-        """Enough workgroups to hide a bus's latency."""
-        consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
-        self._each("glu", (gate, up, y), {}, consts)
-
-    def add(self, a: View, b: View, y: View) -> None:
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
         `gelu` is the tanh approximation. `swiglu_oai` is (clamp(up, -7, 7) + 1) * g * sigmoid(1.702 * g) for
         g = min(gate, 7). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. The last two do not
         read `up`.
         """
+        consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
+        self._each("glu", (gate, up, y), {}, consts)
+
+    def add(self, a: View, b: View, y: View) -> None:
+        """Compute y = a + b for views of equal size. `y` may be `a` or `b`."""
         self._each("add", (a, b, y), {}, {"LOCAL": 128})
 
     def scale(self, x: View, y: View, *, c: float) -> None:

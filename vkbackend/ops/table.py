@@ -1,4 +1,4 @@
-"""The tables of products with a matrix or with experts.
+"""The shaders that multiply by a matrix or by experts, in order of preference.
 
 A product uses the first entry that suits the device, the rows of x and the weight type, unless `vkbackend
 tune` measured a faster op. A new op needs an entry here, a shader, a line in shaders/variants.toml and a case

@@ -70,7 +70,7 @@ def exact_sum(x: Array) -> Array:
 def moe_logits(
     h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
 ) -> None:
-    """Lane k % 32 sums its products in order of k. The lanes are added as in `exact_sum`."""
+    """Lane k % 32 adds product k, in ascending order of k. The lanes are added as in `exact_sum`."""
     n_lanes = 32
     weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
     rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)

@@ -114,8 +114,8 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """Return a namespace with the structs of _PROPERTIES, the head `base` of their chain, and the arguments.
-    Unknown structs are zeros."""
+    """Query the structs of _PROPERTIES. Return a namespace with these structs, the struct `base` that begins
+    their chain, and the arguments. Structs that the driver does not know are zeros."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
     structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices that lack the struct
     base = new("VkPhysicalDeviceProperties2")
@@ -239,8 +239,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Return (struct name, field values) of each struct with an enabled feature, and the unneeded members of
-    `extensions`."""
+    """Return (struct name, field values) of each struct with an enabled feature, and the set of `extensions`
+    that no enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}

@@ -44,7 +44,7 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
-    """Return the structs of vkGetPipelineExecutable`suffix`KHR, whose pointers are still NULL."""
+    """Call vkGetPipelineExecutable`suffix`KHR and return its structs. Their pointers are NULL."""
     count = ffi.new("uint32_t *")
     _fill(device, suffix, info, count, NULL)
     struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"
