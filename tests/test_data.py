@@ -138,12 +138,12 @@ def test_llama_cpp_still_quantizes_alike(tmp_path: Path) -> None:
 
 
 def test_derived_files_are_made_once_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
+    runs: list[Path] = []
 
     def derive(data: Path, folder: Path) -> None:
         (folder / "a.gguf").touch()
-        made.append(folder)
-        if len(made) == 1:
+        runs.append(folder)
+        if len(runs) == 1:
             raise OSError("no space left")
 
     monkeypatch.setattr(derived, "derive", derive)
@@ -151,7 +151,7 @@ def test_derived_files_are_made_once_and_complete(tmp_path: Path, monkeypatch: p
         derived_once(DATA, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["derived.lock"]
     folder = derived_once(DATA, tmp_path)
-    assert derived_once(DATA, tmp_path) == folder and len(made) == 2
+    assert derived_once(DATA, tmp_path) == folder and len(runs) == 2
     assert [path.name for path in folder.iterdir()] == ["a.gguf"]
     monkeypatch.setattr(derived, "version", lambda package: "another")
-    assert derived_once(DATA, tmp_path) != folder and len(made) == 3
+    assert derived_once(DATA, tmp_path) != folder and len(runs) == 3

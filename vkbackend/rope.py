@@ -119,7 +119,7 @@ class RopeTable:
             self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
         )
 
-    def turn(self, distance: int) -> np.ndarray:
+    def rotation(self, distance: int) -> np.ndarray:
         """Return cos and sin that rotate a key of position p to position p + `distance`, float32 [n_rot / 2,
         2]. The rotation does not scale, because the key is already scaled."""
         angles = distance * self.frequencies

@@ -41,34 +41,34 @@ class ContextShift:
         self._step = mesh.record(StepKind.of_run(n_rows, 0), self._build)
 
     def _build(self, graph: Graph) -> None:
-        caches = [cache for own in self._kv.own.values() for cache in (own.k, own.v)]
+        arrays = [array for cache in self._kv.own.values() for array in (cache.k, cache.v)]
         widest = [
-            max((cache.whole(d).shape[1] for cache in caches if cache.pieces[d]), default=0)
+            max((array.whole(d).shape[1] for array in arrays if array.pieces[d]), default=0)
             for d in range(graph.n)
         ]
         # K and V of all layers share two arrays, so the layers' copies are ordered one after another.
-        arrays = [
+        moved = [
             [Virtual(4 * graph.n_rows * width, f"moved {name}") for width in widest] for name in ("k", "v")
         ]
         for plan in self._kv.plans:
-            own, rotation = self._kv.own[plan.layer], self._rotations[plan.layer]
+            cache, rotation = self._kv.own[plan.layer], self._rotations[plan.layer]
             with graph.scope(f"blk.{plan.layer}"):
                 rope = (rotation.table, rotation.half_split) if rotation else None
-                ops.kv_move(graph, own.k, own.cells, arrays[0], plan.spec.head_dim_k, rope)
-                ops.kv_move(graph, own.v, own.cells, arrays[1], plan.spec.head_dim_v)
+                ops.kv_move(graph, cache.k, cache.cells, moved[0], plan.spec.head_dim_k, rope)
+                ops.kv_move(graph, cache.v, cache.cells, moved[1], plan.spec.head_dim_v)
 
     @property
     def widths(self) -> dict[str, int]:
         return {name: table.n_rot for name, table in self._ropes.items()}
 
-    def turns(self, distance: int) -> dict[str, np.ndarray]:
+    def cos_sin(self, distance: int) -> dict[str, np.ndarray]:
         """Return cos and sin that move keys down by `distance`, by table, float32 [n_rot / 2, 2]."""
-        return {name: table.turn(-distance) for name, table in self._ropes.items()}
+        return {name: table.rotation(-distance) for name, table in self._ropes.items()}
 
-    def run(self, slot: int, first: int, end: int, distance: int, turns: Mapping[str, np.ndarray]) -> None:
+    def run(self, slot: int, first: int, end: int, distance: int, cos_sin: Mapping[str, np.ndarray]) -> None:
         """Move positions `first` to `end` - 1 of the slot down by `distance`. Raises device errors."""
         assert 0 < distance <= first <= end, (first, end, distance)
-        rows = {name: np.tile(turn, (self._n_rows, 1, 1)) for name, turn in turns.items()}
+        rows = {name: np.tile(row, (self._n_rows, 1, 1)) for name, row in cos_sin.items()}
         for begin in range(first, end, self._n_rows):
             n = min(self._n_rows, end - begin)
             run = Run(slot, 0, n, begin - distance)

@@ -212,10 +212,10 @@ class Runner:
         assert self._shifts and not self._in_flight
         self.mesh.check_usable()
         self.kv.flush()
-        turns = self._shifts.turns(distance)
+        cos_sin = self._shifts.cos_sin(distance)
         if self.group:
-            self.group.shift(slot, first, end, distance, turns)
-        self._shifts.run(slot, first, end, distance, turns)
+            self.group.shift(slot, first, end, distance, cos_sin)
+        self._shifts.run(slot, first, end, distance, cos_sin)
 
     @property
     def shift_widths(self) -> dict[str, int] | None:
@@ -223,11 +223,11 @@ class Runner:
         return self._shifts.widths if self._shifts else None
 
     def obey_shift(
-        self, slot: int, first: int, end: int, distance: int, turns: Mapping[str, np.ndarray]
+        self, slot: int, first: int, end: int, distance: int, cos_sin: Mapping[str, np.ndarray]
     ) -> None:
         """Do this node's part of a shift, with node 0's cos and sin."""
         assert self._shifts
-        self._shifts.run(slot, first, end, distance, turns)
+        self._shifts.run(slot, first, end, distance, cos_sin)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
         """Make devices call `tell`, in any thread, after a step has waited for a pipeline."""

@@ -92,8 +92,10 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             _require(all(len(rows) == 4 * widths[name] for name, rows in call.rope.items()), call)
             _require(call.slot < runner.n_slots and call.distance <= call.first <= call.end, call)
             _require(call.end <= runner.n_ctx, call)
-            turns = {name: np.frombuffer(rows, np.float32).reshape(-1, 2) for name, rows in call.rope.items()}
-            runner.obey_shift(call.slot, call.first, call.end, call.distance, turns)
+            cos_sin = {
+                name: np.frombuffer(rows, np.float32).reshape(-1, 2) for name, rows in call.rope.items()
+            }
+            runner.obey_shift(call.slot, call.first, call.end, call.distance, cos_sin)
         case Write():
             data = np.frombuffer(call.data, np.uint8)
             view = _range(group, runner, call.device, call.name, call.offset, len(data), call)

@@ -64,9 +64,11 @@ class Group(Calls):
         """`tables` has rows of cos and sin for the other nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
-    def shift(self, slot: int, first: int, end: int, distance: int, turns: Mapping[str, np.ndarray]) -> None:
-        """`turns` has cos and sin by table."""
-        rope = {name: turn.tobytes() for name, turn in turns.items()}
+    def shift(
+        self, slot: int, first: int, end: int, distance: int, cos_sin: Mapping[str, np.ndarray]
+    ) -> None:
+        """`cos_sin` has cos and sin by table."""
+        rope = {name: rows.tobytes() for name, rows in cos_sin.items()}
         self.tell(node_messages.Shift(slot, first, end, distance, rope))
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:

@@ -134,25 +134,25 @@ def compile_kept(
 
 
 def pipelines(programs: Programs, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
-    made = _pipelines(programs, dispatches)
+    compiled = _pipelines(programs, dispatches)
     device = programs._device
     if device.kept is not None and "llvmpipe" in device.info.name:
         keys = [(device.kept.key, d.op, d.variant, d.consts) for d in dispatches]
-        new_ones = {key: pipeline for key, (pipeline, _) in zip(keys, made, strict=True)}
+        new_ones = {key: pipeline for key, (pipeline, _) in zip(keys, compiled, strict=True)}
         with _one_at_a_time:  # a mesh builds the executables of its devices in threads
-            if found := [pipeline for key, pipeline in new_ones.items() if key not in _dispatched]:
-                _dispatch_nothing(device, found)
+            if unused := [pipeline for key, pipeline in new_ones.items() if key not in _dispatched]:
+                _dispatch_nothing(device, unused)
                 _dispatched.update(new_ones)
-    return made
+    return compiled
 
 
-def _dispatch_nothing(device: Any, found: list[Any]) -> None:
+def _dispatch_nothing(device: Any, pipelines: list[Any]) -> None:
     """Dispatch zero workgroups of each pipeline and wait. Objects and calls are not counted."""
     buffer = ffi.new("VkCommandBuffer *")
     allocate = new("VkCommandBufferAllocateInfo", commandPool=device.command_pool, commandBufferCount=1)
     lib.vkAllocateCommandBuffers(device.vk, allocate, buffer)
     lib.vkBeginCommandBuffer(buffer[0], new("VkCommandBufferBeginInfo"))
-    for pipeline in found:
+    for pipeline in pipelines:
         lib.vkCmdBindPipeline(buffer[0], C.VK_PIPELINE_BIND_POINT_COMPUTE, pipeline)
         lib.vkCmdDispatch(buffer[0], 0, 0, 0)
     lib.vkEndCommandBuffer(buffer[0])

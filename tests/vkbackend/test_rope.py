@@ -148,8 +148,8 @@ def test_bad_values(fields: dict[str, Any], message: str) -> None:
     ],
     ids=["plain", "factors", "yarn"],
 )
-def test_a_turn_moves_a_row_to_another_position(table: RopeTable) -> None:
+def test_a_rotation_moves_a_row_to_another_position(table: RopeTable) -> None:
     """The rotation does not scale, because the row is already scaled. F32 rounds cos and sin by 2^-25."""
     old, want = (table.rows([p]).astype(np.float64)[0] @ [1, 1j] for p in (900, 853))
-    turn = table.turn(-47).astype(np.float64) @ [1, 1j]
-    np.testing.assert_allclose(old * turn, want, atol=3e-7)
+    rotation = table.rotation(-47).astype(np.float64) @ [1, 1j]
+    np.testing.assert_allclose(old * rotation, want, atol=3e-7)

@@ -98,8 +98,8 @@ class App:
         client's text, so they are not logged."""
         if answer.path in static.FILES:
             return "page"
-        found = (route.path for route in self._routes if route.path_regex.match(answer.path))
-        return next(found, "unknown")
+        paths = (route.path for route in self._routes if route.path_regex.match(answer.path))
+        return next(paths, "unknown")
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""

@@ -184,13 +184,13 @@ def moe_group(
     """The sort is stable. A tile is (expert, first position in `order`, number of pairs). Unused tiles are
     zeros."""
     expert_of = ids.reshape(-1)[:n_pairs]
-    own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
-    together = np.concatenate(own)
+    pairs_of = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
+    together = np.concatenate(pairs_of)
     order.reshape(-1)[: len(together)] = together
     rows, begin = tiles.reshape(-1, 3), 0
     rows[:n_tiles] = 0
     t = 0
-    for e, pairs in enumerate(own):
+    for e, pairs in enumerate(pairs_of):
         for i in range(0, len(pairs), tile):
             rows[t] = e, begin + i, min(tile, len(pairs) - i)
             t += 1
@@ -212,8 +212,8 @@ def add_id(
     for pair in range(n_pairs):
         e = int(ids.reshape(-1)[pair])
         begin, end = (int(starts[e]), int(starts[e + 1])) if ragged else (e * n, (e + 1) * n)
-        own = f64(x.reshape(-1)[pair * n :], end - begin) + f64(b.reshape(-1)[begin:], end - begin)
-        y.reshape(-1)[pair * n :][: end - begin] = own
+        biased = f64(x.reshape(-1)[pair * n :], end - begin) + f64(b.reshape(-1)[begin:], end - begin)
+        y.reshape(-1)[pair * n :][: end - begin] = biased
 
 
 def moe_sum(x: Array, weights: Array, y: Array, *, n: int, n_used: int, n_rows: int, **_: Any) -> None:

@@ -47,19 +47,19 @@ class Codebooks:
                 descriptorSetCount=1,
                 pSetLayouts=layout,
             )
-            own = ffi.new("VkDescriptorSet *")
-            device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, own), "vkAllocateDescriptorSets")
+            sets = ffi.new("VkDescriptorSet *")
+            device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, sets), "vkAllocateDescriptorSets")
             undo.pop_all()
         where = new("VkDescriptorBufferInfo", buffer=buffer.handle, range=data.nbytes)
         write = new(
             "VkWriteDescriptorSet",
-            dstSet=own[0],
+            dstSet=sets[0],
             descriptorCount=1,
             descriptorType=storage,
             pBufferInfo=where,
         )
         lib.vkUpdateDescriptorSets(device.vk, 1, write, 0, NULL)
-        return pool[0], own[0], buffer
+        return pool[0], sets[0], buffer
 
     def _destroy(self, pool: Any) -> None:
         lib.vkDestroyDescriptorPool(self._device.vk, pool, NULL)

@@ -72,5 +72,5 @@ def units_of(
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])
     sizes = ((api, _sizes(instance, physical, api.upper())) for api in apis)
-    found = (best(api, by_kind[HALVES], lanes, by_kind[INTEGERS]) for api, by_kind in sizes)
-    return tuple(units for units in found if units)
+    largest = (best(api, by_kind[HALVES], lanes, by_kind[INTEGERS]) for api, by_kind in sizes)
+    return tuple(units for units in largest if units)

@@ -85,10 +85,10 @@ def model(folder: Path, name: str) -> Path:
 def held(runner: Runner, plan: CachePlan, slot: int, n: int) -> list[np.ndarray]:
     """Return K [n, heads, head_dim] and V of the slot's first positions."""
     at = runner.kv.tables[plan.ring].at(slot, np.arange(n))
-    arrays, own = [], runner.kv.own[plan.layer]
-    for cache in (own.k, own.v):
-        raw = gather_rows(runner.mesh.devices, cache, 0, plan.n_cells)[at]
-        values = dequantize(raw.reshape(-1), cache.dtype, (n, cache.shape[1]))
+    arrays, cache = [], runner.kv.own[plan.layer]
+    for array in (cache.k, cache.v):
+        raw = gather_rows(runner.mesh.devices, array, 0, plan.n_cells)[at]
+        values = dequantize(raw.reshape(-1), array.dtype, (n, array.shape[1]))
         arrays.append(values.reshape(n, plan.spec.n_head_kv, -1).astype(np.float64))
     return arrays
 
@@ -168,10 +168,10 @@ def test_logits_equal_those_of_a_cache_that_was_rotated_on_the_host(folder: Path
             k, v = held(runner, plan, 1, len(TOKENS))
             k = np.concatenate([k[:KEEP], rotated(runner, plan, k[KEEP + DISCARD :])])
             v = np.concatenate([v[:KEEP], v[KEEP + DISCARD :]])
-            own, at = runner.kv.own[plan.layer], runner.kv.tables[plan.ring].at(1, np.arange(END))
-            for cache, values in ((own.k, k), (own.v, v)):
+            cache, at = runner.kv.own[plan.layer], runner.kv.tables[plan.ring].at(1, np.arange(END))
+            for array, values in ((cache.k, k), (cache.v, v)):
                 rows = values.reshape(END, -1).astype(np.float32).view(np.uint8)
-                scatter_rows(runner.mesh.devices, cache, int(at[0]), rows)
+                scatter_rows(runner.mesh.devices, array, int(at[0]), rows)
         runner.shift(0, KEEP + DISCARD, len(TOKENS), DISCARD)
         more = TOKENS[:3]
         moved, want = (prefill(runner, more, slot, END) for slot in (0, 1))
