@@ -228,13 +228,13 @@ class Engine:
             while self._in_flight:
                 self._land()
         for sequence in [s for s in self.scheduler.running if is_full(s, n_ctx)]:
-            if sequence.slot < 0:
-                continue  # another sequence has preempted this sequence
             n_kept, n_discarded = shift_of(sequence, n_ctx)
             used = n_kept + n_discarded
-            if self.scheduler.make_own(sequence, n_kept, used):
+            has_cells = sequence.slot >= 0 and self.scheduler.make_own(sequence, n_kept, used)
+            if has_cells:
                 self.runner.shift(sequence.slot, used, sequence.n_stored, n_discarded)
-                sequence.shift(n_kept, n_discarded)
+            sequence.shift(n_kept, n_discarded)
+            if has_cells:
                 self.cache.end_shift(sequence.slot, sequence.n_stored)
 
     def _launch(self, batch: Batch) -> None:

@@ -98,7 +98,7 @@ class Scheduler:
     def content(self, slot: int) -> SlotContent:
         for sequence in self.running:
             if sequence.slot == slot:
-                if sequence.n_discarded:  # shifted K and V differ from computed K and V
+                if sequence.has_moved_cells:  # shifted K and V differ from computed K and V
                     return SlotContent(sequence.tokens[: sequence.n_kept], sequence.n_kept)
                 n = sequence.n_stored
                 return SlotContent(sequence.tokens[: n + 1], n, self.cache.resumable(slot))
@@ -166,7 +166,7 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         content = self.content(sequence.slot)
         self.running.remove(sequence)
-        if sequence.n_discarded:
+        if sequence.has_moved_cells:
             self.cache.cut(sequence.slot, sequence.n_kept)
         self._leave(sequence.slot, content)
         if not self.cache.holds(sequence.slot):
@@ -187,6 +187,7 @@ class Scheduler:
         self.cache.drop(sequence.slot)
         self._leave(sequence.slot, SlotContent())
         sequence.slot, sequence.n_stored, sequence.room, sequence.served = -1, 0, 0, -1
+        sequence.has_moved_cells = False
         self.waiting.add(sequence)
         self.n_preempted += 1
 

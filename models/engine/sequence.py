@@ -52,6 +52,8 @@ class Sequence:
     reduce_s: float = 0.0
     n_discarded: int = 0  # Tokens that context shifts have removed from `tokens`.
     n_kept: int = 0  # The first tokens that context shifts kept.
+    has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
+    shifted_at: int = -1  # `n_generated` at the last context shift.
     history: list[int] = field(init=False)  # All tokens, with the discarded ones.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
@@ -100,11 +102,13 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def shift(self, n_kept: int, n_discarded: int) -> None:
-        """Discard `n_discarded` tokens after the first `n_kept`. The cells have been moved."""
+        """Discard `n_discarded` tokens after the first `n_kept`. The cells have been moved, unless the
+        sequence was preempted and has no cells."""
         self.tokens = self.tokens[:n_kept] + self.tokens[n_kept + n_discarded :]
-        self.n_stored -= n_discarded
+        self.n_stored = max(0, self.n_stored - n_discarded)
         self.n_discarded += n_discarded
-        self.n_kept, self.room = n_kept, 0
+        self.n_kept, self.room, self.shifted_at = n_kept, 0, self.n_generated
+        self.has_moved_cells = self.slot >= 0
 
     def answer(self, choice: Choice, n_ctx: int | None) -> Answer:
         """Append the chosen token and return the answer. The answer is an int if the caller knows the slot
@@ -178,9 +182,10 @@ NEVER_KEPT = 4  # A shift keeps at most n_ctx - 4 tokens, as in llama.cpp.
 
 
 def is_full(sequence: Sequence, n_ctx: int) -> bool:
-    """Return whether a decoding sequence must discard tokens before its next step, as in llama.cpp."""
+    """Return whether a decoding sequence must discard tokens before its next step. As in llama.cpp, each
+    token has at most one shift."""
     decodes = sequence.n_generated > 0 and sequence.n_wanted == 1 and isinstance(sequence.request, Generate)
-    return decodes and sequence.n_stored + 1 >= n_ctx
+    return decodes and sequence.n_stored + 1 >= n_ctx and sequence.shifted_at < sequence.n_generated
 
 
 def shift_of(sequence: Sequence, n_ctx: int) -> tuple[int, int]:
@@ -188,5 +193,5 @@ def shift_of(sequence: Sequence, n_ctx: int) -> tuple[int, int]:
     request = sequence.request
     assert isinstance(request, Generate)
     n_kept = min(request.n_keep, n_ctx - NEVER_KEPT)
-    n_left = sequence.n_stored - n_kept
+    n_left = len(sequence.tokens) - 1 - n_kept
     return n_kept, min(request.n_discard or n_left // 2, n_left - 1)

@@ -10,6 +10,7 @@ from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tok
 
 from vkbackend.models.engine.messages import Cancel, CopySlot, Generate
 from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -33,6 +34,8 @@ def test_many_shifts(data: st.DataObject) -> None:
     n_ctx = data.draw(st.sampled_from([8, 31, 64, 100]))
     how = {"n_slots": data.draw(st.integers(1, 4)), "n_ctx": n_ctx, "context_shift": True}
     how |= {"n_ubatch": data.draw(st.sampled_from([1, 16, 64])), "n_in_flight": data.draw(st.integers(1, 2))}
+    fewest = -(-n_ctx // CELL_BLOCK) + 1  # One block more for the copy of a shared block.
+    how |= {"blocks": data.draw(st.sampled_from([None, fewest, fewest + 1]))}
     engine, _ = make(**how, prefix_cache=data.draw(st.booleans()))
     n_common = data.draw(st.integers(0, n_ctx))
     requests, expected = [], {}
@@ -48,6 +51,15 @@ def test_many_shifts(data: st.DataObject) -> None:
         assert tokens_of(done[i]) == tokens_of_i
         assert done[i][-1].finish_reason == "length"
     check_sound(engine)
+
+
+def test_a_token_has_one_shift() -> None:
+    """After a shift by one token the context is still full while the other sequence has the step's row."""
+    engine, runner = make(n_slots=2, n_ctx=8, n_ubatch=1, context_shift=True)
+    done = finish(engine, [Generate(i, prompt(8, i), 9, GREEDY, n_discard=1) for i in range(2)])
+    for i in range(2):
+        assert tokens_of(done[i]) == shifted(prompt(8, i), 9, 8, discard=1)
+    assert runner.n_shifts == 2 * 8
 
 
 def test_counts_and_the_flag_go_on_over_shifts() -> None:
