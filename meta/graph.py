@@ -14,7 +14,7 @@ from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of,
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
-from vkbackend.ops import Recorder
+from vkbackend.ops import MAX_VEC_ROWS, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
@@ -180,7 +180,11 @@ class Graph:
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
-        wire = wire_of(wire or self.wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
+        wire = wire or self.wire
+        invariant = any(d.limits.batch_invariant for d in self.devices)
+        if wire == "auto" and invariant and self.n_rows <= MAX_VEC_ROWS:
+            wire = "f32"  # the format would depend on the number of rows
+        wire = wire_of(wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
         parity = len(self.reduces) % 2
         reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
         shares = list(x.views)

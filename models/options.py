@@ -105,7 +105,8 @@ class _ModelKeywords(TypedDict, total=False):
     model is open. False: they read a copy."""
     exact: bool
     """True: compute with F32 activations and exchange partial sums as F32. False (default): devices may round
-    activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits."""
+    activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits. With True, a row also has
+    the same bits in decoding steps of 1 to 8 rows."""
     runtime: str | None
     """The runtime of the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
     control_vectors: Sequence[File | tuple[File, float]]

@@ -38,12 +38,14 @@ class Limits:
     is_cpu: bool = False
     # Measured ops for each class of row counts (ops/measured.py).
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # A row has the same bits in every decoding step of 1 to MAX_VEC_ROWS rows (ops/matrix.py).
+    batch_invariant: bool = False
     matrix_units: MatrixUnits = _COMMON  # Valid only if `features` has "matrix_units".
     # Features that shaders may use, as named in capabilities.py.
     features: frozenset[str] = frozenset()
 
     def exact(self) -> Limits:
-        return replace(self, features=self.features - INEXACT)
+        return replace(self, features=self.features - INEXACT, batch_invariant=True)
 
     @classmethod
     def floor(cls) -> Limits:

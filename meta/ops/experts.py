@@ -124,7 +124,7 @@ def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.G
     """Sort the pairs (row, expert) by expert, or return None for too few pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
-    if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):
+    if not (tile := device_ops.tile_size(on.limits, ids.shape[0], ids.shape[1], n_experts)):
         return None
     n_tiles = device_ops.tile_count(n_pairs, n_experts, tile)
     order, tiles = (

@@ -180,6 +180,7 @@ class LimitsData(Struct, forbid_unknown_fields=True):
     host_import_align: U32
     subgroup_size: U32
     is_cpu: bool
+    batch_invariant: bool
     choices: Annotated[list[tuple[Name, Annotated[list[Name], Meta(max_length=64)]]], Meta(max_length=256)]
     matrix_units: tuple[Name, U32, U32, U32, U32, U32]
     features: Annotated[list[Name], Meta(max_length=256)]

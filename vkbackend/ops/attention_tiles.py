@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from vkbackend.limits import Limits
+from vkbackend.ops.matrix import MAX_VEC_ROWS
 from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
@@ -30,7 +31,9 @@ def attn_splits(
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
     """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
-    of keys."""
+    of keys. If results must not depend on the number of rows, few rows have the splits of one row."""
+    if limits.batch_invariant and n_rows <= MAX_VEC_ROWS:
+        n_rows = 1
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))

@@ -9,7 +9,7 @@ from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.experts import EITHER, GROUPED, LANE_TILE, SINGLE, ExpertsOp, Groups
-from vkbackend.ops.matrix import row_class
+from vkbackend.ops.matrix import MAX_VEC_ROWS, row_class
 from vkbackend.ops.table import EXPERTS_OPS, MATRIX_OPS, OPS, fast_dots, fast_lanes
 from vkbackend.ops.target import Target, rows_of
 
@@ -27,6 +27,8 @@ def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
 
 @cache  # recording a large model calls this 100,000 times
 def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
+    if limits.batch_invariant and rows == "one":  # measurements may prefer different ops for few rows
+        rows = "few"
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
@@ -71,12 +73,15 @@ def experts_operand_type(
     return "q8" if able and (fast_dots(limits) or op.x_type == "q8") else "f32"
 
 
-def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
+def tile_size(limits: Limits, n_rows: int, n_used: int, n_experts: int) -> int:
     """Return the (row, expert) pairs per tile, or 0 if too few pairs share an expert."""
+    n_pairs = n_rows * n_used
     if n_pairs < 2 * n_experts:
         return 0
-    if fast_lanes(limits):
+    if fast_lanes(limits):  # mat_lane_id adds in the same order with and without tiles
         return LANE_TILE
+    if limits.batch_invariant and n_rows <= MAX_VEC_ROWS:
+        return 0
     if limits.is_cpu:  # on a CPU, barriers take longer than reading an expert's weights again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32

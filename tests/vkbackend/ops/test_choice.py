@@ -97,7 +97,7 @@ def test_experts(
     limits: Limits, single: str, tiled: str, tile: dict[int, int], rows: int, grouped: bool
 ) -> None:
     n_experts, used = 8, 2
-    size = ops.tile_size(limits, rows * used, n_experts)
+    size = ops.tile_size(limits, rows, used, n_experts)
     assert size == (tile[rows] if grouped else 0)
     groups = None
     if size:
