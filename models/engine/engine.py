@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
@@ -38,7 +39,6 @@ from vkbackend.models.engine.messages import (
     check_tokens,
 )
 from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
 from vkbackend.models.engine.slot_requests import SlotRequests

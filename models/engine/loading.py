@@ -13,7 +13,7 @@ from vkbackend.meta.step_kind import bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.context_shift import ContextShift
+from vkbackend.models.engine.cache.context_shift import ContextShift
 from vkbackend.models.engine.group import Joining, OpenDevices
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.gguf.fingerprint import fingerprint

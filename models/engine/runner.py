@@ -13,7 +13,8 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
-from vkbackend.models.engine.blocks import Copy, Pool
+from vkbackend.models.engine.cache.blocks import Copy, Pool
+from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.group import Group
 from vkbackend.models.engine.loading import Loading, n_stages
 from vkbackend.models.engine.memory_report import memory_report
@@ -21,7 +22,6 @@ from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.micro_batch import MicroBatch, Rows, StepHandle
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.rope_rows import RopeRows
-from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates

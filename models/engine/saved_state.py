@@ -23,7 +23,7 @@ from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.engine.blocks import SlotContent
+from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.state_checksums import check, checksums
 
 if TYPE_CHECKING:

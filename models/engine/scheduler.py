@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vkbackend.models.engine.blocks import Copy, SlotContent
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.cache.blocks import Copy, SlotContent
+from vkbackend.models.engine.cache.prefix_cache import PrefixCache
+from vkbackend.models.engine.cache.prefix_tree import Node
 from vkbackend.models.engine.messages import Event, Logits
-from vkbackend.models.engine.prefix_cache import PrefixCache
-from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.messages import Logits, News
 from vkbackend.models.engine.micro_batch import Rows
-from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.step_times import StepCost
 from vkbackend.models.sampling.rows import Choice, choose_rows

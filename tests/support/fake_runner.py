@@ -14,7 +14,7 @@ import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.meta.step_kind import Wanted
-from vkbackend.models.engine.blocks import Copy, Pool
+from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.micro_batch import MicroBatch

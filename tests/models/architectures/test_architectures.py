@@ -34,7 +34,7 @@ from prefills import opened, prefill
 from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
-from vkbackend.models.engine.blocks import SlotContent
+from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 

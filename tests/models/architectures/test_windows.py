@@ -27,7 +27,7 @@ from vkbackend.models.architectures.decoder import linear
 from vkbackend.models.architectures.llama import Model as Llama
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
 from vkbackend.models.engine import loading, saved_state
-from vkbackend.models.engine.blocks import SlotContent
+from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.runner import Runner

@@ -19,7 +19,7 @@ from state_models import PROMPT, TOKENS, open_llm, open_runner
 from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.meta.gather import gather_rows
 from vkbackend.models.engine import saved_state
-from vkbackend.models.engine.blocks import SlotContent
+from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.messages import Cancel, Generate, LoadState, Logits, Request, SaveState
 from vkbackend.models.engine.runner import Runner
 

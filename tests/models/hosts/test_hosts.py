@@ -21,7 +21,7 @@ from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.models.engine import saved_state
-from vkbackend.models.engine.blocks import SlotContent
+from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import Runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from vkbackend.models.engine.prefix_tree import Node
+from vkbackend.models.engine.cache.prefix_tree import Node
 
 
 class States(Protocol):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from vkbackend.models.engine.blocks import Copy, Pool, Usage
-from vkbackend.models.engine.layer_blocks import LayerBlocks, Span, Write
-from vkbackend.models.engine.prefix_tree import Node, PrefixTree
-from vkbackend.models.engine.snapshots import Snapshots, States
+from vkbackend.models.engine.cache.blocks import Copy, Pool, Usage
+from vkbackend.models.engine.cache.layer_blocks import LayerBlocks, Span, Write
+from vkbackend.models.engine.cache.prefix_tree import Node, PrefixTree
+from vkbackend.models.engine.cache.snapshots import Snapshots, States
 from vkbackend.ops import CELL_BLOCK
 
 

@@ -11,7 +11,7 @@ from oracles.fixtures import build
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine import slot_copy
+from vkbackend.models.engine.cache import slot_copy
 
 PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 45).tolist()
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vkbackend.models.engine.blocks import Pool
-from vkbackend.models.engine.prefix_tree import Node
+from vkbackend.models.engine.cache.blocks import Pool
+from vkbackend.models.engine.cache.prefix_tree import Node
 from vkbackend.ops import CELL_BLOCK
 
 # The arguments are layer group, slot, index in the slot, and block.

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
-from vkbackend.models.engine.blocks import Pool
+from vkbackend.models.engine.cache.blocks import Pool
+from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Request
-from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan

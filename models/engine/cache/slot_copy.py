@@ -8,7 +8,7 @@ import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.engine.blocks import Copy
+from vkbackend.models.engine.cache.blocks import Copy
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.recording import Recording
