@@ -11,6 +11,7 @@ from serving import FakeModel
 
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.engine.messages import PromptProgress
 from vkbackend.models.tool_calls.source import ToolDelta
 
 
@@ -20,11 +21,19 @@ class Thought:
 
 
 @dataclass(frozen=True)
+class Read:
+    """A piece of a script that reports how much of the prompt is computed."""
+
+    processed: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Wait:
     """A piece of a script that waits until the client disconnects."""
 
 
-Piece = str | Thought | ToolDelta | Wait | Exception
+Piece = str | Thought | ToolDelta | Read | Wait | Exception
 Messages = list[dict[str, Any]]
 
 
@@ -53,6 +62,10 @@ class ScriptedChat:
                     raise piece
                 if isinstance(piece, Wait):
                     await asyncio.sleep(3600)
+                if isinstance(piece, Read):
+                    progress = PromptProgress(piece.total, 0, piece.processed, 1.0)
+                    yield ChatChunk("", "", (), None, Chunk("", None, progress=progress))
+                    continue
                 reason = ("tool_calls" if called else "stop") if i == n - 1 else None
                 raw = Chunk("", 65, reason, timings | rate if reason else None)
                 content = piece if isinstance(piece, str) else ""

@@ -25,10 +25,10 @@ CSP = (
 
 
 def path_of(file: Path) -> str:
-    return "/" if file.name == "index.html" else f"/page/{file.name}"
+    return "/" if file.name == "index.html" else f"/page/{file.relative_to(FOLDER).as_posix()}"
 
 
-FILES = {path_of(file): file for file in sorted(FOLDER.iterdir()) if file.suffix in TYPES}
+FILES = {path_of(file): file for file in sorted(FOLDER.rglob("*")) if file.suffix in TYPES}
 CONTENTS = {path: file.read_bytes() for path, file in FILES.items()}
 TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content in CONTENTS.items()}
 

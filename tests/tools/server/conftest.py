@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browsers import browser, page_of
 from javascript import Run, runner
-from scripted import Messages, Piece, ScriptedModel, Thought, Wait
+from page_answers import script
+from scripted import ScriptedModel
 from serving import Address, served
-
-from vkbackend.errors import DeadlineExceeded
-from vkbackend.models.tool_calls.source import ToolDelta
-
-LONG = [
-    "One *fine*",
-    " day.\n\n",
-    "```py\nprint",
-    "(1)\n```\n\n",
-    *[f"word{i} " for i in range(60)],
-    "\n\nEnd.",
-]
-HOSTILE = (
-    "<script>window.pwned = 1</script> <img src=x onerror='window.pwned = 1'> "
-    "![i](http://elsewhere.example/a.png) [x](javascript:window.pwned=1) [y](https://elsewhere.example/)\n\n<style>*{display:none}</style>\n\n"
-    "```<b>\n</code><script>window.pwned = 1</script>\n```\n"
-)
-TABLE = "|" + "head |" * 20 + "\n|" + "-|" * 20 + "\n|" + "cell |" * 20
-WIDE = "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n\n" + TABLE
-ANSWERS: dict[str, Sequence[Piece]] = {
-    "long": LONG,
-    "wait": ["one ", "two", Wait()],
-    "hostile": [HOSTILE],
-    "wide": [WIDE],
-    "think": [Thought("Let me "), Thought("see."), "Done."],
-    "refused": [DeadlineExceeded("too late")],
-    "half": ["half ", "an answer", DeadlineExceeded("too late")],
-    "call": [ToolDelta(0, "c1", "weather", '{"place":'), ToolDelta(0, None, None, ' "Oslo"}')],
-}
-
-
-def script(messages: Messages) -> Sequence[Piece]:
-    last = messages[-1]
-    if last["role"] == "tool":
-        return [f"It is {last['content']}."]
-    return ANSWERS.get(str(last["content"]), ["You said ", f"**{last['content']}**."])
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +46,10 @@ def shared_page(opened: Any, address: Address) -> Iterator[Any]:
 
 @pytest.fixture
 def page(shared_page: Any) -> Iterator[Any]:
-    """Yield the page with empty storage. A new profile per test would take a second."""
+    """Yield the page with empty storage. A new profile per test would take a second. The model writes no
+    titles, because tests look at its last request."""
     shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
+    shared_page.evaluate("""localStorage.setItem("vkbackend.settings", '{"titles": "off"}')""")
     shared_page.goto("/")
     yield shared_page
     shared_page.goto("/page/icon.svg")

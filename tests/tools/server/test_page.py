@@ -68,13 +68,13 @@ def test_edit_regenerate_and_branches(page: Any) -> None:
     page.wait_for_selector(".assistant .counter:visible")
     page.wait_for_selector("#send:visible")
     assert page.inner_text(".assistant .counter") == "2/2"
-    page.click(".user [aria-label='Earlier branch']")
+    page.click(".user [aria-label='Earlier version']")
     assert texts(page) == ["first", "You said first.", "second", "You said second."]
-    assert page.is_disabled(".user [aria-label='Earlier branch']")
+    assert page.is_disabled(".user [aria-label='Earlier version']")
     page.reload()
     page.wait_for_selector(".message")
     assert texts(page) == ["first", "You said first.", "second", "You said second."]
-    page.click(".user [aria-label='Later branch']")
+    page.click(".user [aria-label='Later version']")
     assert texts(page) == ["other", "You said other."] and page.inner_text(".assistant .counter") == "2/2"
     foot(page, 0, "Delete")
     assert texts(page)[0] == "first" and not page.is_visible(".user .counter")

@@ -28,7 +28,7 @@ def long_chat(n: int) -> dict[str, Any]:
             "children": [f"m{i + 1}"] if i + 1 < n else [],
             "chosen": 0,
             "role": "assistant" if i % 2 else "user",
-            "content": f"Message *{i}*.\n\n- one\n- two\n\n```py\nprint({i})\n```"
+            "content": f"Message *{i}*.\n\n- one\n- two\n\n```\nprint({i})\n```"
             if i % 2
             else f"Question {i}",
         }
@@ -80,7 +80,7 @@ def test_the_view_does_not_move_after_scrolling_up(long_page: Any) -> None:
     page.locator("#messages article").nth(1).locator("button", has_text="Regenerate").click()
     page.wait_for_selector("#send:visible")
     assert page.locator("#messages article").count() == 2  # the other branch has 500
-    page.click("[aria-label='Earlier branch']:visible")
+    page.click("[aria-label='Earlier version']:visible")
     assert page.locator("#messages article").count() == 500
     assert page.evaluate("document.querySelector('#scroller').scrollTop") < 200
     page.wait_for_selector("#to-end:visible")
@@ -113,6 +113,14 @@ def test_a_phone_never_scrolls_sideways(phone: Any) -> None:
     assert phone.evaluate(OVERFLOW) == 0
     ask(phone, "wide")
     ask(phone, "z" * 200)
+    ask(phone, "formatted")
+    wait_for(phone, "document.querySelector('.assistant math')")
+    phone.click(".assistant:last-child >> text=Regenerate")
+    phone.click(".assistant:last-child .compare:visible")
+    assert phone.evaluate(OVERFLOW) == 0
+    box = phone.locator("#version-list section").first.bounding_box()
+    assert box["width"] < 330  # the edge of the second version is visible
+    phone.click("[aria-label='Close the versions']")
     assert phone.evaluate(OVERFLOW) == 0
     assert phone.evaluate("document.querySelector('#scroller').scrollWidth <= 360")
     assert not phone.is_visible("#search")
@@ -152,6 +160,10 @@ def test_keyboard(page: Any) -> None:
     assert page.evaluate("document.activeElement.ariaLabel") == "Edit the message"
     page.keyboard.press("Escape")
     assert not page.is_visible(".edit")
+    page.focus(".compare:visible")
+    page.keyboard.press("Enter")
+    assert page.is_visible("#versions")
+    page.keyboard.press("Escape")
     page.keyboard.press("Alt+/")
     assert page.is_visible("#shortcuts") and "Shift Enter" in page.inner_text("#shortcuts")
     page.keyboard.press("Escape")
@@ -181,6 +193,18 @@ def test_axe_finds_nothing_serious(page: Any) -> None:
     assert page.evaluate(AXE) == []
     for text in ("long", "think", "call", "wide"):
         ask(page, text)
+    page.set_viewport_size({"width": 1280, "height": 3000})
+    ask(page, "formatted")
+    wait_for(page, "document.querySelector('.c-keyword') && document.querySelector('math')")
+    ask(page, "word " * 1000)
+    page.click(".assistant:last-child >> text=Regenerate")
+    page.click(".assistant:last-child .compare:visible")
+    assert page.evaluate(AXE) == []
+    page.keyboard.press("Escape")
+    send(page, "wait")
+    wait_for(page, "document.querySelector('article:last-child > .body').textContent")
+    page.click("#stop")
+    page.wait_for_selector(".stopped:visible")
     send(page, "wait")
     page.click("#toggle-devices")
     page.wait_for_selector(".device")
@@ -193,3 +217,4 @@ def test_axe_finds_nothing_serious(page: Any) -> None:
     assert page.evaluate(AXE) == []
     page.emulate_media(color_scheme="light")
     assert page.evaluate(AXE) == []
+    page.set_viewport_size({"width": 1280, "height": 800})

@@ -126,7 +126,8 @@ def test_a_growing_text_parses_like_the_complete_text(run: Run) -> None:
 
 PIECES = (
     "*", "**a ", "_a", "``` ` ``", "[", "[](a", "![a](", "<http:", "> ", "- ", "a:", "http://", "|",
-    "a|b\n-|-\n", "~", "\\", "1. a\n", "&", "*a_b",
+    "a|b\n-|-\n", "~", "\\", "1. a\n", "&", "*a_b", "*a*\n", "$a ", "$a$", "\\(", "\\[\n",
+    "$$a\n", "$$\n$$\n", "a\n$$ b\n",
 )  # fmt: skip
 
 

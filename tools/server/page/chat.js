@@ -2,15 +2,21 @@
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
-import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
+import { Titles } from "./titles.js";
+import { ROOT, add, openCalls, path, pathTo, place, remove, titleOf, turn } from "./tree.js";
 
 const SAVE_MS = 2000; // during generation
 const SHOW_MS = 50;
+const SHOW_SHARE = 4; // Showing a long answer takes at most a quarter of the time.
 
 export class Chat {
-  /** `show()` redraws the page, `tell(text)` shows an error, `settings()` returns request fields. */
-  constructor({ api, store, messages, settings, show, tell }) {
-    Object.assign(this, { api, store, messages, settings, show, tell });
+  /**
+   * `show()` redraws the page, `tell(text)` shows an error, `settings()` returns request fields, `writesTitles()`
+   * whether the model writes titles.
+   */
+  constructor({ api, store, messages, settings, writesTitles, show, tell }) {
+    Object.assign(this, { api, store, messages, settings, writesTitles, show, tell });
+    this.titles = new Titles(api, (chat) => (this.keep(chat), this.show()));
     this.runs = new Map(); // conversation id -> {node, controller}
     this.current = null;
   }
@@ -61,6 +67,7 @@ export class Chat {
     if (!this.isRunning()) this.answer(this.current, node.parent);
   }
 
+  /** Show the version that is `step` positions away. */
   turn(node, step) {
     if (this.isRunning()) return;
     const shown = turn(this.current, node, step);
@@ -68,7 +75,7 @@ export class Chat {
     this.saved(this.current);
     this.messages.focus(shown);
     const [index, n] = place(this.current, shown);
-    announce(`Branch ${index + 1} of ${n}`);
+    announce(`Version ${index + 1} of ${n}`);
   }
 
   remove(node) {
@@ -79,6 +86,7 @@ export class Chat {
 
   stop(chat = this.current) {
     this.runs.get(chat.id)?.controller.abort();
+    if (this.titles.running?.id === chat.id) this.titles.cancel();
   }
 
   saved(chat) {
@@ -89,25 +97,31 @@ export class Chat {
   /** Generate an answer below the message `above`. The conversation need not be open. */
   async answer(chat, above) {
     const node = add(chat, above, "assistant", "");
-    const run = { node, controller: new AbortController(), began: 0, n: 0 };
+    const run = { node, controller: new AbortController(), began: 0, n: 0, read: null };
+    this.titles.cancel();
     this.runs.set(chat.id, run);
     this.saved(chat);
     let saved = Date.now();
     let due = 0;
+    let showMs = SHOW_MS;
     const draw = () => {
       due = 0;
-      if (chat === this.current) this.messages.update(node, this.runs.get(chat.id) === run);
+      const began = performance.now();
+      const isRunning = this.runs.get(chat.id) === run;
+      if (chat === this.current) this.messages.update(node, isRunning, isRunning ? run.read : null);
+      showMs = Math.max(SHOW_MS, SHOW_SHARE * (performance.now() - began));
       if (Date.now() - saved > SAVE_MS) (this.keep(chat), (saved = Date.now()));
     };
+    let body = null;
     try {
-      const body = { ...requestOf(chat, above), ...this.settings() };
+      body = { ...requestOf(chat, above), ...this.settings() };
       for await (const chunk of this.api.chat(body, run.controller.signal)) {
         this.take(run, chunk);
-        due ||= setTimeout(draw, SHOW_MS);
+        due ||= setTimeout(draw, showMs);
       }
       announce("The answer is complete.");
     } catch (error) {
-      if (error.name === "AbortError") announce("Stopped.");
+      if (error.name === "AbortError") stopped(node);
       else node.error = reason(error);
     }
     clearTimeout(due);
@@ -115,6 +129,9 @@ export class Chat {
     draw();
     this.keep(chat);
     this.show();
+    const isFirst = pathTo(chat, above).length === 1 && chat.title === titleOf(chat.nodes[above].content);
+    const isComplete = node.content && !node.stopped && !node.error && !node.tool_calls;
+    if (isFirst && isComplete && this.writesTitles()) this.titles.ask(chat, body, node.content);
   }
 
   take(run, chunk) {
@@ -125,17 +142,29 @@ export class Chat {
       run.n++;
       run.began ||= performance.now();
       const took = (performance.now() - run.began) / 1000;
-      node.stats = { tokens: run.n, perSecond: took > 0.2 ? (run.n - 1) / took : 0 };
+      node.stats = { ...node.stats, tokens: run.n, perSecond: took > 0.2 ? (run.n - 1) / took : 0 };
     }
     if (delta.content) node.content += delta.content;
     if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
     for (const call of delta.tool_calls ?? []) addCall((node.tool_calls ??= []), call);
+    if (chunk.prompt_progress) {
+      const { total, processed } = chunk.prompt_progress;
+      run.read = processed < total ? processed / total : null;
+      node.stats = { ...node.stats, prompt: total };
+    }
     if (chunk.timings) node.stats = { ...node.stats, ...statsOf(chunk.timings) };
     if (chunk.usage) {
       node.stats = { ...node.stats, prompt: chunk.usage.prompt_tokens, tokens: chunk.usage.completion_tokens };
     }
     if (choice?.finish_reason === "length") node.error = "The answer was cut off at the token limit.";
   }
+}
+
+/** Mark an answer that the user stopped. Its calls may be incomplete, so they are removed. */
+function stopped(node) {
+  node.stopped = true;
+  delete node.tool_calls;
+  announce("Stopped.");
 }
 
 function addCall(calls, { index, id, function: part }) {
@@ -177,7 +206,8 @@ export function requestOf(chat, last) {
     else said.push(one); // many templates refuse consecutive questions
   }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
-  return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };
+  const stream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+  return { messages: [...system, ...said], ...stream };
 }
 
 const callOf = (call) => ({

@@ -4,10 +4,12 @@
 const MAX_OPEN = 32; // open marks
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0" };
-const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
+const PLAIN = /[^\\`*_~[\]!<&\n:$]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
 const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // not the final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
+// "$" ends a formula only after a formula's last character, and not before a digit, because it may be a price.
+const DOLLAR = /(?<!\\)\$/g;
 // Matches (address "title"). Lengths are limited, because repeated "[](a" would take quadratic time.
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
@@ -32,6 +34,7 @@ class Inline {
     this.text = text;
     this.stack = [{ mark: "", nodes: [] }];
     this.unclosed = new Set(); // lengths of unclosed backtick runs
+    this.ends = {}; // the next position of each mark that ends a formula
   }
 
   get top() {
@@ -67,7 +70,9 @@ class Inline {
     if (plain) return this.put(plain[0]), at + plain[0].length;
     switch (char) {
       case "\\":
-        return this.escape(at);
+        return this.formula(at, "\\(", "\\)") ?? this.formula(at, "\\[", "\\]") ?? this.escape(at);
+      case "$":
+        return this.formula(at, "$$", "$$") ?? this.dollar(at) ?? (this.put("$"), at + 1);
       case "`":
         return this.code(at);
       case "*":
@@ -87,7 +92,7 @@ class Inline {
       case "&":
         return this.entity(at);
     }
-    this.top.nodes = trimmedEnd(this.top.nodes);
+    trimEnd(this.top.nodes);
     this.put({ type: "break" });
     return at + 1;
   }
@@ -97,6 +102,37 @@ class Inline {
     if (next === "\n") return at + 1;
     if (next === undefined || !ESCAPABLE.test(next)) return this.put("\\"), at + 1;
     return this.put(next), at + 2;
+  }
+
+  /** Parse a formula from `open` to `close`. Return undefined if there is none. */
+  formula(at, open, close) {
+    if (!this.text.startsWith(open, at)) return undefined;
+    const from = at + open.length;
+    const end = this.endOf(close, from);
+    const text = end < 0 ? "" : this.text.slice(from, end).trim();
+    if (!text) return undefined;
+    const after = end + close.length;
+    this.put({ type: "formula", text, source: this.text.slice(at, after), isDisplay: open !== "\\(" });
+    return after;
+  }
+
+  /** Parse $a$. The next dollar sign must be able to end a formula, because "$5 or $10" are prices. */
+  dollar(at) {
+    const from = at + 1;
+    const end = this.endOf("$", from);
+    const isFormula = end > from && !/^\s|\s$/.test(this.text.slice(from, end)) && !/[\d$]/.test(this.text[end + 1] ?? "");
+    if (!isFormula) return undefined;
+    this.put({ type: "formula", text: this.text.slice(from, end), source: this.text.slice(at, end + 1), isDisplay: false });
+    return end + 1;
+  }
+
+  /** Return the next position of a mark, or -1. The position is kept, so that all searches together are linear. */
+  endOf(mark, from) {
+    const kept = this.ends[mark];
+    if (kept !== undefined && (kept < 0 || kept >= from)) return kept;
+    DOLLAR.lastIndex = from;
+    const next = mark === "$" ? (DOLLAR.exec(this.text)?.index ?? -1) : this.text.indexOf(mark, from);
+    return (this.ends[mark] = next);
   }
 
   entity(at) {
@@ -216,9 +252,9 @@ const isSign = (char) => /[\p{P}\p{S}]/u.test(char);
 const charBefore = (text, at) => (at > 0 ? [...text.slice(Math.max(0, at - 2), at)].pop() : "");
 const charAfter = (text, at) => (at < text.length ? String.fromCodePoint(text.codePointAt(at)) : "");
 
-function trimmedEnd(nodes) {
-  const last = nodes[nodes.length - 1];
-  return typeof last === "string" ? [...nodes.slice(0, -1), last.trimEnd()] : nodes;
+function trimEnd(nodes) {
+  const last = nodes.length - 1;
+  if (typeof nodes[last] === "string") nodes[last] = nodes[last].trimEnd();
 }
 
 const withoutLinks = (nodes) =>

@@ -11,7 +11,8 @@ import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { nextTheme, showTheme } from "./theme.js";
-import { newConversation, openCalls, path } from "./tree.js";
+import { newConversation, openCalls, path, place } from "./tree.js";
+import { compare } from "./versions.js";
 
 const RETRY_MS = 1000; // while the model loads
 
@@ -28,10 +29,11 @@ const messages = new Messages({
   edit: (node, text) => chat.edit(node, text),
   again: (node) => chat.again(node),
   turn: (node, step) => chat.turn(node, step),
+  compare: (node) => chat.isRunning() || compare(chat.current, node, (step) => chat.turn(node, step)),
   remove: (node) => chat.remove(node),
 });
 const settings = new Settings(store, () => chat.current, () => chat.current.title && chat.save(chat.current));
-const chat = new Chat({ api, store, messages, settings: () => settings.fields(), show, tell });
+const chat = new Chat({ api, store, messages, settings: () => settings.fields(), writesTitles: () => settings.writesTitles(), show, tell });
 const sidebar = new Sidebar(store, {
   open,
   tell,
@@ -173,6 +175,12 @@ const KEYS = {
     const last = path(chat.current).findLast((node) => node.role === "user");
     if (last && !chat.isRunning()) messages.views.get(last.id).edit();
   },
+  KeyV: () => {
+    const last = path(chat.current).findLast((node) => place(chat.current, node)[1] > 1);
+    if (!last) return;
+    const [index, n] = place(chat.current, last);
+    chat.turn(last, index + 1 < n ? 1 : 1 - n); // after the last version comes the first
+  },
   KeyG: () => devices.toggle(),
   Comma: () => settings.open(),
   Slash: () => find("shortcuts").showModal(),
@@ -182,7 +190,7 @@ document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && !event.isComposing) {
     if (chat.isRunning()) stop();
-    else openSidebar(false);
+    else openSidebar(false), chat.titles.cancel();
   } else if (event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code]) {
     event.preventDefault();
     KEYS[event.code]();

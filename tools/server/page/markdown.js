@@ -1,5 +1,6 @@
 // Parses Markdown into blocks for render.js. HTML remains text, and images become links.
-// A block is {type, ...}. The types are heading, paragraph, code, quote, list, table and rule.
+// A block is {type, ...}. The types are heading, paragraph, code, formula, quote, list, table and
+// rule.
 
 import { parseInline } from "./inline.js";
 
@@ -10,6 +11,8 @@ const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: {1,4}(?! )| +|$)/;
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const FORMULA = /^[ \t]*(\$\$|\\\[)/;
+const MAX_FORMULA_LINES = 100; // limits the time for unclosed formulas
 const TASK = /^\[([ xX])\] /;
 
 export function parse(text) {
@@ -28,14 +31,19 @@ export class BlockStream {
     const found = parseLines(lines.map(cleaned), 0);
     // An incomplete line "-" may become "- item" and join the previous block. A table is recognized by its
     // second line.
-    const last = found.at(-1);
-    const isSure = last && last.line + (last.block.type === "table" ? 1 : 0) < lines.length - 1;
+    const isSure = found.length > 0 && isDefinite(found.at(-1), lines.length);
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
     if (isWhole) this.offset = text.length;
     else if (n) for (let i = 0; i < found[n].line; i++) this.offset += lines[i].length + 1;
     const blocks = found.map((one) => one.block);
     return { settled: blocks.slice(0, n), open: blocks.slice(n) };
   }
+}
+
+/** Return whether later text cannot join a block with the previous block. */
+function isDefinite({ block, line, next }, nLines) {
+  if (block.type === "formula") return !block.isOpen && next < nLines; // text after its end makes a paragraph
+  return line + (block.type === "table" ? 1 : 0) < nLines - 1;
 }
 
 const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
@@ -74,7 +82,7 @@ function parseLines(lines, depth) {
       continue;
     }
     const [block, next] = blockAt(lines, at, depth);
-    found.push({ block, line: at });
+    found.push({ block, line: at, next });
     at = next;
   }
   return found;
@@ -87,6 +95,8 @@ function blockAt(lines, at, depth) {
   const heading = HEADING.exec(line);
   if (heading) return [{ type: "heading", level: heading[1].length, nodes: parseInline(heading[2] ?? "") }, at + 1];
   if (RULE.test(line)) return [{ type: "rule" }, at + 1];
+  const formula = formulaAt(lines, at);
+  if (formula) return formula;
   if (depth < MAX_DEPTH) {
     if (QUOTE.test(line)) return quoteAt(lines, at, depth);
     if (itemOf(line)) return listAt(lines, at, depth);
@@ -105,6 +115,30 @@ function codeAt(lines, at, [, mark, language]) {
   }
   if (text.at(-1) === "") text.pop(); // the line is incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
+}
+
+/** Parse a formula that has its lines to itself. Formulas have no blank lines, so an unclosed mark is text. */
+function formulaAt(lines, at) {
+  const open = FORMULA.exec(lines[at]);
+  if (!open) return null;
+  const close = open[1] === "$$" ? "$$" : "\\]";
+  const sourceTo = (end) => lines.slice(at, end).map((line) => line.trim()).join("\n");
+  const text = [];
+  let line = lines[at].slice(open[0].length);
+  for (let next = at + 1; next <= at + MAX_FORMULA_LINES; next++) {
+    const end = line.indexOf(close);
+    text.push(end < 0 ? line : line.slice(0, end));
+    if (end >= 0) {
+      const isAlone = !line.slice(end + close.length).trim() && text.join("").trim();
+      if (!isAlone) return null;
+      return [{ type: "formula", text: text.join("\n").trim(), source: sourceTo(next), isOpen: false }, next];
+    }
+    line = lines[next] ?? "";
+    const isEnd = next >= lines.length - 1 && isBlank(line); // the last line may still grow
+    if (isEnd) return [{ type: "formula", text: "", source: sourceTo(next), isOpen: true }, lines.length];
+    if (isBlank(line)) return null;
+  }
+  return null;
 }
 
 function quoteAt(lines, at, depth) {
@@ -169,6 +203,7 @@ function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;
   if (depth < MAX_DEPTH && QUOTE.test(line)) return true;
+  if (formulaAt(lines, at)) return true;
   const item = depth < MAX_DEPTH && itemOf(line);
   if (item && line.trim() !== item.mark && (item.kind === "*" || Number.parseInt(item.mark, 10) === 1)) return true;
   return isTable(lines, at);

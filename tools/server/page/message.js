@@ -1,6 +1,7 @@
 // The element of a message, with its text, thoughts, calls, buttons and editor.
 
 import { button, copy, element, number } from "./dom.js";
+import { folded } from "./fold.js";
 import { LiveText, markdown } from "./render.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result" };
@@ -14,14 +15,16 @@ export class MessageView {
     this.thinking = element("details", { className: "thinking", hidden: true }, element("summary", {}, "Thoughts"), this.thought);
     this.calls = element("div", { className: "calls" });
     this.error = element("p", { className: "error", role: "alert", hidden: true });
+    this.stopped = element("p", { className: "stopped", hidden: true }, "Stopped");
     this.stats = element("span", { className: "stats" });
     this.counter = element("span", { className: "counter" });
     this.turns = element(
       "span",
-      { className: "turns change", hidden: true, role: "group", "aria-label": "Branches" },
-      button("‹", () => actions.turn(node, -1), { "aria-label": "Earlier branch" }),
+      { className: "turns change", hidden: true, role: "group", "aria-label": "Versions" },
+      button("‹", () => actions.turn(node, -1), { "aria-label": "Earlier version" }),
       this.counter,
-      button("›", () => actions.turn(node, 1), { "aria-label": "Later branch" }),
+      button("›", () => actions.turn(node, 1), { "aria-label": "Later version" }),
+      button("Compare", () => actions.compare(node), { className: "compare" }),
     );
     const name = NAMES[node.role] + (node.name ? ` of ${node.name}` : "");
     this.foot = element("div", { className: "foot" }, this.turns, ...this.buttons(), this.stats);
@@ -32,6 +35,7 @@ export class MessageView {
       this.thinking,
       this.body,
       this.calls,
+      this.stopped,
       this.error,
       this.foot,
     );
@@ -56,11 +60,12 @@ export class MessageView {
   fill() {
     const { node } = this;
     if (node.role === "assistant") this.body.replaceChildren(...markdown(node.content));
-    else this.body.replaceChildren(element(node.role === "tool" ? "pre" : "p", { className: "plain" }, node.content));
+    else this.body.replaceChildren(...folded(node.role === "tool" ? "pre" : "p", node.content));
     if (node.reasoning) this.thought.replaceChildren(...markdown(node.reasoning));
   }
 
-  update(isRunning) {
+  /** `read` is the part of the prompt that the model has read, or null. */
+  update(isRunning, read = null) {
     const { node } = this;
     if (this.live) {
       this.liveThought.update(node.reasoning ?? "", !isRunning);
@@ -72,9 +77,10 @@ export class MessageView {
     this.thinking.hidden = !node.reasoning;
     this.thinking.firstChild.textContent = isRunning && !node.content ? "Thinking …" : "Thoughts";
     this.showCalls(node.tool_calls ?? []);
+    this.stopped.hidden = !node.stopped;
     this.error.hidden = !node.error;
     this.error.textContent = node.error ?? "";
-    this.stats.textContent = statsText(node.stats);
+    this.stats.textContent = read === null ? statsText(node.stats) : `reading the prompt: ${number(Math.floor(100 * read))} %`;
   }
 
   showCalls(calls) {

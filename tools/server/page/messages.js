@@ -7,7 +7,7 @@ import { path, place } from "./tree.js";
 const NEAR_PX = 80; // Within this distance from the end, the view scrolls with a growing answer.
 
 export class Messages {
-  /** `actions` has edit(node, text), again(node), turn(node, step) and remove(node). */
+  /** `actions` has edit(node, text), again(node), turn(node, step), compare(node) and remove(node). */
   constructor(actions) {
     this.actions = actions;
     this.log = find("messages");
@@ -46,8 +46,8 @@ export class Messages {
     return view;
   }
 
-  update(node, isRunning) {
-    this.views.get(node.id)?.update(isRunning);
+  update(node, isRunning, read = null) {
+    this.views.get(node.id)?.update(isRunning, read);
   }
 
   focus(node) {

@@ -3,6 +3,7 @@
 
 import { announce, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";
+import { colour, formula } from "./typeset.js";
 
 const EMPHASIS = { strong: "strong", em: "em", del: "del" };
 
@@ -11,6 +12,7 @@ function inlines(nodes) {
     if (typeof node === "string") return node;
     if (node.type === "break") return element("br");
     if (node.type === "code") return element("code", {}, node.text);
+    if (node.type === "formula") return formula(node);
     if (node.type === "link") {
       const mark = node.image ? ["image: "] : [];
       const link = { href: node.href, rel: "noopener noreferrer", target: "_blank" };
@@ -20,8 +22,9 @@ function inlines(nodes) {
   });
 }
 
-function codeBlock({ language, text }) {
+function codeBlock({ language, text }, isSettled) {
   const code = element("code", {}, text);
+  if (isSettled) colour(code, language);
   const head = element(
     "div",
     { className: "code-head" },
@@ -33,11 +36,11 @@ function codeBlock({ language, text }) {
   return element("div", { className: "code" }, head, element("pre", { tabIndex: 0, role: "region", "aria-label": label }, code));
 }
 
-function list({ start, isLoose, items }) {
+function list({ start, isLoose, items }, isSettled) {
   const made = element(start === null ? "ul" : "ol", start === null ? {} : { start });
   for (const { task, blocks } of items) {
     const inner = blocks.flatMap((block) =>
-      block.type === "paragraph" && !isLoose ? inlines(block.nodes) : [rendered(block)],
+      block.type === "paragraph" && !isLoose ? inlines(block.nodes) : [rendered(block, isSettled)],
     );
     if (task !== null) {
       inner.unshift(element("span", { role: "img", "aria-label": task ? "done" : "open" }, task ? "☑" : "☐"), " ");
@@ -54,18 +57,21 @@ function table({ align, head, rows }) {
   return element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, made);
 }
 
-export function rendered(block) {
+/** Return a block's element. Code is coloured only in settled blocks, because a growing block changes. */
+export function rendered(block, isSettled = true) {
   switch (block.type) {
     case "heading": // The page itself has h1 and h2.
       return element(`h${Math.min(6, block.level + 2)}`, {}, ...inlines(block.nodes));
     case "paragraph":
       return element("p", {}, ...inlines(block.nodes));
     case "code":
-      return codeBlock(block);
+      return codeBlock(block, isSettled);
+    case "formula":
+      return element("p", {}, block.isOpen ? block.source : formula({ ...block, isDisplay: true }));
     case "quote":
-      return element("blockquote", {}, ...block.blocks.map(rendered));
+      return element("blockquote", {}, ...block.blocks.map((inner) => rendered(inner, isSettled)));
     case "list":
-      return list(block);
+      return list(block, isSettled);
     case "table":
       return table(block);
     default:
@@ -73,7 +79,7 @@ export function rendered(block) {
   }
 }
 
-export const markdown = (text) => parse(text).map(rendered);
+export const markdown = (text) => parse(text).map((block) => rendered(block));
 
 /** A renderer of growing text. Elements of settled blocks never change, so screen readers read them once. */
 export class LiveText {
@@ -93,7 +99,7 @@ export class LiveText {
       this.container.append(made);
       announce(made.textContent);
     }
-    this.open = open.map(rendered);
+    this.open = open.map((block) => rendered(block, false));
     this.kinds = open.map((block) => block.type);
     this.container.append(...this.open);
   }

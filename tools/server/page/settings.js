@@ -1,32 +1,8 @@
-// The settings of requests, which have the API's names. Empty fields are not sent.
+// The dialog of settings. Fields of requests have the API's names; empty fields are not sent.
 
 import { element, find } from "./dom.js";
+import { NUMBERS, PRESETS, presetOf, withPreset } from "./sampling.js";
 
-// [name, min, max, step, help]
-const NUMBERS = [
-  ["temperature", 0, 10, 0.05, "0 takes the likeliest token; more is freer"],
-  ["top_k", 0, 1000, 1, "only the k likeliest tokens; 0: all"],
-  ["top_p", 0, 1, 0.01, "only the likeliest tokens with this total probability"],
-  ["min_p", 0, 1, 0.01, "only tokens with at least this share of the top probability"],
-  ["typical_p", 0, 1, 0.01, "only tokens of typical surprise; 1: off"],
-  ["top_n_sigma", -1, 10, 0.1, "only tokens within n standard deviations of the best; -1: off"],
-  ["xtc_probability", 0, 1, 0.01, "chance to drop the likeliest tokens"],
-  ["xtc_threshold", 0, 1, 0.01, "applies to tokens above this probability"],
-  ["dynatemp_range", 0, 10, 0.05, "temperature varies with entropy by up to this"],
-  ["dynatemp_exponent", 0, 10, 0.1, "exponent of that entropy"],
-  ["repeat_penalty", 0, 10, 0.05, "penalty for tokens used before; 1: off"],
-  ["repeat_last_n", -1, 1000000, 1, "tokens to look back; 0: off, -1: all"],
-  ["presence_penalty", -10, 10, 0.1, "penalty for any token used before"],
-  ["frequency_penalty", -10, 10, 0.1, "penalty for each earlier use"],
-  ["dry_multiplier", 0, 10, 0.1, "penalty for repeated phrases; 0: off"],
-  ["dry_base", 0, 10, 0.05, "its growth with the phrase's length"],
-  ["dry_allowed_length", 0, 1000, 1, "only phrases of at least this length"],
-  ["mirostat", 0, 2, 1, "keeps surprise constant; 0: off"],
-  ["mirostat_tau", 0, 100, 0.1, "the target surprise"],
-  ["mirostat_eta", 0, 10, 0.01, "its learning rate"],
-  ["seed", -1, 4294967295, 1, "same seed, same answer; -1: random"],
-  ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
-];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
 const COMMON = 4; // always visible
 
@@ -61,18 +37,21 @@ export class Settings {
     this.values = store.settings();
     this.dialog = find("settings");
     this.form = this.dialog.querySelector("form");
-    const rows = NUMBERS.map(([name, min, max, step, help]) => this.row(name, { min, max, step }, help));
+    const rows = NUMBERS.map(([name, label, min, max, step, help]) => this.row(name, label, { min, max, step }, help));
     const frequent = [...rows.slice(0, COMMON), ...rows.slice(-2)];
     find("common-settings").append(...frequent);
     find("more-settings").append(...rows.filter((row) => !frequent.includes(row)));
+    find("presets").append(...PRESETS.map(([preset, label, help]) => this.presetRow(preset, label, help)));
     this.form.elements.reasoning_effort.append(
       ...EFFORTS.map((effort) => element("option", { value: effort }, effort || "the server's default")),
     );
     this.form.addEventListener("submit", (event) => (event.preventDefault(), this.dialog.close()));
-    this.form.addEventListener("reset", () => setTimeout(() => this.form.elements.system.setCustomValidity("")));
+    this.form.addEventListener("reset", () => setTimeout(() => (this.showPreset(), this.checkTools(this.form.elements.tools))));
+    this.form.addEventListener("input", (event) => event.target.name === "preset" || this.showPreset());
     this.form.elements.tools.addEventListener("input", (event) => this.checkTools(event.target));
     this.dialog.addEventListener("close", () => {
-      const { system, ...values } = Object.fromEntries(new FormData(this.form));
+      const { system, preset, titles, ...values } = Object.fromEntries(new FormData(this.form));
+      if (!titles) values.titles = "off";
       this.values = Object.fromEntries(Object.entries(values).filter(([, value]) => value !== ""));
       store.saveSettings(this.values);
       chat().system = system;
@@ -81,16 +60,44 @@ export class Settings {
     this.chat = chat;
   }
 
-  row(name, range, help) {
+  row(name, label, range, help) {
     const id = `set-${name}`;
     const input = element("input", { id, name, type: "number", inputMode: "decimal", ...range, "aria-describedby": `${id}-help` });
     return element(
       "div",
       { className: "setting" },
-      element("label", { for: id }, name),
+      element("label", { for: id }, label, " ", element("code", {}, name)),
       input,
       element("small", { id: `${id}-help` }, help),
     );
+  }
+
+  presetRow(preset, label, help) {
+    const id = `preset-${preset}`;
+    const input = element("input", { id, type: "radio", name: "preset", value: preset, "aria-describedby": `${id}-help` });
+    input.addEventListener("change", () => this.usePreset(preset));
+    return element(
+      "label",
+      { for: id, className: "preset" },
+      input,
+      element("span", {}, label, element("small", { id: `${id}-help` }, help)),
+    );
+  }
+
+  /** Write the values of a preset into the fields, where the user sees them and can change them. */
+  usePreset(preset) {
+    const values = withPreset(this.formValues(), preset);
+    for (const [name] of NUMBERS) this.form.elements[name].value = values[name] ?? "";
+  }
+
+  /** Select the preset that the fields equal, if any. */
+  showPreset() {
+    const preset = presetOf(this.formValues());
+    for (const input of this.form.elements.preset) input.checked = input.value === preset;
+  }
+
+  formValues() {
+    return Object.fromEntries(NUMBERS.map(([name]) => [name, this.form.elements[name].value]));
   }
 
   checkTools(area) {
@@ -104,9 +111,16 @@ export class Settings {
 
   open() {
     for (const input of this.form.elements) {
-      if (input.name) input.value = input.name === "system" ? this.chat().system : (this.values[input.name] ?? "");
+      const isText = input.name && !["radio", "checkbox"].includes(input.type);
+      if (isText) input.value = input.name === "system" ? this.chat().system : (this.values[input.name] ?? "");
     }
+    this.form.elements.titles.checked = this.writesTitles();
+    this.showPreset();
     this.dialog.showModal();
+  }
+
+  writesTitles() {
+    return this.values.titles !== "off";
   }
 
   showDefaults(params) {

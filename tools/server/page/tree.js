@@ -1,4 +1,4 @@
-// A conversation is a tree of messages, in which edited questions and further answers are siblings. `nodes`
+// A conversation is a tree of messages, in which the versions of a question or an answer are siblings. `nodes`
 // maps an id to {id, parent, children, chosen, role, content, ...}. The root "" is empty. `chosen` is the
 // index of the visible child.
 
@@ -53,7 +53,14 @@ export function place(conversation, node) {
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the branch of the sibling that is `step` positions away. */
+/** Return a message and its siblings. */
+export const versions = (conversation, node) =>
+  conversation.nodes[node.parent].children.map((id) => conversation.nodes[id]);
+
+/** Return the visible message below a message, or undefined. */
+export const answerBelow = (conversation, node) => conversation.nodes[node.children[node.chosen]];
+
+/** Show the version that is `step` positions away, with the messages below it. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
@@ -103,6 +110,7 @@ export function checked(value) {
     for (const name of ["reasoning", "error", "tool_call_id", "name"]) {
       if (from[name] !== undefined) node[name] = text(from[name], name);
     }
+    if (from.stopped === true) node.stopped = true;
     if (Array.isArray(from.tool_calls)) {
       node.tool_calls = from.tool_calls.map((call) => ({
         id: text(call?.id, "a call's id"),
