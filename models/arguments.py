@@ -151,6 +151,10 @@ def continuation_count(name: str, value: Any) -> int | None:
     return None if value is None else whole_number(name, value, 1, MAX_CONTINUATIONS)
 
 
+def slot_number(name: str, value: Any, n_slots: int) -> int:
+    return whole_number(name, value, 0, n_slots - 1, " (n_slots says how many there are)")
+
+
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:
     expected = "expected one string or several, none of them empty"
     given = plain(value)

@@ -7,16 +7,14 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any, Self, Unpack, overload
 
 import numpy as np
 
 from vkbackend.checks import refused, switch
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
-from vkbackend.models.arguments import continuation_count, text_of, token_ids, token_limit
+from vkbackend.models.arguments import text_of, token_ids
 from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
@@ -27,23 +25,18 @@ from vkbackend.models.engine.messages import (
     Memory,
     Progress,
     Request,
-    SetVocabulary,
     Stats,
-    check_tokens,
 )
-from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all, astream, run_all, stream
+from vkbackend.models.generation import Generation, arun_all, astream, run_all, stream
+from vkbackend.models.generation_maker import GenerationMaker, Prompt, Prompts
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
-from vkbackend.models.model_tokens import ModelTokens, suppressed_ids, vocabulary_of
+from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import GenerateKeywords, GenerateOptions, Keywords, Options
 from vkbackend.models.slots import Slots
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options_class import takes
-
-PROMPT = "expected a text or a sequence of token ids"
-Prompt = str | Sequence[int]
-Prompts = list[str] | list[list[int]]
 
 
 class LLM(Chats, Slots):
@@ -74,19 +67,20 @@ class LLM(Chats, Slots):
         if progress is not None and not callable(progress):
             raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
-        self._knows_vocabulary, self._telling = False, Lock()
         with GGUF.open(wanted.path) as gguf:
             self.chat_templates, suppressed = chat_templates(gguf), suppressed_ids(gguf)
             self.chat_template = self.chat_templates.get("default")
+            no_tokenizer = ""
             try:
                 self._tokenizer = Tokenizer.from_gguf(gguf)
                 stop_ids = self._tokenizer.stop_ids
             except (UnsupportedModel, GGUFError) as error:
-                self._no_tokenizer = str(error)
+                no_tokenizer = str(error)
                 stop_ids = end_ids(gguf)
         self.n_keep = wanted.n_keep
-        self._model_tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
         self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
+        tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
+        self._maker = GenerationMaker(self._mailbox, tokens, self.n_keep, self._apart, no_tokenizer)
         info = self._mailbox.info
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.path = wanted.path
@@ -130,17 +124,14 @@ class LLM(Chats, Slots):
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises UnsupportedModel without a usable tokenizer."""
-        self._check_open()
-        if self._tokenizer is None:
-            raise UnsupportedModel(self._no_tokenizer)
-        return self._tokenizer
+        return self._maker.tokenizer
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 on.
 
         Waits for a free slot. Raises InvalidArgument and device errors.
         """
-        ids = self._prompt(tokens)
+        ids = self._maker.ids_of(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
         n_rows = 0
         for event in self._ask(lambda id_: Logits(id_, ids)).events():
@@ -187,7 +178,7 @@ class LLM(Chats, Slots):
         set, each prompt is computed once and gives a list of n continuations. If a seed is set, continuation
         i uses seed + i. If a continuation fails, its error is raised and the others are cancelled.
         """
-        batch = self._batch(prompt, max_tokens, n, options)
+        batch = self._maker.batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
 
@@ -228,7 +219,7 @@ class LLM(Chats, Slots):
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Run `generate` in asyncio. Cancelling the task cancels its generations."""
-        batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
+        batch = await asyncio.to_thread(self._maker.batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
 
@@ -257,52 +248,8 @@ class LLM(Chats, Slots):
         # An engine in another process always computes ahead, so `eager` only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
-    def _batch(
-        self,
-        prompt: Prompt | Prompts,
-        max_tokens: int | None,
-        n: int | None,
-        options: GenerateKeywords,
-    ) -> Batch:
-        several = continuation_count("n", n)
-        is_list = not isinstance(prompt, str) and are_prompts(prompt)
-        prompts: Sequence[Prompt] = prompt if is_list else [prompt]  # type: ignore[assignment,list-item]
-        if len(prompts) * (several or 1) > 1 and options.get("slot") is not None:
-            raise refused("slot", options["slot"], "one slot has room for one text; leave it out")
-        first = [self._generation(item, max_tokens, options) for item in prompts]
-        generations = [copy for generation in first for copy in generation.several(several or 1)]
-        return Batch(generations, is_list, several)
-
     def _generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
-        most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
-        if checked.stop:
-            self.tokenize("")  # raises without a tokenizer
-        if checked.slot is not None:
-            checked = replace(checked, slot=self._slot(checked.slot))
-        if self._apart and checked.logits_processors:
-            expected = "the engine has a process of its own; open the model with process=False"
-            raise refused("logits_processors", list(checked.logits_processors), expected)
-        checked = self._model_tokens.resolved(checked, self.n_vocab)
-        if checked.structure:
-            self._tell_vocabulary()
-        ids, echo = self._prompt(prompt, checked.parse_special), ""
-        if checked.echo:
-            echo = prompt if isinstance(prompt, str) else self.detokenize(ids, skip_special=False)
-        return Generation(ids, most, self._kept(checked, len(ids)), frozenset(checked.stop_token_ids), echo)
-
-    def _kept(self, options: GenerateOptions, n_prompt: int) -> GenerateOptions:
-        """Set how many tokens a context shift keeps. As in llama.cpp, BOS is kept in addition."""
-        n_keep = self.n_keep if options.n_keep is None else options.n_keep
-        has_bos = self._tokenizer is not None and self._tokenizer.add_bos
-        return replace(options, n_keep=(n_prompt if n_keep < 0 else n_keep) + has_bos)
-
-    def _tell_vocabulary(self) -> None:
-        """Send the vocabulary before the first grammar. Raises UnsupportedModel."""
-        with self._telling:
-            if not self._knows_vocabulary:
-                vocabulary = vocabulary_of(self.tokenizer)
-                list(self._ask(lambda id_: SetVocabulary(id_, vocabulary)))
-                self._knows_vocabulary = True
+        return self._maker.generation(prompt, max_tokens, options)
 
     def memory(self) -> list[dict[str, Any]]:
         """Return a dict per device, in order. "device" is the name. The keys with bytes are "weights",
@@ -324,14 +271,6 @@ class LLM(Chats, Slots):
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats
-
-    def _prompt(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
-        self._check_open()
-        is_text = isinstance(prompt, str)
-        given = self.tokenize(prompt, parse_special=parse_special) if is_text else prompt  # type: ignore[arg-type]
-        ids = token_ids("prompt", given, PROMPT)
-        check_tokens(ids, self.n_vocab, self.n_ctx)
-        return ids
 
     def _ask(self, make: Callable[[int], Request], *, eager: bool = True) -> Answers:
         return self._open_mailbox().ask(make, eager=eager)

@@ -36,7 +36,7 @@ class ModelTokens:
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
     ) -> None:
-        self._stop_ids, self._suppressed, self._tokenizer = stop_ids, suppressed, tokenizer
+        self._stop_ids, self._suppressed, self.tokenizer = stop_ids, suppressed, tokenizer
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
@@ -65,7 +65,7 @@ class ModelTokens:
         """Without a tokenizer, default breakers are dropped, and other breakers raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         if tokenizer is None:
             if texts and texts != BREAKERS:
                 raise UnsupportedModel(

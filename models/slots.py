@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from vkbackend.checks import whole_number
-from vkbackend.models.arguments import path_string
+from vkbackend.models.arguments import path_string, slot_number
 from vkbackend.models.engine.answers import Answers
 from vkbackend.models.engine.messages import CopySlot, EraseSlot, LoadState, Request, SaveState
 from vkbackend.models.options import MAX_CONTEXT
@@ -67,4 +67,4 @@ class Slots(ABC):
         return list(event.tokens)
 
     def _slot(self, slot: int) -> int:
-        return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
+        return slot_number("slot", slot, self.n_slots)

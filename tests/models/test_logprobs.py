@@ -85,7 +85,7 @@ def test_processors_change_the_chosen_tokens(model: Path, llm: LLM) -> None:
     options: dict[str, Any] = {"temperature": 0, "logits_processors": [never_7]}
     assert llm.generate([1, 9], 20, ignore_eos=True, **options).tokens == continuation([1, 9], 20, [2, 7])
     with LLM(model, n_ctx=64) as apart:
-        apart._apart = True  # process=True sets this attribute
+        apart._maker._apart = True  # process=True sets this attribute
         with pytest.raises(InvalidArgument, match="process=False"):
             apart.generate([1, 9], 1, **options)
 

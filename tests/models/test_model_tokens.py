@@ -82,9 +82,9 @@ def test_everything_forbidden_is_an_error(llm: LLM) -> None:
 
 
 def test_breakers_become_tokens(llm: LLM) -> None:
-    options = llm._model_tokens.resolved(GenerateOptions(dry_multiplier=1.0), 50)
+    options = llm._maker._tokens.resolved(GenerateOptions(dry_multiplier=1.0), 50)
     assert set(options.dry_sequence_breakers) == {(3,), *((i,) for i in range(5, 16))}
-    off = llm._model_tokens.resolved(GenerateOptions(), 50)
+    off = llm._maker._tokens.resolved(GenerateOptions(), 50)
     assert off.dry_sequence_breakers == ()
 
 

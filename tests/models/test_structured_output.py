@@ -17,7 +17,7 @@ from device_sets import DEVICE_SETS, wide
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models import llm as llm_module
+from vkbackend.models import generation_maker
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.llm import LLM
 from vkbackend.models.model_tokens import vocabulary_of
@@ -136,7 +136,7 @@ def test_masks_on_the_devices_give_the_same_text_as_complete_rows(
 def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_vocabulary = vocabulary_of
     monkeypatch.setattr(
-        llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), slow_vocabulary(tokenizer))[1]
+        generation_maker, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), slow_vocabulary(tokenizer))[1]
     )
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=64, n_slots=4) as llm:
 

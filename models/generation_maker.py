@@ -1,0 +1,92 @@
+"""Checks the arguments of `LLM.generate` and `LLM.stream`, and makes a `Generation` of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+
+from vkbackend.checks import refused
+from vkbackend.errors import UnsupportedModel
+from vkbackend.models.arguments import continuation_count, slot_number, text_of, token_ids, token_limit
+from vkbackend.models.engine.answers import Mailbox
+from vkbackend.models.engine.messages import SetVocabulary, check_tokens
+from vkbackend.models.generation import Batch, Generation, are_prompts
+from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
+from vkbackend.models.options import GenerateKeywords, GenerateOptions
+from vkbackend.models.text.tokenizer import Tokenizer
+
+PROMPT = "expected a text or a sequence of token ids"
+Prompt = str | Sequence[int]
+Prompts = list[str] | list[list[int]]
+
+
+class GenerationMaker:
+    """Makes generations for the engine of `mailbox`. `n_keep` is the default of the option. `apart` is True
+    if the engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer."""
+
+    def __init__(
+        self, mailbox: Mailbox, tokens: ModelTokens, n_keep: int, apart: bool, no_tokenizer: str
+    ) -> None:
+        self._mailbox, self._tokens, self._info = mailbox, tokens, mailbox.info
+        self._n_keep, self._apart, self._no_tokenizer = n_keep, apart, no_tokenizer
+        self._engine_has_vocabulary, self._sending = False, Lock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UnsupportedModel without a usable tokenizer."""
+        self._mailbox.check_open()
+        if self._tokens.tokenizer is None:
+            raise UnsupportedModel(self._no_tokenizer)
+        return self._tokens.tokenizer
+
+    def batch(
+        self, prompt: Prompt | Prompts, max_tokens: int | None, n: int | None, options: GenerateKeywords
+    ) -> Batch:
+        several = continuation_count("n", n)
+        is_list = not isinstance(prompt, str) and are_prompts(prompt)
+        prompts: Sequence[Prompt] = prompt if is_list else [prompt]  # type: ignore[assignment,list-item]
+        if len(prompts) * (several or 1) > 1 and options.get("slot") is not None:
+            raise refused("slot", options["slot"], "one slot has room for one text; leave it out")
+        first = [self.generation(item, max_tokens, options) for item in prompts]
+        generations = [copy for generation in first for copy in generation.several(several or 1)]
+        return Batch(generations, is_list, several)
+
+    def generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
+        most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
+        if checked.stop:
+            _ = self.tokenizer  # raises without a tokenizer
+        if checked.slot is not None:
+            checked = replace(checked, slot=slot_number("slot", checked.slot, self._info.n_slots))
+        if self._apart and checked.logits_processors:
+            expected = "the engine has a process of its own; open the model with process=False"
+            raise refused("logits_processors", list(checked.logits_processors), expected)
+        checked = self._tokens.resolved(checked, self._info.n_vocab)
+        if checked.structure:
+            self._send_vocabulary()
+        ids, echo = self.ids_of(prompt, checked.parse_special), ""
+        if checked.echo:
+            echo = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids, skip_special=False)
+        return Generation(ids, most, self._kept(checked, len(ids)), frozenset(checked.stop_token_ids), echo)
+
+    def ids_of(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
+        self._mailbox.check_open()
+        is_text = isinstance(prompt, str)
+        given = self.tokenizer.encode(text_of("text", prompt), True, parse_special) if is_text else prompt
+        ids = token_ids("prompt", given, PROMPT)
+        check_tokens(ids, self._info.n_vocab, self._info.n_ctx)
+        return ids
+
+    def _kept(self, options: GenerateOptions, n_prompt: int) -> GenerateOptions:
+        """Set how many tokens a context shift keeps. As in llama.cpp, BOS is kept in addition."""
+        n_keep = self._n_keep if options.n_keep is None else options.n_keep
+        has_bos = self._tokens.tokenizer is not None and self._tokens.tokenizer.add_bos
+        return replace(options, n_keep=(n_prompt if n_keep < 0 else n_keep) + has_bos)
+
+    def _send_vocabulary(self) -> None:
+        """Send the vocabulary before the first grammar. Raises UnsupportedModel."""
+        with self._sending:
+            if not self._engine_has_vocabulary:
+                vocabulary = vocabulary_of(self.tokenizer)
+                list(self._mailbox.ask(lambda id_: SetVocabulary(id_, vocabulary), eager=True))
+                self._engine_has_vocabulary = True
