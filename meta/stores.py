@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vkbackend.buffer import ALIGN, Buffer, Home, View
+from vkbackend.buffer import ALIGN, Buffer, Home, View, nowhere
 from vkbackend.errors import PlanError
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.split import MIRRORED, State
@@ -43,7 +43,7 @@ class Stores:
         for d, device in enumerate(self._devices):
             pieces = []
             if n := state.count(d):
-                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, n), dtype)
+                probe = View(nowhere(home, name), 0, (n_cells, n), dtype)
                 if probe.nbytes > (limit := device.limits.max_storage_range):
                     raise PlanError(
                         f"{name} of {n_cells} cells takes {probe.nbytes} bytes on {device.name}, "

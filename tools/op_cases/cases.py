@@ -10,7 +10,17 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.formats import block_of
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools.op_cases import attention, chosen, half, heads, moe, recurrent, state_space, streams
+from vkbackend.tools.op_cases import (
+    attention,
+    caches,
+    chosen,
+    half,
+    heads,
+    moe,
+    recurrent,
+    state_space,
+    streams,
+)
 from vkbackend.tools.op_cases import field as op_cases_field
 from vkbackend.tools.op_cases import matrix as op_cases_matrix
 from vkbackend.tools.op_cases import quantized as op_cases_quantized
@@ -115,7 +125,7 @@ def _cases() -> _Sweep:
     s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
     s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
-    s.quick += [*attention.quick(), *chosen.quick()]
+    s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
     s.wide += [*attention.wide(), *chosen.wide()]
     s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
@@ -163,7 +173,7 @@ def _bench_cases() -> list[Case]:
         cases += [*op_cases_matrix.bench(kind), *half.bench(kind)]
         cases += [*op_cases_quantized.bench(kind), *moe.bench(kind)]
     cases += [op_cases_quantized.QuantizeQ8(k, rows) for k, rows in ((1024, 1), (4096, 1), (1024, 128))]
-    return [*cases, *attention.bench(), *chosen.bench()]
+    return [*cases, *caches.bench(), *attention.bench(), *chosen.bench()]
 
 
 _QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide

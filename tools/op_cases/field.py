@@ -10,7 +10,8 @@ from typing import Any
 
 from vkbackend import ops, shaderlib
 from vkbackend.ops.moe import GATINGS, Gating
-from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill, KvStore
+from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
+from vkbackend.tools.op_cases.caches import KvStore
 from vkbackend.tools.op_cases.matrix import MatLane, MatMul, MatVec, MatWave
 from vkbackend.tools.op_cases.moe import AddId, MatLaneId, MatMulId, MatVecId, MoeTopk
 from vkbackend.tools.op_cases.recurrent import DeltaNet, DeltaScan, SsmConv

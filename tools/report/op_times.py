@@ -17,6 +17,7 @@ from vkbackend.tools.measure import matrix_times
 from vkbackend.tools.measure.case_times import Row as TimedRow
 from vkbackend.tools.measure.case_times import time_case
 from vkbackend.tools.op_cases.attention import bench as attention_cases
+from vkbackend.tools.op_cases.caches import bench as cache_cases
 from vkbackend.tools.op_cases.moe import bench as expert_cases
 from vkbackend.tools.op_cases.quantized import bench as quantized_cases
 from vkbackend.tools.op_cases.setup import Case
@@ -91,7 +92,7 @@ class Products(Part):
         for kind in EXPERT_TYPES:
             cases += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
         if not is_cpu:  # a CPU would take minutes
-            cases += attention_cases()
+            cases += [*cache_cases(), *attention_cases()]
         return {repr(case): case for case in cases}
 
     def cases(self) -> list[str]:
