@@ -16,6 +16,7 @@ from vkbackend.tools.op_cases import (
     chosen,
     half,
     heads,
+    kept_rows,
     moe,
     recurrent,
     state_space,
@@ -128,6 +129,7 @@ def _cases() -> _Sweep:
     s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
     s.wide += [*attention.wide(), *chosen.wide()]
     s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
+    s.quick += kept_rows.quick()
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
     s.wide += [*moe.wide(), *recurrent.wide(), *state_space.wide(), *streams.wide()]
     s.wide += op_cases_quantized.wide()

@@ -8,6 +8,7 @@ from vkbackend.ops.choice import ProductOps
 from vkbackend.ops.chosen import ChosenOps
 from vkbackend.ops.elementwise import ElementwiseOps
 from vkbackend.ops.heads import HeadOps
+from vkbackend.ops.kept_rows import KeptRowOps
 from vkbackend.ops.moe import MoeOps
 from vkbackend.ops.operands import OperandOps
 from vkbackend.ops.recurrent import RecurrentOps
@@ -21,6 +22,7 @@ class Recorder(
     ChosenOps,
     ElementwiseOps,
     HeadOps,
+    KeptRowOps,
     MoeOps,
     OperandOps,
     ProductOps,

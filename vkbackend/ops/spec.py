@@ -202,6 +202,8 @@ SPECS: dict[str, OpSpec] = {
         op_spec("streams_predict", "x:r routed:r w:r y:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_correct", "x:r a:r routed:r w:r g:r y:w z:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_add", "x:r a:r y:w", "n n_streams n_rows"),
+        op_spec("rows_before", "x:r kept:r y:w", "n n_rows n_kept", "HAS_X", step=True),
+        op_spec("keep_rows", "x:r kept:w", "n n_rows n_kept", step=True),
         op_spec("row_moments", "x:r y:w", "n n_rows"),
         op_spec("gaussian_topk", "x:r moments:r y:w", "n width n_rows c:f"),
         op_spec("pack_bf16", "x:r y:w", "n"),

@@ -18,6 +18,7 @@ from vkbackend.twins import (
     elementwise,
     half,
     heads,
+    kept_rows,
     matrix,
     moe,
     quantized,
@@ -29,7 +30,7 @@ from vkbackend.twins import (
 
 _FAMILIES = (
     *(attention, chosen, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
-    *(state_space, streams),
+    *(kept_rows, state_space, streams),
 )
 
 
