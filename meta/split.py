@@ -248,6 +248,8 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
     """A device must have both parts of its heads. If all heads share the second part, every device must have
     it."""
+    if a == b == MIRRORED:
+        return MIRRORED
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):

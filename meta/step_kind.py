@@ -25,10 +25,12 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 
 class Wanted(NamedTuple):
     """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. If `summed` is
-    set, the result also has log(sum(exp(logits))) of the row, for the tokens' probabilities."""
+    set, the result also has log(sum(exp(logits))) of the row, for the tokens' probabilities. If `ahead` is
+    set, the multi-token prediction head computes the result."""
 
     top_k: int = 0
     summed: bool = False
+    ahead: bool = False
 
 
 class StepKind(NamedTuple):

@@ -64,6 +64,16 @@ class Stores:
         self.update(weight, values)
         return weight
 
+    def zeros(self, name: str, shape: tuple[int, ...], home: Home = Home.KV) -> Weight:
+        """Allocate f32 zeros on every device, which steps change."""
+        weight, values = Weight(name, shape, "f32", MIRRORED, []), np.zeros(shape, np.float32)
+        for device in self._devices:
+            view = View(device.buffer(values.nbytes, home, name), 0, shape)
+            device.write(view, values)
+            weight.pieces.append([(0, view)])
+        self.changing[name] = weight
+        return weight
+
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
         """Write consecutive values, beginning at (row, column)."""
         offset = 4 * (row * weight.shape[-1] + column)

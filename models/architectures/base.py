@@ -47,7 +47,8 @@ class Model(Protocol):
     """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
     devices or tensor splits."""
 
-    n_layer: int
+    n_layer: int  # All layers, with the heads.
+    n_ahead: int  # Multi-token prediction heads, the last layers.
     n_vocab: int
     n_embd: int
     n_ctx_train: int

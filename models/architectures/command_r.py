@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.layer_normed import LayerNormed
 from vkbackend.models.architectures.reading import read_float
@@ -21,5 +20,5 @@ class Model(LayerNormed):
         self.logit_scale = read_float(gguf, "logit_scale", 1.0)
         return super().read_config(gguf)
 
-    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        return ops.scale(super().normed_outputs(h, w), self.logit_scale)
+    def scaled(self, x: Tensor) -> Tensor:
+        return ops.scale(x, self.logit_scale)

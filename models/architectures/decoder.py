@@ -15,11 +15,15 @@ from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache,
 
 class Decoder(DecoderWeights):
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
+        self.head(self.residual(graph, w, caches), graph, w)
+
+    def residual(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
+        """Return the residual after the last layer."""
         h = self.embed(graph, w)
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
                 h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
-        self.head(h, graph, w)
+        return h
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
@@ -29,7 +33,14 @@ class Decoder(DecoderWeights):
             ops.logits(self.normed_outputs(h, w), w("output"), softcap=self.config.softcap)
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        return ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
+        return self.scaled(self.output_norm(ops.outputs(h), w))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Scale the input of the output matrix. The default returns `x`."""
+        return x
+
+    def output_norm(self, x: Tensor, w: Weights) -> Tensor:
+        return ops.rms_norm(x, w("output_norm"), self.config.eps)
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.embed(graph, w("token_embd"))

@@ -18,6 +18,7 @@ from vkbackend.models.architectures.reading import (
     ROPE_FACTORS,
     check_off,
     read_factors,
+    read_n_ahead,
     read_rope,
 )
 from vkbackend.models.architectures.weight_specs import WeightSpec, fused
@@ -44,6 +45,7 @@ class DecoderWeights:
         if not self.freq_factors:
             for name in set(ROPE_FACTORS) & set(gguf.tensors):
                 raise UnsupportedModel(f"{gguf.paths[0]}: {name} is not supported for {gguf.architecture}")
+        self.n_ahead = read_n_ahead(gguf)
         self.config = c = self.read_config(gguf)
         if not self.windows:
             self._check_no_window(gguf)
@@ -93,7 +95,7 @@ class DecoderWeights:
         for il in range(self.n_layer):
             if (values := self.control.get(il)) is not None:
                 specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))
-            layer = [*self.attention_weights(il), *self.feed_forward_weights(il)]
+            layer = self.layer_weights(il)
             layer = [replace(spec, name=_full(f"blk.{il}.", spec.name)) for spec in layer]
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
@@ -122,6 +124,9 @@ class DecoderWeights:
                     by_name |= {spec.name: spec for spec in fused(prefix + tensor, group, *repeat)}
         return list(by_name.values())
 
+    def layer_weights(self, il: int) -> list[WeightSpec]:
+        return [*self.attention_weights(il), *self.feed_forward_weights(il)]
+
     def attention_weights(self, il: int) -> list[WeightSpec]:
         """Return the layer's attention weights, named without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
@@ -141,11 +146,13 @@ class DecoderWeights:
         norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))] if self.pre_norms else []
         if self.post_norms:
             norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
-        if layer.mixture:
-            prefix = f"blk.{il}."
-            stored = {name.removeprefix(prefix) for name in self._shapes if name.startswith(prefix)}
-            return [*norms, *layer.mixture.weights(n_embd, stored)]
-        return [*norms, *self.dense_weights(il)]
+        return [*norms, *(self.expert_weights(il) if layer.mixture else self.dense_weights(il))]
+
+    def expert_weights(self, il: int) -> list[WeightSpec]:
+        mixture, prefix = self.config.layers[il].mixture, f"blk.{il}."
+        assert mixture
+        stored = {name.removeprefix(prefix) for name in self._shapes if name.startswith(prefix)}
+        return mixture.weights(self.config.n_embd, stored)
 
     def dense_weights(self, il: int) -> list[WeightSpec]:
         n_embd, layer = self.config.n_embd, self.config.layers[il]

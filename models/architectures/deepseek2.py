@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from vkbackend.models.architectures.ahead import PredictsAhead
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.latent import LatentAttention
 from vkbackend.models.architectures.mixture import Mixture
@@ -18,7 +19,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 
-class Model(LatentAttention):
+class Model(PredictsAhead, LatentAttention):
     mixture = Mixture(gating=Gating(norm_w=False))
 
     def read_config(self, gguf: GGUF) -> Config:

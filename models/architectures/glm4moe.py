@@ -1,17 +1,17 @@
 """glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, optional norms of the heads of q and k, and RoPE on
-a part of each head. All but the first layers have experts and a shared expert. Routing is DeepSeek-V3's
-(arXiv:2412.19437). Multi-token prediction layers are not loaded. GLM-4.5 team 2025, arXiv:2508.06471.
+a part of each head. All but the first layers have experts and a shared expert. Routing and
+the multi-token prediction head are DeepSeek-V3's (arXiv:2412.19437). GLM-4.5 team 2025, arXiv:2508.06471.
 """
 
 from __future__ import annotations
 
-from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.ahead import PredictsAhead
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.ops.moe import Gating
 
 
-class Model(Decoder):
+class Model(PredictsAhead):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
     pre_ffn_norm = "post_attention_norm"
 

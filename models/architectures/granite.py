@@ -40,5 +40,5 @@ class Model(Decoder):
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         return ops.scale(super().ffn(h, w, il), self.residual_scale)
 
-    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        return ops.scale(super().normed_outputs(h, w), 1 / self.logit_scale)
+    def scaled(self, x: Tensor) -> Tensor:
+        return ops.scale(x, 1 / self.logit_scale)

@@ -50,7 +50,8 @@ class IndexedAttention(deepseek2.Model):
                 f"index keys of {self.index_dim}: multiples of 8 from {self.shared} (RoPE dimensions) to "
                 f"{MAX_INDEX_HEAD} are supported"
             )
-        indexed = self.read_indexed(gguf, len(config.layers))
+        n_target = len(config.layers) - self.n_ahead
+        indexed = [*self.read_indexed(gguf, n_target), *[True] * self.n_ahead]
         if not indexed[0]:
             raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer")
         # Layer il uses the positions that layer choosers[il] chose.
@@ -83,14 +84,20 @@ class IndexedAttention(deepseek2.Model):
         kept = h.graph.kept
         if cache.index is None:
             return kept["chosen"]
-        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), w("indexer.k_norm"), w.bias("indexer.k_norm"), EPS)
-        turned = [
-            ops.rope(x, self.index_dim, half_split=self.index_half_split)
-            for x in (k, linear(q, w, "indexer.attn_q_b"))
-        ]
-        ops.kv_store(turned[0], cache.index, cache.cells)
+        self.store_index(h, w, cache)
+        turned = self.turned(linear(q, w, "indexer.attn_q_b"))
         gains = linear(h, w, "indexer.proj")
-        kept["chosen"] = choose(
-            turned[1], gains, cache.index, cache.cells, heads=self.n_index, top_k=self.top_k
-        )
+        kept["chosen"] = choose(turned, gains, cache.index, cache.cells, heads=self.n_index, top_k=self.top_k)
         return kept["chosen"]
+
+    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
+        super().store(x, w, cache, il)
+        self.store_index(x, w, cache)
+
+    def store_index(self, h: Tensor, w: Weights, cache: LayerCache) -> None:
+        assert cache.index
+        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), w("indexer.k_norm"), w.bias("indexer.k_norm"), EPS)
+        ops.kv_store(self.turned(k), cache.index, cache.cells)
+
+    def turned(self, x: Tensor) -> Tensor:
+        return ops.rope(x, self.index_dim, half_split=self.index_half_split)

@@ -136,24 +136,30 @@ class LatentAttention(Decoder):
         if self.q_rope == "rope_q":
             q = ops.rope(q, self.nope, "still_q")
         c = ops.head_norm(c, w("attn_kv_a_norm"), self.latent, eps)
+        self.store_latent(c, k_shared, w, cache)
         if self.full:
-            return self.full_heads(q, q_shared, c, k_shared, w, cache, il)
-        ops.kv_store(concat(c, k_shared, self.latent, self.shared), cache.k, cache.cells)
-        ops.kv_store(c, cache.v, cache.cells)
+            return self.attend(concat(q, q_shared, self.nope, self.shared), c, w, cache, il)
         layer = self.config.layers[il]
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent, self.shared)
         a = self.attend_chosen(q, cache, chosen, layer) if chosen else self.attend_all(q, cache, layer)
         return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")
 
-    def full_heads(
-        self, q: Tensor, q_shared: Tensor, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache, il: int
-    ) -> Tensor:
-        """Attend with a key and a value per head, computed from the normed latent `c` (attn_kv_b)."""
-        k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, self.shared)
-        ops.kv_store(k, cache.k, cache.cells)
-        ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)
-        q = concat(q, q_shared, self.nope, self.shared)
-        return self.attend(q, c, w, cache, il)
+    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
+        c, k_shared = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared")
+        if self.applies_rope:
+            k_shared = ops.rope(k_shared, self.shared, half_split=self.half_split)
+        self.store_latent(
+            ops.head_norm(c, w("attn_kv_a_norm"), self.latent, self.config.eps), k_shared, w, cache
+        )
+
+    def store_latent(self, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache) -> None:
+        """Store the normed latent `c` and the shared dimensions, or a key and a value per head computed from
+        them (attn_kv_b)."""
+        k, v, n = c, c, self.latent
+        if self.full:
+            k, v, n = linear(c, w, "attn_k_up"), linear(c, w, "attn_v_up"), self.nope
+        ops.kv_store(concat(k, k_shared, n, self.shared), cache.k, cache.cells)
+        ops.kv_store(v, cache.v, cache.cells)
 
     def attend_all(self, q: Tensor, cache: LayerCache, layer: LayerConfig) -> Tensor:
         return ops.attention(

@@ -55,5 +55,5 @@ class LayerNormed(Decoder):
         h = h + a
         return h + self.feed_forward(self.norm(h, w, self.pre_ffn_norm), w, il)
 
-    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        return self.norm(ops.outputs(h), w, "output_norm")
+    def output_norm(self, x: Tensor, w: Weights) -> Tensor:
+        return self.norm(x, w, "output_norm")

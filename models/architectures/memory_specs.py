@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from vkbackend.meta.tensor import Weight
 
 
+# A verified draft has up to 8 rows. A recurrent model may compute them again from the first, and a head may have
+# drafted 7 rows behind the last.
+KEPT_ROWS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
     all if `window` is 0. A layer with an `owner` reads this earlier layer's caches. `index_dim` is the size
     of index keys, or 0 without an indexer. A layer with a `chooser` attends to positions that this earlier
-    layer's indexer chose."""
+    layer's indexer chose. A cache with `n_kept` also keeps rows of this size of each slot's last KEPT_ROWS
+    positions."""
 
     n_head_kv: int
     head_dim_k: int
@@ -23,6 +29,7 @@ class KVSpec:
     owner: int | None = None
     index_dim: int = 0
     chooser: int | None = None
+    n_kept: int = 0
 
     @property
     def leader(self) -> int | None:
@@ -41,7 +48,8 @@ class KeyRotation:
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
     cells have the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
-    writes the caches. `index` holds the indexer's keys [n_cells, index_dim]."""
+    writes the caches. `index` holds the indexer's keys [n_cells, index_dim], and `kept` the rows of the last
+    positions [n_slots, KEPT_ROWS, n_kept]."""
 
     k: Weight
     v: Weight
@@ -49,6 +57,7 @@ class LayerCache:
     window: int = 0
     shared: bool = False
     index: Weight | None = None
+    kept: Weight | None = None
 
     @property
     def arrays(self) -> tuple[Weight, ...]:

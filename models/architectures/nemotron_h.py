@@ -29,10 +29,13 @@ class Model(StateSpaceDecoder):
         self.scan = Scan.from_gguf(gguf)
         config = Config.from_gguf(gguf, self.mixture, low=0)
         widths = read_counts(gguf, "feed_forward_length", len(config.layers), low=0)
-        layers = tuple(map(self.one_of_three, config.layers, widths))
-        self.recurrent = [not layer.n_head_kv and not n for layer, n in zip(layers, widths, strict=True)]
-        self.feeds = [n > 0 for n in widths]
-        return replace(config, layers=layers)
+        n_target = len(config.layers) - self.n_ahead
+        layers = list(map(self.one_of_three, config.layers[:n_target], widths))
+        recurrent = [not layer.n_head_kv and not n for layer, n in zip(layers, widths, strict=False)]
+        ahead = [False] * self.n_ahead
+        self.recurrent = recurrent + ahead
+        self.feeds = [n > 0 for n in widths[:n_target]] + ahead
+        return replace(config, layers=(*layers, *config.layers[n_target:]))
 
     def one_of_three(self, layer: LayerConfig, n_ff: int) -> LayerConfig:
         if layer.n_head_kv and n_ff:

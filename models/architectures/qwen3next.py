@@ -17,8 +17,8 @@ from vkbackend.meta.ops.recurrent import delta_gates, delta_net, ssm_conv
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights
-from vkbackend.models.architectures.decoder import Decoder, linear
+from vkbackend.models.architectures.ahead import PredictsAhead
+from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState, MemorySpec, StateSpec
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import read_count
@@ -40,7 +40,7 @@ class Delta:
     v: tuple[int, ...]
 
 
-class Model(Decoder):
+class Model(PredictsAhead):
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
     tiled = False  # Value head h reads key head h // (n_v / n_k), or h % n_k if tiled.
@@ -67,13 +67,15 @@ class Model(Decoder):
         return Delta(n_k, n_v, size, d_conv, (1, 1, *v), v)
 
     def _read_recurrent(self, gguf: GGUF) -> list[bool]:
-        key = f"{gguf.architecture}.attention.recurrent_layers"
+        """Return whether each layer is recurrent. The head never is."""
+        key, n_layer = f"{gguf.architecture}.attention.recurrent_layers", self.n_layer - self.n_ahead
+        ahead = [False] * self.n_ahead
         if named := [bool(value) for value in np.ravel(gguf.get(key, []))]:
-            if len(named) < self.n_layer:
-                raise GGUFError(f"{gguf.paths[0]}: {key} has {len(named)} values for {self.n_layer} layers")
-            return named[: self.n_layer]
+            if len(named) < n_layer:
+                raise GGUFError(f"{gguf.paths[0]}: {key} has {len(named)} values for {n_layer} layers")
+            return named[:n_layer] + ahead
         interval = int(gguf.u32(f"{gguf.architecture}.full_attention_interval", 4)) or 4
-        return [(il + 1) % interval != 0 for il in range(self.n_layer)]
+        return [(il + 1) % interval != 0 for il in range(n_layer)] + ahead
 
     # ---- weights ----
 

@@ -60,14 +60,20 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """Return the number of layers without the multi-token prediction layers at the end."""
+    """Return the number of layers. Multi-token prediction heads, the layers at the end, count only if the
+    model includes them."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
         raise GGUFError(
             f"{gguf.paths[0]}: nextn_predict_layers is {n_ahead}, expected less than {n_layer} (block_count)"
         )
-    return n_layer - n_ahead
+    return n_layer if gguf.with_heads else n_layer - n_ahead
+
+
+def read_n_ahead(gguf: GGUF) -> int:
+    """Return how many multi-token prediction heads the model includes."""
+    return int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0)) if gguf.with_heads else 0
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.models.architectures.ahead import PredictsAhead
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.gguf.reader import GGUF
 
@@ -81,11 +82,38 @@ def load_model(gguf: GGUF) -> Model:
             f"{gguf.paths[0]}: architecture {name!r} is not supported; "
             f"supported are: {', '.join(ARCHITECTURES)}{nearest}"
         )
+    class_ = model_class(name)
+    if gguf.with_heads:
+        check_heads(gguf, class_)
     try:
-        model: Model = model_class(name)(gguf)
+        model: Model = class_(gguf)
     except InvalidArgument as error:  # a RoPE table refused the file's values
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
+
+
+def check_heads(gguf: GGUF, class_: type) -> None:
+    """Raise UnsupportedModel if the file has no multi-token prediction head that its architecture can use."""
+    name, path = gguf.architecture, gguf.paths[0]
+    if not issubclass(class_, PredictsAhead):
+        able = ", ".join(arch for arch in ARCHITECTURES if issubclass(model_class(arch), PredictsAhead))
+        raise UnsupportedModel(
+            f"{path}: drafts by multi-token prediction (mtp) are not supported for {name}; supported are: {able}"
+        )
+    key = f"{name}.nextn_predict_layers"
+    n = int(gguf.u32(key, 0))
+    if not n:
+        raise UnsupportedModel(f"{path}: the file has no multi-token prediction head (mtp): {key} is 0")
+    if n > 1:
+        raise UnsupportedModel(
+            f"{path}: {key} = {n} is not supported with mtp; files with one multi-token prediction head are"
+        )
+    first = f"blk.{int(gguf.u32(f'{name}.block_count')) - 1}.nextn.eh_proj.weight"
+    if first not in gguf.tensors:
+        raise UnsupportedModel(
+            f"{path}: the file lacks its multi-token prediction head (mtp): {first} is missing; use a file that "
+            "was converted with the head"
+        )
 
 
 def model_class(name: str) -> Any:

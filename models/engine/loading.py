@@ -49,7 +49,7 @@ class Loading:
         state_rope(gguf, options)
         self.model = model = load_model(gguf)
         if options.control_vectors:
-            sizes = model.n_layer, model.n_embd
+            sizes = model.n_layer - model.n_ahead, model.n_embd
             layers = options.control_vector_layer_range
             model.control = read_control_vectors(options.control_vectors, *sizes, layers)
         model.in_file = weights_in_file(gguf, model)

@@ -119,13 +119,13 @@ class Runner:
         order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
-        computed = wanted if k < 2 else Wanted(self.max_top_k, wanted.summed)
+        computed = wanted if k < 2 else wanted._replace(top_k=self.max_top_k)
         n_outputs = len(batch.outputs)
         handle = StepHandle(n_outputs, k, computed, self._n_launched % self._n_places)
         self.mesh.check_usable()
         step = self.recorded_step(batch, computed)
         self.kv.flush()
-        if self.kv.states:
+        if self.kv.states and not wanted.ahead:
             advance = self.kv.states.slots.advance
             batch = batch._replace(runs=[replace(run, states=advance(run)) for run in batch.runs])
         if self.group:
@@ -162,6 +162,7 @@ class Runner:
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         halves = 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in batch.outputs)
+        halves = halves and not wanted.ahead
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
         mix = mix_of(rows // 2 if halves else rows, n_alone, len(runs))
         kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)

@@ -20,6 +20,8 @@ def fingerprint(gguf: GGUF) -> str:
         digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
     if gguf.stated:
         digest.update(repr(sorted(gguf.stated.items())).encode())
+    if gguf.with_heads:
+        digest.update(b"heads")
     for name, info in sorted(gguf.tensors.items()):
         digest.update(repr((name, info.type, info.shape)).encode())
         digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())

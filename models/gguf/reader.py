@@ -111,6 +111,7 @@ class GGUF:
 
     mapped = True
     stated: Mapping[str, Any] = MappingProxyType({})  # key -> a value that replaces the file's
+    with_heads = False  # Whether a model includes the file's multi-token prediction (MTP) heads.
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts

@@ -142,11 +142,13 @@ def _step(runner: Runner, call: Step) -> None:
         _require(call.rope.keys() == widths.keys(), call)
         _require(all(len(rows) == 4 * n_rows * widths[name] for name, rows in call.rope.items()), call)
         tables = {name: np.frombuffer(rows, np.float32) for name, rows in call.rope.items()}
+    _require(not call.ahead or (runner.model.n_ahead > 0 and len(call.runs) == n_rows), call)
     runs = [
         Run(r.slot, r.first_row, r.n_rows, r.first_pos, (r.read, r.written) if r.written >= 0 else None)
         for r in call.runs
     ]
-    batch, wanted = MicroBatch(call.tokens, runs, call.outputs, masks), Wanted(call.top_k, call.summed)
+    wanted = Wanted(call.top_k, call.summed, call.ahead)
+    batch = MicroBatch(call.tokens, runs, call.outputs, masks)
     runner.compute(batch, runner.recorded_step(batch, wanted), tables)
     if call.outputs:
         runner.mesh.outputs.collect(len(call.outputs), wanted)

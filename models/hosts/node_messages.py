@@ -79,6 +79,7 @@ class Record(_Call):
     mix: Annotated[int, Meta(ge=1, le=3)]
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
     summed: bool
+    ahead: bool
     masked: bool
     halves: bool
 
@@ -87,7 +88,7 @@ class Record(_Call):
         return cls(kind.n_rows, kind.n_outputs, int(kind.mix), *kind.wanted, kind.masked, kind.halves)
 
     def kind(self) -> StepKind:
-        wanted = Wanted(self.top_k, self.summed)
+        wanted = Wanted(self.top_k, self.summed, self.ahead)
         return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, self.masked, self.halves)
 
 
@@ -108,6 +109,7 @@ class Step(_Call):
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] = 0
     masks: Annotated[bytes, Meta(max_length=2 * PIECE_NBYTES)] | None = None
     summed: bool = False
+    ahead: bool = False
     rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
 
     @classmethod
@@ -117,7 +119,8 @@ class Step(_Call):
         ]
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None
-        return cls(list(batch.tokens), runs, list(batch.outputs), wanted.top_k, masks, wanted.summed, rope)
+        tokens, outputs = list(batch.tokens), list(batch.outputs)
+        return cls(tokens, runs, outputs, wanted.top_k, masks, wanted.summed, wanted.ahead, rope)
 
 
 class Shift(_Call):

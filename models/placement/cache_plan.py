@@ -7,6 +7,7 @@ needed, because these cells may begin inside a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
-from vkbackend.models.architectures.memory_specs import KVSpec, MemorySpec, kv_of
+from vkbackend.models.architectures.memory_specs import KEPT_ROWS, KVSpec, MemorySpec, kv_of
 from vkbackend.models.options import Options
 from vkbackend.ops import CELL_BLOCK
 
@@ -48,7 +49,13 @@ class CachePlan:
 
     def nbytes(self, device: int) -> list[int]:
         begin, end = self.heads[device]
-        return [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
+        nbytes = [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
+        return [*nbytes, 4 * math.prod(self.kept)] if self.spec.n_kept else nbytes
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Return the shape of the kept rows, which every device has."""
+        return self.n_slots, KEPT_ROWS, self.spec.n_kept
 
 
 def plan_caches(

@@ -15,6 +15,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import (
     Layout,
     lay_out,
+    layer_of,
     sizes,
     weight_nbytes,
 )
@@ -77,6 +78,8 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:
+        if (il := layer_of(load.name)) is not None and il >= model.n_layer - model.n_ahead:
+            continue  # a step without drafts reads only the head's matrices of k and v
         for d in range(n):
             nbytes = weight_nbytes(load, d)
             if len(load.shape) == 3:

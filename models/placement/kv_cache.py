@@ -81,8 +81,9 @@ class KVCache:
                 )
                 for name, width, dtype in plan.arrays
             )
+            kept = stores.zeros(f"kept_l{plan.layer}", plan.kept, plan.home) if plan.spec.n_kept else None
             caches[plan.layer] = LayerCache(
-                k, v, table.cells, plan.spec.window, index=index[0] if index else None
+                k, v, table.cells, plan.spec.window, index=index[0] if index else None, kept=kept
             )
         self.own = caches
         self.layers = memories(layout, caches, self.states.layers)

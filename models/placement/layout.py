@@ -63,7 +63,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     loads = []
     for spec in specs:
         il = layer_of(spec.name)
-        plan = output_plan if il is None else plans[il]
+        plan = output_plan if il is None or spec.role.dim == "vocab" else plans[il]
         on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
         home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
         state = plan.state(spec.role, spec.shape, spec.name)

@@ -60,7 +60,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     and UnsupportedModel for an unsupported type or tensor."""
     types = {}
-    used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
+    used = {*ROPE_FACTORS, *ahead_tensors(gguf, model), *model.unread()}
     for spec in model.weights():
         if spec.values is not None:
             types[spec.name] = "f32"
@@ -86,16 +86,18 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     return types
 
 
-def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
+def ahead_tensors(gguf: GGUF, model: Model) -> list[str]:
+    """Return the names of the multi-token prediction heads' tensors if the model does not include them."""
+    if model.n_ahead or not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
-    after = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
+    n_blocks = int(gguf.u32(f"{gguf.architecture}.block_count"))
+    after = tuple(f"blk.{il}." for il in range(model.n_layer, n_blocks))
     return [name for name in gguf.tensors if name.startswith(after) or ".nextn." in name]
 
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
     lines = []
-    if skipped := ahead_tensors(gguf, model.n_layer):
+    if skipped := ahead_tensors(gguf, model):
         lines.append(
             f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
             f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"

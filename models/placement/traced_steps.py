@@ -70,8 +70,9 @@ def step_sizes(
 ) -> StepSizes:
     """Return the memory that steps need, without weights and caches. If `reuse`, values share memory."""
     devices, build = _traced(model, layout, limits)
-    n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
-    short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
+    of_layers = layers_of(layout, devices)[: model.n_layer - model.n_ahead]
+    n = repeating(of_layers) if reuse else len(of_layers)
+    short = _traced(model, layout, limits, n)[1] if n < len(of_layers) else None
     return measure(devices, build, shape, options.reduce_type, reuse, short)
 
 
@@ -80,7 +81,8 @@ def token_recordings(
 ) -> list[Recording]:
     """Record a step of one token on each device, without repeated layers."""
     devices, _ = _traced(model, layout, limits)
-    build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
+    of_layers = layers_of(layout, devices)[: model.n_layer - model.n_ahead]
+    build = _traced(model, layout, limits, repeating(of_layers))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
     kind = StepKind.of_run(1, 1, shape.top_k)
     sizing = Sizing(len(devices))
@@ -139,10 +141,12 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
+    """Trace the first `n_layer` layers (default: all) and the heads."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
-    caches = _caches(layout)[:n_layer]
+    caches, n_target = _caches(layout), model.n_layer - model.n_ahead
+    caches = [*caches[:n_target][:n_layer], *caches[n_target:]]
     return devices, lambda graph: model.forward(graph, weights, caches)
 
 
@@ -188,7 +192,12 @@ def _caches(layout: Layout) -> list[LayerMemory]:
             _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
             for _, width, dtype in plan.arrays
         )
-        caches[plan.layer] = LayerCache(k, v, cells, plan.spec.window, index=index[0] if index else None)
+        kept = None
+        if plan.spec.n_kept:
+            kept = Weight("kept", plan.kept, "f32", MIRRORED, [[(0, _view(plan.kept))]] * layout.n_devices)
+        caches[plan.layer] = LayerCache(
+            k, v, cells, plan.spec.window, index=index[0] if index else None, kept=kept
+        )
     return memories(layout, caches, states)
 
 

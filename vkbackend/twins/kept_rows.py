@@ -9,7 +9,16 @@ from vkbackend.twins.arrays import Array
 
 
 def rows_before(
-    x: Array, kept: Array, y: Array, step: StepParams, *, n: int, n_rows: int, n_kept: int, has_x: int, **_: Any
+    x: Array,
+    kept: Array,
+    y: Array,
+    step: StepParams,
+    *,
+    n: int,
+    n_rows: int,
+    n_kept: int,
+    has_x: int,
+    **_: Any,
 ) -> None:
     out, held = y.reshape(n_rows, n), kept.reshape(-1, n_kept, n)
     out[:] = 0.0
