@@ -128,7 +128,7 @@ class Outputs:
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
 
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
-        k, summed = wanted
+        k, summed = wanted.top_k, wanted.summed
         ids, logits, sums = [], [], []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:

@@ -25,7 +25,8 @@ def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
     """Append to each head of a the same head of b, or b's single head."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)
-    y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat", holders_of(a))
+    both = [d for d in holders_of(a) if b.views[d] is not None]
+    y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat", both)
     for d, out in enumerate(y.views):
         if out is not None:
             left, right = (x.on(d).reshape(x.on(d).nbytes // 4 // n, n) for x, n in ((a, n_a), (b, n_b)))

@@ -1,7 +1,8 @@
-"""Multi-token prediction (MTP) heads (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2), which draft tokens.
+"""Multi-token prediction (MTP; DeepSeek-AI 2024, arXiv:2412.19437, section 2.2). A head drafts tokens, which
+the model then verifies.
 
-A head is a layer after the model's own layers, called `nextn` in files. At position p it reads the token at p and
-the model's state h at p - 1, and predicts the token at p + 1:
+A head is a layer after the model's own layers, called `nextn` in files. At position p it reads the token at p
+and the model's state h at p - 1, and predicts the token at p + 1:
 
     x = eh_proj [enorm(embed(token)); hnorm(h)]
     g = shared_head_norm(block(x))
@@ -9,9 +10,10 @@ the model's state h at p - 1, and predicts the token at p + 1:
 
 Both h and g have a final norm. To draft further, the head reads its own g at p instead of h.
 
-The K and V of a position need x, but no attention. So a step of the model stores the head's K and V for all of
-its rows, and computes nothing else of the head. A drafting step computes one row per sequence. The cache keeps
-the latest rows of h, and of g while drafting, by slot and position.
+The K and V of a position need x, but no attention. So a step of the model stores the head's K and V for all
+rows, and computes nothing else of the head. A drafting step computes one row per sequence. The cache keeps
+the latest rows of h, and of g while drafting, by slot and position. A sequence that continues from cached
+blocks has no h of the position before; it reads an old row, which only makes a draft worse.
 """
 
 from __future__ import annotations

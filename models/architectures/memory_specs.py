@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from vkbackend.meta.tensor import Weight
 
-
-# A verified draft has up to 8 rows. A recurrent model may compute them again from the first, and a head may have
-# drafted 7 rows behind the last.
+# A verifying step has up to 8 rows. A recurrent model may compute them again from the first row, after the
+# head drafted 7 more positions.
 KEPT_ROWS = 16
 
 

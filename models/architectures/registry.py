@@ -98,7 +98,8 @@ def check_heads(gguf: GGUF, class_: type) -> None:
     if not issubclass(class_, PredictsAhead):
         able = ", ".join(arch for arch in ARCHITECTURES if issubclass(model_class(arch), PredictsAhead))
         raise UnsupportedModel(
-            f"{path}: drafts by multi-token prediction (mtp) are not supported for {name}; supported are: {able}"
+            f"{path}: drafts by multi-token prediction (mtp) are not supported for {name}; "
+            f"supported are: {able}"
         )
     key = f"{name}.nextn_predict_layers"
     n = int(gguf.u32(key, 0))
@@ -111,8 +112,8 @@ def check_heads(gguf: GGUF, class_: type) -> None:
     first = f"blk.{int(gguf.u32(f'{name}.block_count')) - 1}.nextn.eh_proj.weight"
     if first not in gguf.tensors:
         raise UnsupportedModel(
-            f"{path}: the file lacks its multi-token prediction head (mtp): {first} is missing; use a file that "
-            "was converted with the head"
+            f"{path}: the file lacks its multi-token prediction head (mtp): {first} is missing; use a file "
+            "that was converted with the head"
         )
 
 

@@ -55,7 +55,9 @@ def with_head(name: str) -> Fixture:
     if name in OWN_TABLES:
         m.matrix(p + "embed_tokens", N_VOCAB, N_EMBD, gain=N_EMBD**0.5)
         m.matrix(p + "shared_head_head", N_VOCAB, N_EMBD)
-    m.keys |= {key: [*v, v[sources[0]]] for key, v in m.keys.items() if isinstance(v, list) and len(v) == n_layer}
+    m.keys |= {
+        key: [*v, v[sources[0]]] for key, v in m.keys.items() if isinstance(v, list) and len(v) == n_layer
+    }
     m.keys |= {"block_count": n_layer + 1, "nextn_predict_layers": 1}
     m.unread = ()
     return m
@@ -72,7 +74,10 @@ def only_head(m: Fixture) -> Fixture:
     attention, feeds = SOURCES[m.name]
     for tensor, values in m.tensors.items():
         if tensor.startswith(p) and ".nextn." not in tensor:
-            name, source = tensor.removeprefix(p), feeds if "ffn_" in tensor or "exp_probs" in tensor else attention
+            name, source = (
+                tensor.removeprefix(p),
+                feeds if "ffn_" in tensor or "exp_probs" in tensor else attention,
+            )
             if name == "post_attention_norm.weight" and attention != feeds:
                 name, source = "attn_norm.weight", feeds
             alone.tensors[f"blk.{source}.{name}"] = values

@@ -128,7 +128,9 @@ def main() -> None:
         logits, drafted, tokens = golden(name)
         about = json.dumps({"made by": hf.versions()})
         logits, drafted = logits.astype(np.float32), drafted.astype(np.float32)
-        np.savez_compressed(FOLDER / f"{name}.npz", logits=logits, drafted=drafted, tokens=tokens, about=about)
+        np.savez_compressed(
+            FOLDER / f"{name}.npz", logits=logits, drafted=drafted, tokens=tokens, about=about
+        )
         print(f"{name:16} {tokens}", flush=True)
 
 
