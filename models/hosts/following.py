@@ -82,6 +82,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
         case Record():
             _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
             _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
+            _require(not call.ahead or runner.model.n_ahead > 0, call)
             mesh.recorded_step(call.kind())
             group.recorded()
         case Shift():

@@ -79,13 +79,15 @@ class Record(_Call):
     mix: Annotated[int, Meta(ge=1, le=3)]
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
     summed: bool
-    ahead: bool
     masked: bool
     halves: bool
+    ahead: bool = False
 
     @classmethod
     def of(cls, kind: StepKind) -> Record:
-        return cls(kind.n_rows, kind.n_outputs, int(kind.mix), *kind.wanted, kind.masked, kind.halves)
+        top_k, summed, ahead = kind.wanted
+        counts = kind.n_rows, kind.n_outputs, int(kind.mix), top_k
+        return cls(*counts, summed, kind.masked, kind.halves, ahead)
 
     def kind(self) -> StepKind:
         wanted = Wanted(self.top_k, self.summed, self.ahead)
@@ -109,8 +111,8 @@ class Step(_Call):
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] = 0
     masks: Annotated[bytes, Meta(max_length=2 * PIECE_NBYTES)] | None = None
     summed: bool = False
-    ahead: bool = False
     rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
+    ahead: bool = False
 
     @classmethod
     def of(cls, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None) -> Step:
@@ -120,7 +122,7 @@ class Step(_Call):
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None
         tokens, outputs = list(batch.tokens), list(batch.outputs)
-        return cls(tokens, runs, outputs, wanted.top_k, masks, wanted.summed, wanted.ahead, rope)
+        return cls(tokens, runs, outputs, wanted.top_k, masks, wanted.summed, rope, wanted.ahead)
 
 
 class Shift(_Call):

@@ -132,6 +132,8 @@ UNFIT = [
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
     node_messages.Record(1, 1, 1, 0, False, True, False),
+    node_messages.Record(1, 1, 1, 0, False, False, False, True),  # the model was loaded without a head
+    node_messages.Step([1], [RUN], [0], 0, None, False, None, True),
     node_messages.Read(0, "cells.4", 0, 4),  # this cache is on another host
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),
