@@ -16,6 +16,7 @@ from vkbackend.errors import InvalidArgument
 HOST = "numpy"  # the host as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
+SPECULATIONS = ("ngram",)
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
 
 
@@ -137,6 +138,24 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
         raise refused(name, value, expected)
     first, last = (whole_number(name, n, 0, MAX_LAYERS) for n in given)
     return first, last
+
+
+def speculation_list(name: str, value: Any) -> tuple[str, ...]:
+    """Read names of drafters, also llama.cpp's names. "none" and None mean no drafts."""
+    if value is None:
+        return ()
+    expected = f"expected {', '.join(SPECULATIONS)} or none, or several of them"
+    words: list[str] = []
+    for item in value.split(",") if isinstance(value, str) else items(name, value, expected):
+        word = plain(item)
+        word = word.strip().removeprefix("draft-") if isinstance(word, str) else ""
+        word = {"simple": "draft", "default": "ngram"}.get(word, word)
+        word = "ngram" if word.startswith("ngram-") else word
+        if word not in (*SPECULATIONS, "none"):
+            raise refused(name, value, expected)
+        if word != "none" and word not in words:
+            words.append(word)
+    return tuple(words)
 
 
 def token_limit(name: str, value: Any) -> int | None:

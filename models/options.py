@@ -26,6 +26,7 @@ from vkbackend.models.arguments import (
     path_string,
     scaled_files,
     share_list,
+    speculation_list,
     stop_strings,
     unlike,
 )
@@ -159,6 +160,7 @@ class Options(RopeOptions):
     override_tensor: tuple[tuple[str, str], ...] = option((), override_list)
     kv_offload: bool = option(True, switch)
     use_mmap: bool = option(True, switch)
+    speculation: tuple[str, ...] = option((), speculation_list)
     exact: bool = option(False, switch)
     runtime: str | None = option(None, _runtime)
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)

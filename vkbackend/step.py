@@ -26,13 +26,15 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
     cells of the recurrent state that the run reads and writes, by default the cell with the slot's number. A
-    run at position 0 reads no state."""
+    run at position 0 reads no state. After a run with `undoes` set, the slot can continue from the run's
+    beginning."""
 
     slot: int
     first_row: int
     n_rows: int
     first_pos: int
     states: tuple[int, int] | None = None
+    undoes: bool = False
 
 
 class Mix(IntEnum):

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
+from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.grammars import Grammars
@@ -42,6 +43,7 @@ from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
 from vkbackend.models.engine.slot_requests import SlotRequests
+from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.step_results import StepResults
 from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
@@ -56,12 +58,19 @@ class Engine:
     """`submit` waits for the steps in flight if the request reads or writes a slot. `step` starts as many
     micro-batches as the runner accepts, and waits for the oldest."""
 
-    def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
+    def __init__(
+        self, runner: Runner, budget: PrefillBudget | None = None, drafter: Drafter | None = None
+    ) -> None:
         self.runner, states = runner, runner.states
         share = runner.options.prefix_cache
         self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
         if states:
             states.spare = self.cache.snapshots.spare
+        self._speculation = None
+        if drafter is not None:
+            # A context shift leaves the last position empty.
+            end = runner.n_ctx - runner.options.context_shift
+            self._speculation = Speculation(drafter, end, min(runner.n_ubatch, runner.max_outputs))
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -72,10 +81,11 @@ class Engine:
             is_recurrent=states is not None,
             share=share,
             budget=budget,
+            speculation=self._speculation,
         )
         self.grammars = Grammars(runner.n_vocab, runner.max_outputs)
         self._slots = SlotRequests(runner, self.cache, self.scheduler)
-        self._results = StepResults(runner, self.cache)
+        self._results = StepResults(runner, self.cache, self._speculation)
         self._times = StepTimes(runner)
         self._by_id: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
@@ -121,6 +131,8 @@ class Engine:
         self._news = News()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
         self.grammars.close()
+        if self._speculation is not None:
+            self._speculation.close()
         self.runner.close()
 
     def submit(self, request: Request) -> None:

@@ -28,12 +28,15 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
     n_decode = 0
     for sequence, n, n_outputs in batch:
         first, start = len(tokens), sequence.n_stored
-        runs.append(Run(sequence.slot, first, n, start))
+        draft = sequence.draft
+        undoes = bool(draft) or sequence.replays
+        runs.append(Run(sequence.slot, first, n, start, undoes=undoes))
+        n_decode += n if sequence.decodes else 0
         if n == 1:
-            n_decode += sequence.n_wanted == 1
             tokens.append(sequence.tokens[start])
         else:
             tokens += sequence.tokens[start : start + n]
+            tokens += draft
         if n_outputs:
             outputs += range(first + n - n_outputs, first + n)
     return tokens, runs, outputs, n_decode
@@ -46,7 +49,7 @@ def wanted_of(batch: Batch, most: int) -> Wanted:
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler
         if n_outputs:
-            enough = sampler.n_candidates(sequence.history) if sampler else 0
+            enough = sampler.n_candidates(sequence.history, sequence.draft) if sampler else 0
             if not 0 < enough <= most:
                 return Wanted()
             k = max(k, enough)

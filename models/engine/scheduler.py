@@ -16,6 +16,7 @@ from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.cache.prefix_tree import Node
 from vkbackend.models.engine.messages import Event, Logits
 from vkbackend.models.engine.sequence import Batch, Sequence
+from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
@@ -82,8 +83,10 @@ class Scheduler:
         is_recurrent: bool,
         share: bool,
         budget: PrefillBudget | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.cache, self.waiting, self.budget = cache, Waiting(), budget or PrefillBudget()
+        self.speculation = speculation
         self.running: list[Sequence] = []
         self.contents = [SlotContent() for _ in range(n_slots)]  # of idle slots
         self.free = set(range(n_slots))
@@ -188,6 +191,7 @@ class Scheduler:
         self._leave(sequence.slot, SlotContent())
         sequence.slot, sequence.n_stored, sequence.room, sequence.served = -1, 0, 0, -1
         sequence.has_moved_cells = False
+        sequence.draft, sequence.replays = (), False
         self.waiting.add(sequence)
         self.n_preempted += 1
 
@@ -208,7 +212,7 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         return {
             "n_running": len(self.running),
-            "n_decoding": sum(sequence.n_wanted == 1 for sequence in self.running),
+            "n_decoding": sum(sequence.decodes for sequence in self.running),
             "n_slots": len(self.contents),
             "n_slots_free": len(self.free),
             "n_preempted": self.n_preempted,
@@ -228,13 +232,31 @@ class Scheduler:
             in_flight = [s for s in self.running if s.in_flight]
             computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
             line = line[: -(-(len(line) + len(in_flight)) // n_steps)]
-        n_decode = sum([s.n_wanted == 1 for s in line])
+        n_decode = sum([s.decodes for s in line])
         if n_decode == len(line) <= min(self._n_ubatch, self._max_outputs):
-            batch = [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
+            batch = self._decoding(line)
         else:
             batch = self._mixed(line, n_decode, computed)
             batch.sort(key=lambda entry: entry[1] > 1)
         return [entry for entry in batch if entry[0].slot >= 0]
+
+    def _decoding(self, line: list[Sequence]) -> Batch:
+        if self.speculation is None:
+            return [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
+        self.speculation.draft(line)
+        batch: Batch = []
+        n_left = self._n_ubatch
+        for sequence in line:
+            n, end = min(sequence.n_wanted, n_left), sequence.n_stored + sequence.n_wanted
+            # A draft takes no blocks of running sequences.
+            if sequence.slot < 0 or not self.cache.reserve(sequence.slot, end + len(sequence.draft)):
+                sequence.draft = ()
+            n += len(sequence.draft)
+            if n > 0 and sequence.slot >= 0 and self._has_room(sequence, n):
+                n_left -= n
+                batch.append((sequence, n, sequence.n_outputs(n)))
+        batch.sort(key=lambda entry: entry[1] > 1)
+        return batch
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
         n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
@@ -243,7 +265,7 @@ class Scheduler:
         for sequence in line:
             if sequence.slot < 0:
                 continue  # This sequence was preempted.
-            decodes = sequence.n_wanted == 1
+            decodes = sequence.decodes
             left.n_decode -= decodes
             if not decodes and not self._moves_on(sequence, computed):
                 continue

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +55,11 @@ class Sequence:
     n_kept: int = 0  # The first tokens that context shifts kept.
     has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
     shifted_at: int = -1  # `n_generated` at the last context shift.
+    draft: Tokens[int] = ()  # Guesses of the tokens after `tokens`, while a step verifies them.
+    n_matched: int = 0  # How many tokens of `draft` were right so far.
+    replays: bool = False  # Generated tokens are computed again, because a recurrent state went back.
+    n_drafted: int = 0
+    n_accepted: int = 0
     history: list[int] = field(init=False)  # All tokens, with the discarded ones.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
@@ -65,6 +71,10 @@ class Sequence:
     def n_wanted(self) -> int:
         """Return how many tokens are not computed yet, which is 1 while decoding."""
         return len(self.tokens) - self.n_stored
+
+    @property
+    def decodes(self) -> bool:
+        return self.n_wanted == 1 or self.replays
 
     @property
     def n_generated(self) -> int:
@@ -83,23 +93,40 @@ class Sequence:
         return len(self.tokens) - 1 if self.request.uses_cache else 0
 
     def n_outputs(self, n: int) -> int:
-        """A `Logits` request needs the rows that the caller lacks, and `Generate` only the last token's
-        row."""
+        """A `Logits` request needs the rows that the caller lacks. `Generate` needs the row of the last token
+        and of each drafted token."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
-        return int(n == self.n_wanted)
+        return max(0, n - self.n_wanted + 1)
 
     def advance(self, n: int, cost: StepCost) -> None:
         self.in_flight, self.served = False, cost.number
         self.n_stored += n
+        self.replays = self.replays and self.n_wanted > 0
         if self.n_stored + self.n_discarded <= len(self.request.tokens):
             self.prompt_n += n
             self.prompt_s += cost.latency_s
         else:
-            self.decode_n += n
             self.decode_s += cost.latency_s
         self.n_reduces += cost.n_reduces
         self.reduce_s += cost.reduce_s
+
+    def accepts(self, token: int) -> bool:
+        """Return whether the answered token is the draft's next token, so that the token's row has the next
+        logits."""
+        if self.n_matched == len(self.draft) or self.draft[self.n_matched] != token:
+            return False
+        self.n_matched += 1
+        self.n_stored += 1
+        return True
+
+    def end_draft(self, n_stored: int) -> None:
+        """Forget the draft. The slot continues from the first `n_stored` positions. These are fewer if a
+        recurrent state had to go back."""
+        self.replays = n_stored < self.n_stored
+        self.n_drafted += len(self.draft)
+        self.n_accepted += self.n_matched
+        self.draft, self.n_matched, self.n_stored = (), 0, n_stored
 
     def shift(self, n_kept: int, n_discarded: int) -> None:
         """Discard `n_discarded` tokens after the first `n_kept`. The cells have been moved, unless the
@@ -121,6 +148,7 @@ class Sequence:
         self.tokens.append(choice)
         if self.n_discarded:
             self.history.append(choice)
+        self.decode_n += self.n_generated > 1
         sampler = self.sampler
         logprobs = sampler.logprobs if sampler else None
         if choice in request.stop_ids or (sampler and sampler.matcher and sampler.matcher.is_over):

@@ -6,6 +6,7 @@ from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.messages import Logits, News
 from vkbackend.models.engine.micro_batch import Rows
 from vkbackend.models.engine.sequence import Batch, Sequence
+from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.step_times import StepCost
 from vkbackend.models.sampling.rows import Choice, choose_rows
 from vkbackend.ops import CELL_BLOCK
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
 
 
+Drawing = list[tuple[Sequence, int]]  # (sequence, its row of logits)
+
+
 class StepResults:
-    def __init__(self, runner: Runner, cache: PrefixCache) -> None:
-        self._cache = cache
+    def __init__(self, runner: Runner, cache: PrefixCache, speculation: Speculation | None) -> None:
+        self._runner, self._cache, self._speculation = runner, cache, speculation
         self._n_ctx = None if runner.options.context_shift else runner.n_ctx
         # Without windows and recurrent states, the prefix cache changes only when a block becomes full.
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
@@ -25,19 +29,19 @@ class StepResults:
         """Choose the next tokens from the step's output rows, and add the answers to `news`. Return the
         sequences that have ended."""
         over: list[Sequence] = []
-        drawing: list[Sequence] = []
-        draw_rows: list[int] = []
+        drawing: Drawing = []
+        drafted: list[tuple[Sequence, int]] = []  # (sequence, position of its first row)
         end = 0
         for sequence, n, n_outputs in batch:
             row, end = end, end + n_outputs
             if sequence.is_over:  # cancelled while the step was in flight
                 continue
-            sequence.advance(n, cost)
-            request, stored = sequence.request, sequence.n_stored
-            if stored % CELL_BLOCK < n or self._stores_always:
-                self._cache.stored(sequence.slot, sequence.tokens, stored)
-                if n > 1 or stored <= len(request.tokens):
-                    self._cache.snapshot(sequence.slot, stored - n)
+            request, start = sequence.request, sequence.n_stored
+            sequence.advance(n - len(sequence.draft), cost)
+            if sequence.draft:
+                drafted.append((sequence, start))
+            else:
+                self._store(sequence, start)
             if (progress := sequence.progress()) is not None:
                 news.add(progress)
             if not n_outputs:
@@ -47,27 +51,56 @@ class StepResults:
             elif request.max_tokens == 0:
                 event = sequence.last(None, "length")
             else:
-                drawing.append(sequence)
-                draw_rows.append(row)
+                drawing.append((sequence, row))
                 continue
             news.add(event)
             if event.done:
                 over.append(sequence)
-        for sequence, choice in zip(drawing, _draw(drawing, draw_rows, rows), strict=True):
+        while drawing:
+            drawing = self._answer(drawing, rows, news, over)
+        for sequence, start in drafted:
+            self._verified(sequence, start)
+        return over
+
+    def _answer(self, drawing: Drawing, rows: Rows, news: News, over: list[Sequence]) -> Drawing:
+        """Answer with the next token of each sequence. Return the next rows of the sequences whose drafts
+        have this token."""
+        drafted: Drawing = []
+        for (sequence, row), choice in zip(drawing, _draw(drawing, rows), strict=True):
             answer = sequence.answer(choice, self._n_ctx)
             news.ids.append(sequence.request.id)
             news.answers.append(answer)
             if not isinstance(answer, int) and answer.done:
                 over.append(sequence)
-        return over
+            elif sequence.draft and sequence.accepts(sequence.tokens[-1]):
+                drafted.append((sequence, row + 1))
+        return drafted
+
+    def _verified(self, sequence: Sequence, start: int) -> None:
+        """Keep only the cells of accepted tokens. Cells after these are overwritten before they are read."""
+        if self._speculation is not None:
+            self._speculation.verified(sequence)
+        sequence.end_draft(self._runner.resume_at(sequence.slot, sequence.n_stored))
+        if sequence.n_stored > start:
+            self._store(sequence, start)
+
+    def _store(self, sequence: Sequence, start: int) -> None:
+        """Store the positions from `start` on in the prefix cache."""
+        stored = sequence.n_stored
+        n = stored - start
+        if stored % CELL_BLOCK < n or self._stores_always:
+            self._cache.stored(sequence.slot, sequence.tokens, stored)
+            if n > 1 or stored <= len(sequence.request.tokens):
+                self._cache.snapshot(sequence.slot, start)
 
 
-def _draw(drawing: list[Sequence], indices: list[int], rows: Rows) -> list[Choice]:
+def _draw(drawing: Drawing, rows: Rows) -> list[Choice]:
     if not drawing:
         return []
     ids, logits, log_sums = rows
-    if len(indices) < len(logits):
+    if len(drawing) < len(logits):
+        indices = [row for _, row in drawing]
         ids, logits = None if ids is None else ids[indices], logits[indices]
         log_sums = None if log_sums is None else log_sums[indices]
-    samplers = [sequence.sampler for sequence in drawing if sequence.sampler]
-    return choose_rows(samplers, [sequence.history for sequence in drawing], ids, logits, log_sums)
+    samplers = [sequence.sampler for sequence, _ in drawing if sequence.sampler]
+    return choose_rows(samplers, [sequence.history for sequence, _ in drawing], ids, logits, log_sums)

@@ -3,7 +3,8 @@
 A recurrent state summarizes all earlier positions and cannot be truncated, so a slot keeps snapshots of
 earlier states. A snapshot needs no copy, because the next step reads the state's cell and writes another
 cell. A slot takes a snapshot before every step of several rows, and before the first single-row step after
-such a step. Beyond `n_snapshots`, the oldest snapshot is replaced.
+such a step. Beyond `n_snapshots`, the oldest snapshot is replaced. With speculation, each slot has one more
+cell for the state before its last run with a draft.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class StatePlan:
         return [4 * self.n_cells * state.count(device) for _, _, state in self.arrays()]
 
 
+def cells_per_slot(options: Options) -> int:
+    return 1 + options.n_snapshots + bool(options.speculation)
+
+
 def plan_states(
     specs: Sequence[object], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[StatePlan]:
-    n_cells = options.n_slots * (1 + options.n_snapshots)
+    n_cells = options.n_slots * cells_per_slot(options)
     return [
         StatePlan(il, spec, plans[il].ranges, n_cells, homes[il])
         for il, spec in enumerate(specs)
@@ -70,18 +75,23 @@ class RecurrentState:
                 for name, n, state in plan.arrays()
             ]
             self.layers[plan.layer] = LayerState(dict(zip(plan.names(), weights, strict=True)))
-        self.slots = SlotStates(options.n_slots, options.n_snapshots)
+        self.slots = SlotStates(options.n_slots, options.n_snapshots, bool(options.speculation))
 
     def __bool__(self) -> bool:
         return bool(self.plans)
 
 
 class SlotStates:
-    def __init__(self, n_slots: int, n_snapshots: int) -> None:
-        self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
+    """If `undoes` is set, a slot can always go back to the beginning of its last run with a draft."""
+
+    def __init__(self, n_slots: int, n_snapshots: int, undoes: bool = False) -> None:
+        n_own = n_slots * (1 + undoes)
+        self._free = list(range(n_own + n_slots * n_snapshots - 1, n_own - 1, -1))
         self._most = n_snapshots
         self._cells = list(range(n_slots))  # The cell that each slot's steps write.
         self._positions = [0] * n_slots  # Positions in this cell's state, or 0 without a state.
+        self._undo_cells = list(range(n_slots, n_own))
+        self._undo_positions = [0] * n_slots
         # Each slot's snapshots, as position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots
@@ -90,7 +100,7 @@ class SlotStates:
 
     def resume_at(self, slot: int, position: int) -> int:
         """Return the last position up to `position` at which the slot can continue, or 0."""
-        known = [0, self._positions[slot], *self._snapshots[slot]]
+        known = [0, self._positions[slot], self._undo_positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
@@ -98,6 +108,8 @@ class SlotStates:
     def cell(self, slot: int, position: int) -> int:
         if position == self._positions[slot] and position:
             return self._cells[slot]
+        if position == self._undo_positions[slot] and position:
+            return self._undo_cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
             return self._lent[slot][1]
         return self._snapshots[slot][position]
@@ -105,7 +117,6 @@ class SlotStates:
     def advance(self, run: Run) -> tuple[int, int]:
         """Return the cells that the run reads and writes."""
         slot, at = run.slot, run.first_pos
-        kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
         if at == 0:
             self._drop(slot, -1)
@@ -117,16 +128,27 @@ class SlotStates:
             assert self.resume_at(slot, at) == at, f"slot {slot} has no state at position {at}"
             read = self.cell(slot, at)
             self._drop(slot, at)
-        if read == self._cells[slot] and at and self._most and (run.n_rows > 1 or self._was_long[slot]):
-            if len(kept) == self._most:
-                self._free.append(kept.pop(min(kept)))
-            cell = self._free.pop() if self._free else self.spare()
-            if cell is not None:
-                kept[at] = read
-                self._cells[slot] = cell
+        is_long = run.n_rows > 1 and not run.undoes  # A snapshot for each draft would replace a prompt's.
+        if read == self._cells[slot] and at:
+            keeps = self._most and (is_long or self._was_long[slot]) and self._keep(slot, at)
+            if run.undoes and not keeps:
+                self._cells[slot], self._undo_cells[slot] = self._undo_cells[slot], read
+                self._undo_positions[slot] = at
         self._positions[slot] = at + run.n_rows
-        self._was_long[slot] = run.n_rows > 1
+        self._was_long[slot] = is_long
         return read, self._cells[slot]
+
+    def _keep(self, slot: int, position: int) -> bool:
+        """Make the slot's state a snapshot. Return False if no cell is free."""
+        kept = self._snapshots[slot]
+        if len(kept) == self._most:
+            self._free.append(kept.pop(min(kept)))
+        cell = self._free.pop() if self._free else self.spare()
+        if cell is None:
+            return False
+        kept[position] = self._cells[slot]
+        self._cells[slot] = cell
+        return True
 
     def put(self, slot: int, position: int) -> int:
         """Return the cell for the state after `position` positions, which the caller writes."""
@@ -154,3 +176,5 @@ class SlotStates:
         kept = self._snapshots[slot]
         for at in [at for at in kept if at > position]:
             self._free.append(kept.pop(at))
+        if self._undo_positions[slot] > position:
+            self._undo_positions[slot] = 0

@@ -34,7 +34,7 @@ class Sampler:
         self.random = np.random.Generator(np.random.PCG64(params.seed))
         self.logprobs: Logprobs | None = None
         self._n_chosen = 0
-        self._dried: tuple[int, dict[int, float]] = -1, {}  # (number of tokens so far, DRY's penalties)
+        self._dried: dict[int, dict[int, float]] = {}  # DRY's penalties by number of tokens so far.
         self._mirostat = Mirostat(params.mirostat, params.mirostat_tau, params.mirostat_eta)
         self._bias = {token: -bias for token, bias in params.logit_bias}
         self._early = {token: math.inf for token in params.stop_token_ids} if params.min_tokens else {}
@@ -64,9 +64,14 @@ class Sampler:
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
-    def n_candidates(self, history: History) -> int:
-        """Return the number of candidates to request, including lowered tokens, or 0 for the complete row."""
-        n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
+    def n_candidates(self, history: History, draft: History = ()) -> int:
+        """Return the number of candidates to request, including lowered tokens, or 0 for the complete row. It
+        is enough after each beginning of the draft as well."""
+        n = self._n_candidates
+        if self._varies:
+            self._dried.clear()  # A rejected draft had other tokens.
+            ends = [[*history, *draft[:k]] for k in range(1, len(draft) + 1)] if draft else []
+            n = self._n_decisive + max(len(self._lowered(end)) for end in (history, *ends))
         return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
@@ -170,12 +175,15 @@ class Sampler:
 
     def _dry(self, history: History) -> dict[int, float]:
         """DRY's penalties are cached, because they take 130 us for a text of 4,000 tokens."""
-        if self._dried[0] != len(history):
+        n = len(history)
+        if n not in self._dried:
+            if not self._varies:
+                self._dried.clear()
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
             values = p.dry_multiplier, p.dry_base, p.dry_allowed_length
-            self._dried = len(history), dry_penalties(window, *values, self._breakers)
-        return self._dried[1]
+            self._dried[n] = dry_penalties(window, *values, self._breakers)
+        return self._dried[n]
 
     def _lowered(self, history: History) -> set[int]:
         p, lowered = self.params, {*self._bias, *self._forbidden()}

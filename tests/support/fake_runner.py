@@ -69,6 +69,7 @@ class FakeRunner:
         n_queue: int = 4096,
         n_in_flight: int = 1,
         context_shift: bool = False,
+        undoes: bool = False,
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
@@ -82,7 +83,7 @@ class FakeRunner:
             self.pools.append(Pool(ring * n_slots, window))
         self.tables = [np.full((n_slots, width), -1) for _ in self.pools]
         self.cells = [np.full((pool.n_blocks, CELL_BLOCK), -1) for pool in self.pools]
-        self.states = None if snapshots is None else SlotStates(n_slots, snapshots)
+        self.states = None if snapshots is None else SlotStates(n_slots, snapshots, undoes)
         self.state_cells: dict[int, tuple[int, ...]] = {}
         self.steps: list[list[Run]] = []
         self.n_rows = self.n_copies = self.n_shifts = self.closed = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from fake_runner import FakeRunner
 
+from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
@@ -28,9 +29,11 @@ class Everything(PrefillBudget):
         return most
 
 
-def make(budget: PrefillBudget | None = None, **options: Any) -> tuple[Engine, FakeRunner]:
-    runner = FakeRunner(**options)
-    return Engine(runner, budget or Everything()), runner  # type: ignore[arg-type]
+def make(
+    budget: PrefillBudget | None = None, drafter: Drafter | None = None, **options: Any
+) -> tuple[Engine, FakeRunner]:
+    runner = FakeRunner(**options, undoes=drafter is not None)
+    return Engine(runner, budget or Everything(), drafter), runner  # type: ignore[arg-type]
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:

@@ -1,0 +1,46 @@
+"""The interface between the engine and the drafters.
+
+A drafter gets the tokens of sequences and returns tokens that may come next. A drafter knows neither the
+sampling nor the cache of the model that verifies its drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A wish for at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens` are the tokens
+    in the sequence's context, and their last token is not computed yet. `history` has also the tokens that
+    context shifts have discarded, so it only grows."""
+
+    slot: int
+    number: int
+    tokens: Sequence[int]
+    history: Sequence[int]
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """`tokens` may be empty. The acceptance of drafts is learned per `source`."""
+
+    tokens: Sequence[int] = ()
+    source: str = ""
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""
+
+    def took(self, slot: int, n_accepted: int) -> None:
+        """The model has accepted the first `n_accepted` tokens of the slot's last draft."""
+
+    def close(self) -> None:
+        """Release devices and memory. `close` may be called twice."""

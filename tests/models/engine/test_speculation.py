@@ -1,0 +1,247 @@
+"""The fake runner's cells and recurrent states store tokens, and its logits depend on all of them. A token of
+a rejected draft that stays anywhere therefore changes the text or fails an assertion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from drafts import Guesses, always_right
+from fake_runner import FakeRunner, continuation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
+
+from vkbackend.models.drafting.drafter import Want
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Pause, Resume
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.ops import CELL_BLOCK
+
+pytestmark = pytest.mark.no_vulkan
+
+N_PLAIN = 40  # Higher tokens make the fake runner misbehave.
+
+
+def truth(want: Want) -> list[int]:
+    return continuation(want.tokens, want.n)
+
+
+def right(n: int = 7) -> Guesses:
+    return always_right(truth, n)
+
+
+def check_nodes(engine: Engine, runner: FakeRunner) -> None:
+    """Check that every node of the prefix tree has the cells of its own tokens."""
+    stack = [(node, tokens) for tokens, node in engine.cache.tree.root.children.items()]
+    while stack:
+        node, tokens = stack.pop()
+        stack += [(child, more) for more, child in node.children.items()]
+        for group, block in enumerate(node.blocks):
+            if block >= 0:
+                assert tuple(runner.cells[group][block].tolist()) == tuple(tokens)
+    check_sound(engine)
+
+
+def same_as_plain(options: dict[str, Any], requests: list[Any], drafter: Guesses) -> None:
+    plain, _ = make(**options)
+    expected = finish(plain, requests)
+    engine, runner = make(**options, drafter=drafter)
+    got = finish(engine, requests)
+    for request in requests:
+        before, after = expected[request.id], got[request.id]
+        assert tokens_of(after) == tokens_of(before)
+        assert after[-1].finish_reason == before[-1].finish_reason
+        if isinstance(request, Logits):
+            rows = [[e.logits for e in events if e.logits is not None] for events in (before, after)]
+            assert np.array_equal(np.concatenate(rows[0]), np.concatenate(rows[1]))
+    check_nodes(engine, runner)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_drafts_give_the_tokens_of_plain_decoding(data: st.DataObject) -> None:
+    draw = data.draw
+    shifts = draw(st.booleans())
+    n_ctx = draw(st.sampled_from([24, 64, 100]))
+    options: dict[str, Any] = {
+        "n_slots": draw(st.integers(1, 4)), "n_ctx": n_ctx, "n_ubatch": draw(st.sampled_from([1, 3, 8, 32])),
+        "n_in_flight": draw(st.integers(1, 2)), "prefix_cache": draw(st.booleans()),
+    }  # fmt: skip
+    if shifts:
+        options["context_shift"] = True
+    else:
+        options["snapshots"] = draw(st.sampled_from([None, 0, 1, 2]))
+        options["window"] = draw(st.sampled_from([0, 20]))
+    requests: list[Any] = []
+    n_common = draw(st.integers(0, n_ctx))
+    for i in range(draw(st.integers(1, 6))):
+        tokens = (prompt(n_common) + prompt(n_ctx, i + 1))[: draw(st.integers(1, n_ctx))]
+        if draw(st.integers(0, 4)) == 0:
+            requests.append(Logits(i, tokens))
+            continue
+        limit = draw(st.sampled_from([0, 1, 2, 30, 90] if shifts else [None, 0, 1, 2, 30]))
+        params = SamplingParams(temperature=draw(st.sampled_from([0, 1.0])), seed=i)
+        stops = frozenset(range(draw(st.integers(0, 4))))
+        requests.append(Generate(i, tokens, limit, params, stops, n_keep=draw(st.integers(0, 9))))
+    guesses = Guesses(truth, draw(st.sampled_from([0, 0.5, 0.9, 1])), draw(st.integers(0, 99)), N_PLAIN)
+    same_as_plain(options, requests, guesses)
+
+
+@pytest.mark.parametrize("snapshots", [None, 0, 2])
+@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int | None) -> None:
+    """Four sequences need 16 blocks and share 5. Preempted sequences lose their drafts and run again."""
+    options = {"n_slots": 4, "n_ctx": 120, "blocks": 5, "snapshots": snapshots, "n_ubatch": 32}
+    requests = [Generate(i, prompt(30, i), 70, GREEDY) for i in range(4)]
+    drafter = Guesses(truth, share, 3, N_PLAIN)
+    same_as_plain(options, requests, drafter)
+    assert drafter.n_drafted > 50
+
+
+def test_a_draft_never_preempts() -> None:
+    """The cache is full but for the last block's cells. The draft would need a block, and the next token does
+    not."""
+    for drafter in (None, right()):
+        engine, _ = make(n_slots=2, n_ctx=64, blocks=2, drafter=drafter)
+        done = finish(engine, [Generate(i, prompt(20, i), CELL_BLOCK - 20, GREEDY) for i in range(2)])
+        assert engine.scheduler.n_preempted == 0 and len(done) == 2
+
+
+# ---- rows ----
+
+
+@pytest.mark.parametrize(
+    ("n", "n_slots", "expected"), [(7, 1, 8), (3, 1, 4), (7, 2, 8), (7, 3, 8), (1, 3, 6)]
+)
+def test_right_drafts_fill_a_step(n: int, n_slots: int, expected: int) -> None:
+    engine, runner = make(n_slots=n_slots, n_ctx=128, drafter=right(n))
+    finish(engine, [Generate(i, prompt(5, i), 60, GREEDY) for i in range(n_slots)])
+    steps = [sum(run.n_rows for run in runs) for runs in runner.steps[1:]]
+    assert max(steps) == rows and sum(steps) <= 59 * n_slots
+    assert len(steps) <= 2 + -(-59 * n_slots // rows)
+
+
+def test_eight_sequences_leave_no_rows_for_drafts() -> None:
+    drafter = right()
+    engine, runner = make(n_slots=9, drafter=drafter)
+    finish(engine, [Generate(i, prompt(3, i), 9, GREEDY) for i in range(9)])
+    assert not drafter.n_drafted and all(run.n_rows == 1 for runs in runner.steps[3:] for run in runs)
+
+
+def test_wrong_drafts_cost_no_steps() -> None:
+    plain, runner = make(n_ctx=128)
+    finish(plain, [Generate(0, prompt(5), 100, GREEDY)])
+    drafter = Guesses(lambda want: [43] * want.n, 1.0, 0, N_PLAIN)  # never the best token
+    engine, drafted = make(n_ctx=128, drafter=drafter)
+    finish(engine, [Generate(0, prompt(5), 100, GREEDY)])
+    assert len(drafted.steps) == len(runner.steps) and drafter.n_drafted > 100 and not drafter.n_accepted
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 8, 9, 17])
+def test_drafts_end_with_the_text(limit: int) -> None:
+    """No row is computed after the last token."""
+    engine, runner = make(n_ctx=64, drafter=right())
+    events = finish(engine, [Generate(0, prompt(4), limit, GREEDY)])[0]
+    assert tokens_of(events) == continuation(prompt(4), limit) and runner.n_rows == 4 + limit - 1
+    assert [e.done for e in events] == [False] * (limit - 1) + [True]
+
+
+def test_a_stop_token_in_a_draft_ends_the_text() -> None:
+    tokens = continuation(prompt(4), 12)
+    stop = next(t for i, t in enumerate(tokens) if i > 4 and t not in tokens[:i])
+    engine, _ = make(n_ctx=64, drafter=right())
+    events = finish(engine, [Generate(0, prompt(4), 40, GREEDY, frozenset([stop]))])[0]
+    assert tokens_of(events) == tokens[: tokens.index(stop) + 1] and events[-1].finish_reason == "stop"
+    [content] = engine.scheduler.contents
+    assert content.n_stored == 4 + tokens.index(stop), "the stop token and the drafts after it are not stored"
+
+
+def test_context_end() -> None:
+    for n_prompt, n_out in ((5, 12), (15, 2), (16, 1)):
+        engine, runner = make(n_ctx=16, drafter=right())
+        events = finish(engine, [Generate(0, prompt(n_prompt), None, GREEDY)])[0]
+        assert tokens_of(events) == continuation(prompt(n_prompt), n_out)
+        assert events[-1].finish_reason == "length" and runner.n_rows == 16
+
+
+# ---- the middle of a draft ----
+
+
+def test_answers_of_several_requests_are_in_order() -> None:
+    engine, _ = make(n_slots=2, n_ctx=128, drafter=right(3))
+    got: dict[int, list[Event]] = {0: [], 1: []}
+    for i in range(2):
+        engine.submit(Generate(i, prompt(5, i), 40, GREEDY, timed=i == 1))
+    most = 0
+    while engine.busy:
+        news = events_of(engine.step())
+        most = max(most, sum(e.id == 1 for e in news))
+        for event in news:
+            got[event.id].append(event)
+    for i, events in got.items():
+        assert tokens_of(events) == continuation(prompt(5, i), 40)
+    counts = [e.timings.decode_n for e in got[1] if e.timings]
+    assert counts == list(range(40)) and most == 4
+
+
+@pytest.mark.parametrize("snapshots", [None, 0, 2])
+def test_a_cancel_keeps_the_accepted_tokens(snapshots: int | None) -> None:
+    """A request is cancelled while its drafts are in flight and between steps. The next request continues
+    from the slot's content."""
+    for n_steps in range(3, 9):
+        engine, runner = make(
+            n_ctx=128, n_in_flight=2, snapshots=snapshots, drafter=Guesses(truth, 0.8, n_steps, N_PLAIN)
+        )
+        engine.submit(Generate(0, prompt(5), 60, GREEDY))
+        tokens = [*prompt(5)]
+        for _ in range(n_steps):
+            tokens += tokens_of(events_of(engine.step()))
+        engine.scheduler.compose()
+        engine.submit(Cancel(0))
+        events = finish(engine, [Generate(1, tuple(tokens), 20, GREEDY)])[1]
+        assert tokens_of(events) == continuation(tokens, 20)
+        check_nodes(engine, runner)
+
+
+@pytest.mark.parametrize("snapshots", [None, 2])
+def test_a_slot_is_copied_between_verify_steps(snapshots: int | None) -> None:
+    engine, _ = make(n_slots=2, n_ctx=128, snapshots=snapshots, drafter=Guesses(truth, 0.6, 1, N_PLAIN))
+    engine.submit(Generate(0, prompt(5), 60, GREEDY))
+    for _ in range(8):
+        engine.step()
+    engine.submit(CopySlot(1, 0, 1))
+    [copied] = [event for event in events_of(engine.step()) if event.id == 1]
+    assert copied.tokens and copied.error is None
+    more = (*copied.tokens, 7, 8)
+    done = finish(engine, [Generate(2, more, 9, GREEDY, slot=1)])
+    assert tokens_of(done[2]) == continuation(more, 9)
+
+
+def test_a_paused_request_gets_no_drafts() -> None:
+    drafter = right(3)
+    engine, _ = make(n_ctx=128, drafter=drafter)
+    engine.submit(Generate(0, prompt(5), 60, GREEDY))
+    for _ in range(3):
+        engine.step()
+    engine.submit(Pause(0))
+    before = drafter.n_asked
+    assert not engine.step() and drafter.n_asked == before
+    engine.submit(Resume(0))
+    finish(engine, [])
+    assert drafter.n_asked > before
+
+
+def test_a_deadline_ends_a_request_between_verify_steps() -> None:
+    engine, _ = make(n_ctx=4000, drafter=right(3))
+    events = finish(engine, [Generate(0, prompt(5), None, GREEDY, deadline_s=0.1)])[0]
+    assert events[-1].error is not None and events[-1].error.kind == "DeadlineExceeded"
+    assert len(engine.scheduler.free) == 1
+
+
+def test_the_engine_closes_its_drafter() -> None:
+    drafter = right()
+    engine, _ = make(drafter=drafter)
+    engine.close()
+    assert drafter.closed == 1
