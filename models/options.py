@@ -34,7 +34,7 @@ from vkbackend.models.grammar.structure import Structure, grammar_text, schema_t
 from vkbackend.models.rope_options import RopeKeywords, RopeOptions
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
 from vkbackend.open_device import RUNTIMES
-from vkbackend.ops import CACHE_TYPES
+from vkbackend.ops import CACHE_TYPES, MAX_VEC_ROWS
 from vkbackend.options_class import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
@@ -42,6 +42,7 @@ MAX_CONTEXT = 1 << 24
 MAX_QUEUE = 1 << 20
 MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 MAX_GPU = 1 << 16
+MAX_DRAFT = MAX_VEC_ROWS - 1  # A step with drafts has at most MAX_VEC_ROWS rows.
 SPLIT_MODES = ("none", "layer", "tensor", "hosts")
 
 File = str | os.PathLike[str]
@@ -104,6 +105,14 @@ class _ModelKeywords(TypedDict, total=False):
     use_mmap: bool
     """True (default): software devices read weights from the mapped file, which must not change while the
     model is open. False: they read a copy."""
+    speculation: str | Sequence[str] | None
+    """How to guess the next tokens, so that one step verifies several: "ngram" repeats what followed the last
+    tokens earlier in the text. None (default): no guesses. The text does not change (docs/speculation.md).
+    """
+    draft_max: int
+    """How many tokens a draft has at most (default: 7). Fewer are drafted where few are right."""
+    draft_min: int
+    """Drafts with fewer tokens are not used (default: 0)."""
     exact: bool
     """True: compute with F32 activations and exchange partial sums as F32. False (default): devices may round
     activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits. With True, a row also has
@@ -161,6 +170,8 @@ class Options(RopeOptions):
     kv_offload: bool = option(True, switch)
     use_mmap: bool = option(True, switch)
     speculation: tuple[str, ...] = option((), speculation_list)
+    draft_max: int = option(MAX_DRAFT, whole(0, 1 << 16))
+    draft_min: int = option(0, whole(0, 1 << 16))
     exact: bool = option(False, switch)
     runtime: str | None = option(None, _runtime)
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)

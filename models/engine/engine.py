@@ -14,6 +14,7 @@ from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
+from vkbackend.models.engine.drafters import drafter_of
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
@@ -70,7 +71,9 @@ class Engine:
         if drafter is not None:
             # A context shift leaves the last position empty.
             end = runner.n_ctx - runner.options.context_shift
-            self._speculation = Speculation(drafter, end, min(runner.n_ubatch, runner.max_outputs))
+            most = min(runner.n_ubatch, runner.max_outputs)
+            options = runner.options
+            self._speculation = Speculation(drafter, end, most, options.draft_max, options.draft_min)
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -99,7 +102,11 @@ class Engine:
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
         from vkbackend.models.engine.runner import Runner
 
-        return cls(Runner(options, progress=progress))
+        return cls.of(Runner(options, progress=progress))
+
+    @classmethod
+    def of(cls, runner: Runner) -> Engine:
+        return cls(runner, drafter=drafter_of(runner.options))
 
     @property
     def info(self) -> EngineInfo:

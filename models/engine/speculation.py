@@ -20,11 +20,11 @@ MAX_ROWS = MAX_VEC_ROWS
 
 
 class Speculation:
-    """`max_rows` limits a step with drafts, and `end` is the first position that has no cell. `n_max` limits
-    a draft."""
+    """`max_rows` limits a step with drafts, and `end` is the first position that has no cell. A draft has
+    `n_min` to `n_max` tokens."""
 
-    def __init__(self, drafter: Drafter, end: int, max_rows: int, n_max: int = MAX_ROWS - 1) -> None:
-        self._drafter, self._end, self._n_max = drafter, end, n_max
+    def __init__(self, drafter: Drafter, end: int, max_rows: int, n_max: int, n_min: int) -> None:
+        self._drafter, self._end, self._n_max, self._n_min = drafter, end, n_max, n_min
         self._max_rows = min(MAX_ROWS, max_rows)
         self.n_drafts = self.n_drafted = self.n_accepted = 0
 
@@ -51,7 +51,7 @@ class Speculation:
                 if n_left and at < len(draft):
                     lengths[i], n_left = at + 1, n_left - 1
         for sequence, draft, n in zip(drafting, drafts, lengths, strict=True):
-            sequence.draft = draft[:n]
+            sequence.draft = draft[:n] if n >= self._n_min else ()
 
     def _most(self, sequence: Sequence) -> int:
         request = sequence.request

@@ -114,7 +114,7 @@ def _lead(group: Group, folder: str) -> None:
     options: Options = conn.recv()
 
     def open_(options: Options, progress: Progress | None) -> Engine:
-        return Engine(Runner(options, progress=progress, group=group))
+        return Engine.of(Runner(options, progress=progress, group=group))
 
     serve(conn, options, open_, group.on_lost)
 

@@ -70,11 +70,19 @@ class FakeRunner:
         n_in_flight: int = 1,
         context_shift: bool = False,
         undoes: bool = False,
+        speculation: tuple[str, ...] = (),
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
         self.options = SimpleNamespace(
-            prefix_cache=prefix_cache, n_queue=n_queue, context_shift=context_shift
+            prefix_cache=prefix_cache,
+            n_queue=n_queue,
+            context_shift=context_shift,
+            speculation=speculation,
+            draft_max=7,
+            draft_min=0,
+            n_slots=n_slots,
+            n_ctx=self.n_ctx,
         )
         width = -(-self.n_ctx // CELL_BLOCK)
         self.pools = [Pool(blocks or width * n_slots)]
@@ -196,7 +204,7 @@ class FakeRunner:
 def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
     sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch}
     how = {"prefix_cache": options.prefix_cache, "context_shift": options.context_shift}
-    return FakeRunner(**sizes, **how, n_queue=options.n_queue)
+    return FakeRunner(**sizes, **how, n_queue=options.n_queue, speculation=options.speculation)
 
 
 MODULE = SimpleNamespace(Runner=fake)  # replaces vkbackend.models.engine.runner

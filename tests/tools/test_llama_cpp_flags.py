@@ -288,7 +288,7 @@ LINES = [
     ("serve", '--jinja --chat-template-kwargs {"enable_thinking":false} -ub 2048 -b 2048', ""),
     ("serve", "--mmproj mmproj.gguf", "leave the flag out for text alone"),
     ("serve", "-md draft.gguf -ngld 99 --draft-max 16 --draft-min 1", "leave these flags out"),
-    ("serve", "--spec-type ngram-mod --spec-draft-n-max 32", "leave these flags out"),
+    ("serve", "--spec-type ngram-mod --spec-draft-n-max 32", ""),
     ("serve", "-hf ggml-org/gpt-oss-20b-GGUF -c 0 -fa on --jinja", ""),
     ("serve", "-hf unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL --n-cpu-moe 20", ""),
     ("serve", "--embedding --pooling mean -ub 8192", "use llama-server for them"),

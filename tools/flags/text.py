@@ -24,6 +24,7 @@ from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.present import present, show_devices
 from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
+from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.flags.structure import add_structure_arguments
 
 NO_MODEL = "no model given (-m): using the embedded demo model"
@@ -67,6 +68,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add_placement_arguments(parser)
     add_rope_arguments(parser)
     add_control_arguments(parser)
+    add_speculation_arguments(parser)
     add_llama_cpp_arguments(parser)
     add_experiment_arguments(parser)
 

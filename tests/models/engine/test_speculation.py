@@ -112,10 +112,8 @@ def test_a_draft_never_preempts() -> None:
 # ---- rows ----
 
 
-@pytest.mark.parametrize(
-    ("n", "n_slots", "expected"), [(7, 1, 8), (3, 1, 4), (7, 2, 8), (7, 3, 8), (1, 3, 6)]
-)
-def test_right_drafts_fill_a_step(n: int, n_slots: int, expected: int) -> None:
+@pytest.mark.parametrize(("n", "n_slots", "rows"), [(7, 1, 8), (3, 1, 4), (7, 2, 8), (7, 3, 8), (1, 3, 6)])
+def test_right_drafts_fill_a_step(n: int, n_slots: int, rows: int) -> None:
     engine, runner = make(n_slots=n_slots, n_ctx=128, drafter=right(n))
     finish(engine, [Generate(i, prompt(5, i), 60, GREEDY) for i in range(n_slots)])
     steps = [sum(run.n_rows for run in runs) for runs in runner.steps[1:]]

@@ -1,0 +1,91 @@
+"""Drafts from the text of the sequence: the tokens that followed the last occurrence of its last tokens.
+
+This is prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding). The conversation
+is part of the prompt, so repeated answers and edited texts are guessed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkbackend.models.drafting.drafter import NO_DRAFT, Draft, Want
+
+# Lengths of the compared ends, longest first. Of 40 edited files, 4 rows per step gave 3.28 tokens a step
+# with 6, 4 and 3, and 3.12 with 4, 3 and 2. Longer ends match too rarely.
+LENGTHS = (6, 4, 3)
+MAX_BITS = 17
+FEW = 16  # For fewer new tokens, a Python loop is faster than numpy.
+FACTOR = 0x9E3779B97F4A7C15  # 2 ** 64 divided by the golden ratio.
+MASK = (1 << 64) - 1
+
+
+class Ngrams:
+    """Draws drafts from tables with 3 * 4 * 2 ** bits bytes per slot, which are allocated once."""
+
+    def __init__(self, n_slots: int, n_ctx: int) -> None:
+        bits = min(MAX_BITS, max(8, n_ctx.bit_length() + 1))
+        self._texts = [_Text(bits) for _ in range(n_slots)]
+
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        drafts: list[Draft] = []
+        for want in wants:
+            text = self._texts[want.slot]
+            text.read(want.number, want.history)
+            drafts.append(text.draft(want.history, want.n))
+        return drafts
+
+    def took(self, slot: int, n_accepted: int) -> None:
+        """Nothing is learned here."""
+
+    def close(self) -> None:
+        """The tables are memory of the host."""
+
+
+class _Text:
+    """For each length, an entry of a hash table has the position after the last ngram with this hash, or 0."""
+
+    def __init__(self, bits: int) -> None:
+        self._shift = 64 - bits
+        self._tables = np.zeros((len(LENGTHS), 1 << bits), np.int32)
+        self._number, self._n_read = -1, 0
+
+    def read(self, number: int, history: Sequence[int]) -> None:
+        """Enter the ngrams that have a next token, but not the last tokens."""
+        if number != self._number:
+            self._tables[:] = 0
+            self._number, self._n_read = number, 0
+        first, end = self._n_read, len(history)
+        if end - first > FEW:
+            begin = max(0, first - LENGTHS[0])
+            tokens = np.array(history[begin:end], np.uint64)
+            for table, n in zip(self._tables, LENGTHS, strict=True):
+                ends = np.arange(max(n, first), end)
+                hashes = np.zeros(len(ends), np.uint64)
+                for i in range(n):
+                    hashes = (hashes + tokens[ends - n + i - begin]) * np.uint64(FACTOR)
+                table[hashes >> np.uint64(self._shift)] = ends
+        else:
+            for table, n in zip(self._tables, LENGTHS, strict=True):
+                for at in range(max(n, first), end):
+                    table[self._hash(history[at - n : at])] = at
+        self._n_read = end
+
+    def draft(self, history: Sequence[int], n_max: int) -> Draft:
+        end = len(history)
+        for table, n in zip(self._tables, LENGTHS, strict=True):
+            key = history[end - n :]
+            at = int(table[self._hash(key)]) if end > n else 0
+            if at and history[at - n : at] == key:
+                tokens = list(history[at : at + n_max])
+                while len(tokens) < n_max:  # The text repeats itself.
+                    tokens += tokens[: n_max - len(tokens)]
+                return Draft(tokens, f"ngram-{n}")
+        return NO_DRAFT
+
+    def _hash(self, tokens: Sequence[int]) -> int:
+        value = 0
+        for token in tokens:
+            value = (value + token) * FACTOR & MASK
+        return value >> self._shift
