@@ -44,7 +44,7 @@ class Ngrams:
 
 
 class _Text:
-    """For each length, an entry of a hash table has the position after the last ngram with this hash, or 0."""
+    """For each length, a hash table maps an ngram to the position after its last occurrence, or to 0."""
 
     def __init__(self, bits: int) -> None:
         self._shift = 64 - bits
