@@ -29,6 +29,7 @@ from vkbackend.tools import bench_parallel
 from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags.llama_cpp import add_common_arguments
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.flags.sweeps import values_of
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
 from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import (
@@ -144,7 +145,8 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--n-prompt", metavar="LIST", action="append",
-        help="prompt lengths to time, comma-separated or one by one; 0: none (default: 512)")  # fmt: skip
+        help="prompt lengths to time, comma-separated, one by one, or a range such as 16-64+16 or "
+        "16-64*2; 0: none (default: 512)")  # fmt: skip
     add("-n", "--n-gen", metavar="LIST", action="append",
         help="numbers of generated tokens to time, in the same form; 0: none (default: 128)")  # fmt: skip
     add(
@@ -172,7 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    return [whole_number(flag, number_of(word.strip()), 0, MAX_TOKENS) for word in text.split(",")]
+    return [whole_number(flag, number_of(word.strip()), 0, MAX_TOKENS) for word in values_of(flag, text)]
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:

@@ -178,7 +178,8 @@ def _override(
             continue
         if not target.isdecimal() or len(target) > 9 or int(target) >= n:
             raise InvalidArgument(
-                f"override {text}={target}: the target must be CPU, host or a device index below {n}"
+                f"override {text}={target}: the target must be CPU, host, or a device's place in -dev, "
+                f"which is 0{f' to {n - 1}' if n > 1 else ''}"
             )
         if not spec.role.dim:
             continue  # a mirrored tensor is already on the device

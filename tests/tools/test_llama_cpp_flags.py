@@ -17,13 +17,15 @@ import pytest
 from device_sets import QUICKEST, device_infos
 from places import ROOT
 
+from vkbackend.errors import InvalidArgument
+from vkbackend.tools import bench
 from vkbackend.tools.cli import build_parser, main, parse_line
 from vkbackend.tools.console import _Console
 from vkbackend.tools.flags.built_in_templates import TEMPLATES
 from vkbackend.tools.flags.environment import words_of_environment
 from vkbackend.tools.flags.llama_cpp import unescaped
 from vkbackend.tools.flags.page import page
-from vkbackend.tools.flags.sweeps import lines_of
+from vkbackend.tools.flags.sweeps import lines_of, values_of
 from vkbackend.tools.flags.table import CLASSES, Flag, flags_of, table
 
 Run = Callable[..., tuple[int, str, str]]
@@ -427,6 +429,24 @@ def test_lists_of_bench() -> None:
     args = parse(*"bench -sm row,layer -ngl 1,2 -m x.gguf".split())
     assert [(line.split_mode, line.n_gpu_layers) for line in args.sweep] == [
         ("tensor", "1"), ("tensor", "2"), ("layer", "1"), ("layer", "2")]  # fmt: skip
+
+
+def test_ranges_of_bench() -> None:
+    ranges = {"4-7": "4 5 6 7", "4-16+4": "4 8 12 16", "16-64*2,3": "16 32 64 3", "5": "5", "f16": "f16"}
+    for text, values in ranges.items():
+        assert values_of("-p", text) == values.split(), text
+    for text in ("8-64*1", "0-8*2", "1-9+0", "0-99999", "9-4"):
+        with pytest.raises(InvalidArgument, match="range"):
+            values_of("-p", text)
+    assert [line.n_ubatch for line in parse(*"bench -ub 16-64*2".split()).sweep] == [16, 32, 64]
+    assert [test.n_prompt for test in bench.tests_of(parse(*"bench -p 16-32+8 -n 0".split()))] == [16, 24, 32]
+
+
+def test_until_the_context_is_full(run: Run) -> None:
+    words = ("-p", "Once upon a time", "-c", "40", "--ignore-eos", "--context-shift", "-n", "-2", "--json")
+    code, out, err = run("generate", *words)
+    assert code == 0, err
+    assert json.loads(out)["finish_reason"] == "length"
 
 
 def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,8 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
     if args.host_tensors:
         with GGUF.open(args.model or path) as gguf:
             args.override_tensor = host_patterns(args, gguf.tensors)
+    if getattr(args, "max_tokens", None) == -2:
+        args.max_tokens, args.context_shift = -1, False  # -2: until the context is full
     if args.temperature < 0:
         note(args, f"--temp {args.temperature:g} is 0: the likeliest token")
         args.temperature = 0.0

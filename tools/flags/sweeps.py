@@ -1,9 +1,15 @@
-"""Expand llama-bench's lists. If several flags have lists, `bench` measures all combinations."""
+"""Expand llama-bench's lists and ranges. If several flags have lists, `bench` measures all combinations."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise, product
+
+from vkbackend.errors import InvalidArgument
+
+RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+MAX_VALUES = 1024  # of a range
 
 LISTS = {  # flag -> its short form, which names a column
     "--batch-size": "-b", "--ubatch-size": "-ub", "--cache-type-k": "-ctk", "--cache-type-v": "-ctv",
@@ -37,7 +43,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
             words_of = [[switch] if (switch := SWITCHES[flag][int(v)]) else [] for v in values]
             parts.append(_choices(flag, values, words_of))
         elif flag in LISTS or flag in LISTS.values():
-            values = (joined or rest.pop(0)).split(",")
+            values = values_of(flag, joined or rest.pop(0))
             parts.append(_choices(LISTS.get(flag, flag), values, [[flag, value] for value in values]))
         elif flag in SHARES:
             text = joined or rest.pop(0)
@@ -55,6 +61,27 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
         ([word for part, _ in line for word in part], {k: v for _, swept in line for k, v in swept.items()})
         for line in product(*parts)
     ]
+
+
+def values_of(flag: str, text: str) -> list[str]:
+    """Return the values of a list, for example 4,8 or 4-16, 4-16+4 and 4-16*2, as in llama-bench. Raises
+    InvalidArgument."""
+    values: list[str] = []
+    for word in text.split(","):
+        if not (match := RANGE.fullmatch(word.strip())):
+            values.append(word)
+            continue
+        value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+        if (value * step if match[3] == "*" else value + step) <= value:
+            raise InvalidArgument(f"{flag} {word}: the range does not grow; give FIRST-LAST+STEP or *FACTOR")
+        while value <= last:
+            values.append(str(value))
+            if len(values) > MAX_VALUES:
+                raise InvalidArgument(f"{flag} {word}: a range has at most {MAX_VALUES} values")
+            value = value * step if match[3] == "*" else value + step
+    if not values:
+        raise InvalidArgument(f"{flag} {text}: the range is empty; the first value is above the last")
+    return values
 
 
 def notes_of(words: Sequence[str]) -> list[str]:

@@ -40,7 +40,10 @@ def add_length_arguments(
     If `capped` is set, -c defaults to None, and the command uses the model's context, but at most `n_ctx`.
     """
     add = parser.add_argument
-    most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
+    most = (
+        f"tokens to generate at most; -1: until {ends} or the context is full; -2: the same, without "
+        "--context-shift (default: -1)"
+    )
     add("-n", "--n-predict", "--predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
     default = f"the model's own, at most {n_ctx}" if capped else n_ctx
     add("-c", "--ctx-size", dest="n_ctx", type=int, default=None if capped else n_ctx, metavar="N",

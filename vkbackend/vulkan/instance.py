@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -212,6 +213,9 @@ def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
         return matches[0]
     listing = ", ".join(f"{d.index} ({d.name})" for d in present)
     why = f"matches {len(matches)} devices" if matches else "names no device"
-    raise InvalidArgument(
-        f"device {text!r} {why}; there are: {listing}. Give an index, a UUID or a unique name"
-    )
+    wish = "Give an index, a UUID or a unique name"
+    if re.fullmatch(r"(cuda|rocm|hip|sycl|metal|musa|cann|gpu)\d*", text.lower()):
+        wish += "; devices are Vulkan's, so there is Vulkan0, but no CUDA0"
+    elif text.lower() in ("none", "cpu"):
+        wish += ", or numpy to compute without Vulkan"
+    raise InvalidArgument(f"device {text!r} {why}; there are: {listing}. {wish}")

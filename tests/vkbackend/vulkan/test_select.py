@@ -38,7 +38,7 @@ def test_one_device(select: Any, word: str | int, index: int) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [("radeon", "matches 2 devices"), ("", "names no device"), ("-1", "names no device"), (2, "1 .Radeon"),
-     ("7800", "names no device"),
+     ("7800", "names no device"), ("CUDA0", "there is Vulkan0"), ("none", "numpy to compute without Vulkan"),
      ("GeForce", "0 .Radeon RX 7900 XTX.*Give an index, a UUID or a unique name")],
 )  # fmt: skip
 def test_none_or_several(select: Any, word: str | int, message: str) -> None:
