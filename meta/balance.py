@@ -19,7 +19,7 @@ Shares = tuple[float, ...]  # one number per device, in any unit
 class Cost:
     """The bytes that a split needs on each device. A device stores `held` bytes. Per token, the device reads
     `read` bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
-    all-reduce among all devices, and `inner` of each all-reduce within one host. If layers are divided into
+    all-reduce among all devices, and `inner` of each all-reduce within one node. If layers are divided into
     sequential stages, `stages` has each device's stage."""
 
     held: tuple[int, ...]
@@ -179,7 +179,7 @@ def predict(
 
     def time_of(shares: Shares) -> Times:
         busy = [devices[d] for d, share in enumerate(shares) if share]
-        here = [device for device in busy if not device.host]
+        here = [device for device in busy if not device.node]
         return times(
             cost(shares),
             speeds,

@@ -10,8 +10,8 @@ import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
@@ -21,15 +21,15 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # On a single host, no step starts after this time.
+LIMIT_S = 3.0  # On a single node, no step starts after this time.
 PERIOD = 3  # Odd, but slots alternate between two parities, so a stale slot gives a wrong sum.
 CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` has the seconds per all-reduce of each step. `exact` says whether this host's devices got
-    exact sums. `network` is the part of `seconds` for exchanges between hosts."""
+    """`seconds` has the seconds per all-reduce of each step. `exact` says whether this node's devices got
+    exact sums. `network` is the part of `seconds` for exchanges between nodes."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -53,14 +53,14 @@ def time_reduce(
     *,
     repeats: int = 5,
     length: int = 0,
-    hosts: Hosts | None = None,
+    nodes: Nodes | None = None,
 ) -> ReduceTime:
-    """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` must call this
+    """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `nodes` must call this
     function.
 
     After a warm-up step, time up to `repeats` steps of `length` reduces.
     """
-    mesh = Mesh(devices, options, hosts=hosts)
+    mesh = Mesh(devices, options, nodes=nodes)
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
         mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))
@@ -69,7 +69,7 @@ def time_reduce(
         mesh.run(step)
         assert mesh.provider is not None
         warm_s = mesh.provider.network_s
-        while len(seconds) < repeats and (hosts or sum(seconds) * chain.length < LIMIT_S):
+        while len(seconds) < repeats and (nodes or sum(seconds) * chain.length < LIMIT_S):
             began = time.perf_counter()
             mesh.run(step)
             seconds.append((time.perf_counter() - began) / chain.length)
@@ -127,5 +127,5 @@ class _Chain:
         return all(
             np.array_equal(device.read(view).view(np.float32).reshape(self.shape), self.want)
             for device, view in zip(self.devices, self.result, strict=True)
-            if not device.host
+            if not device.node
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
-from vkbackend.meta.hosts import Hosts
+from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.meta.tensor import Inputs
@@ -51,16 +51,16 @@ class Outputs:
         inputs_of: Sequence[Inputs] = (),
         vocab: Ranges = (),
         nbytes: Sequence[int] = (),
-        hosts: Hosts | None = None,
+        nodes: Nodes | None = None,
         n_places: int = 1,
     ) -> None:
-        self._devices, self._vocab, self._hosts = devices, vocab, hosts
+        self._devices, self._vocab, self._nodes = devices, vocab, nodes
         self._masks = [inputs.mask for inputs in inputs_of]
         self._places = [[inputs.logits for inputs in inputs_of]]
         for _ in range(1, n_places):
             regions = list(self._places[0])
             for d, device in enumerate(devices):
-                if device.host and (region := regions[d]):
+                if device.node and (region := regions[d]):
                     buffer = device.buffer(nbytes[d], Home.STAGING, "logits")
                     regions[d] = replace(region, buffer=buffer)
             self._places.append(regions)
@@ -69,7 +69,7 @@ class Outputs:
         """Write the next step's masks, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
-            if mask is None or device.host:
+            if mask is None or device.node:
                 continue
             n_words = mask.shape[1]
             if begin % 32 == 0:
@@ -86,38 +86,38 @@ class Outputs:
             target[: len(masks)] = part
             device.flush(mask.buffer)  # type: ignore[arg-type]
 
-    # ---- between hosts ----
+    # ---- between nodes ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Begin to receive output rows on host 0 before the step, so that no sender waits."""
-        if self._hosts and self._hosts.rank == 0:
+        """Begin to receive output rows on node 0 before the step, so that no sender waits."""
+        if self._nodes and self._nodes.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Transfer the step's output rows to host 0. All hosts must call this function after the step."""
-        if self._hosts:
+        """Transfer the step's output rows to node 0. All nodes must call this function after the step."""
+        if self._nodes:
             gather = self._gather(n_outputs, wanted, place)
-            if self._hosts.rank:
+            if self._nodes.rank:
                 gather.start()
             gather.finish()
 
     def _gather(self, n_outputs: int, wanted: Wanted, place: int) -> Transfers:
-        assert self._hosts
+        assert self._nodes
         views: list[View | None] = []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is None:
                 views.append(None)
                 continue
-            if not device.host:
+            if not device.node:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
             last = region.rows(0, n_outputs)
             if wanted.top_k:
                 best = found_in(region, n_outputs, wanted.top_k, device.limits, end - begin)
                 last = best[2 if wanted.summed else 1]
             views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
-        return self._hosts.gather((n_outputs, wanted, place), views)
+        return self._nodes.gather((n_outputs, wanted, place), views)
 
-    # ---- on host 0 ----
+    # ---- on node 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
         """Copy the logits to `out`, float32 [>= n_outputs, n_vocab]."""

@@ -21,12 +21,12 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile each recording whose device is on this host. Raises the first error after all compilations have
+    """Compile each recording whose device is on this node. Raises the first error after all compilations have
     ended."""
     if len(devices) < 2:
         return
     pairs = zip(devices, recordings, strict=True)
-    compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
+    compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.node]
     wait(compiling)  # Wait even after an error, because a compiling device must not be closed.
     for compiled in compiling:
         compiled.result()
@@ -34,5 +34,5 @@ def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> N
 
 def begin_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
     for device, recording in zip(devices, recordings, strict=True):
-        if not device.host:
+        if not device.node:
             device.compile_ahead(recording)

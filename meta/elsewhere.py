@@ -1,8 +1,8 @@
-"""A stand-in for another host's device. The stand-in has the device's limits, and memory only for slots and
+"""A stand-in for another node's device. The stand-in has the device's limits, and memory only for slots and
 logits.
 
-Every host plans and records for all devices, and runs its own devices. Between steps, host 0 can access the
-memory of other hosts through a `link`.
+Every node plans and records for all devices, and runs its own devices. Between steps, node 0 can access the
+memory of other nodes through a `link`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A host's description of its device. `speed` has the bytes per second that the device reads from its
+    """A node's description of its device. `speed` has the bytes per second that the device reads from its
     memory and from host memory."""
 
     name: str
@@ -54,7 +54,7 @@ class Card:
 
 
 class Link(Protocol):
-    """A connection to a device's host that addresses caches and tables by name."""
+    """A connection to a device's node that addresses caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
@@ -81,11 +81,11 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """A stand-in for device number `index`. `exchange` is the measured time of an exchange with its host."""
+    """A stand-in for device number `index`. `exchange` is the measured time of an exchange with its node."""
 
-    def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
-        super().__init__(f"{host}/{card.name}", card.limits)
-        self.index, self.host, self.card, self.exchange = index, host, card, exchange
+    def __init__(self, index: int, node: str, card: Card, exchange: ExchangeTime | None = None) -> None:
+        super().__init__(f"{node}/{card.name}", card.limits)
+        self.index, self.node, self.card, self.exchange = index, node, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
         self.host_free: int | None = None
         self.queue: Queue = _Idle()

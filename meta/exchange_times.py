@@ -1,4 +1,4 @@
-"""Measure exchanges in which two hosts send to each other at once."""
+"""Measure exchanges in which two nodes send to each other at once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ExchangeTime:
         return self.small_s + max(0, nbytes - SMALL_NBYTES) / self.rate
 
 
-def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
-    """Return the seconds of each of `n` exchanges, after a warm-up. The other host must call this too."""
+def times_of(transport: Transport, node: int, nbytes: int, n: int) -> list[float]:
+    """Return the seconds of each of `n` exchanges, after a warm-up. The other node must call this too."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
+    transfers = transport.transfers([(node, sent)], [(node, received)], "a measured exchange")
     seconds = []
     for _ in range(n + 1):
         began = time.perf_counter()
@@ -38,10 +38,10 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """Measure exchanges between host 0 and each other host. All hosts must call this function."""
+    """Measure exchanges between node 0 and each other node. All nodes must call this function."""
     times = {}
-    for host in [0] if transport.rank else transport.others:
-        small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))
-        large = float(np.median(times_of(transport, host, LARGE_NBYTES, N_LARGE)))
-        times[host] = ExchangeTime(small, (LARGE_NBYTES - SMALL_NBYTES) / max(large - small, 1e-6))
+    for node in [0] if transport.rank else transport.others:
+        small = float(np.median(times_of(transport, node, SMALL_NBYTES, N_SMALL)))
+        large = float(np.median(times_of(transport, node, LARGE_NBYTES, N_LARGE)))
+        times[node] = ExchangeTime(small, (LARGE_NBYTES - SMALL_NBYTES) / max(large - small, 1e-6))
     return times

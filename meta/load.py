@@ -53,7 +53,7 @@ def load_weights(
     pages: list[Pages] = []
     for d, device in enumerate(devices):
         pages += _place(device, d, loads, source, weights)
-    here = [d for d, device in enumerate(devices) if not device.host]
+    here = [d for d, device in enumerate(devices) if not device.node]
     total = sum(view.nbytes for w in weights.values() for d in here for _, view in w.pieces[d])
     to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces[d] for d in here)]
     total += sum(source.data(load.name).nbytes for load in to_share)
@@ -70,7 +70,7 @@ def load_weights(
         for d, device in enumerate(devices):
             if _is_mapped(weight.pieces[d]):
                 _touch(weight.pieces[d], advance)
-            elif device.host:
+            elif device.node:
                 if load.shared:
                     weight.pieces[d] += _copies(device, load)
             elif load.shared:

@@ -11,7 +11,7 @@ from vkbackend import env, forks
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.candidates import Outputs
-from vkbackend.meta.hosts import Hosts, OverHosts
+from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider, make_provider
@@ -27,7 +27,7 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 
 class Mesh:
-    """Memory, recorded steps and replay of N devices. `devices` includes stand-ins for other hosts' devices.
+    """Memory, recorded steps and replay of N devices. `devices` includes stand-ins for other nodes' devices.
     If `keep_values` is set, intermediate tensors can be read after a step."""
 
     def __init__(
@@ -36,9 +36,9 @@ class Mesh:
         options: ReduceOptions | None = None,
         *,
         keep_values: bool = False,
-        hosts: Hosts | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
-        self.devices, self.options, self.hosts = list(devices), options or ReduceOptions(), hosts
+        self.devices, self.options, self.nodes = list(devices), options or ReduceOptions(), nodes
         self.stores = Stores(self.devices)
         self.weights = self.stores.weights
         self.relay = Relay(self.devices, self.options.submit_ahead)
@@ -69,7 +69,7 @@ class Mesh:
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
-        `n_places` steps may have output rows in transfer from other hosts."""
+        `n_places` steps may have output rows in transfer from other nodes."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -80,11 +80,11 @@ class Mesh:
             arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
         if sizes.slot:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
-            self.provider = OverHosts(provider, self.devices, self.hosts) if self.hosts else provider
+            self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
         self._steps = RecordedSteps(builder, arenas, self.reuse)
-        self.outputs = Outputs(self.devices, self._inputs, shape.vocab, sizes.logits, self.hosts, n_places)
+        self.outputs = Outputs(self.devices, self._inputs, shape.vocab, sizes.logits, self.nodes, n_places)
 
     def recorded_step(self, kind: StepKind) -> Step:
         return self.steps.of(kind)
@@ -102,7 +102,7 @@ class Mesh:
         """Write the next step's parameters to every device. `second` has the parameters of the second half of
         the rows. `rope` has float32 [rows, width / 2, 2] by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
-            if device.host:
+            if device.node:
                 continue
             host = inputs.host.buffer.host  # type: ignore[union-attr]
             host[:STEP_NBYTES] = params.words.view(np.uint8)
@@ -148,9 +148,9 @@ class Mesh:
         for steps in (self._steps, *self._others):
             if steps:
                 steps.close()
-        if self.hosts:
-            self.hosts.close()
-            if isinstance(self.provider, OverHosts):
+        if self.nodes:
+            self.nodes.close()
+            if isinstance(self.provider, OverNodes):
                 self.provider.close_transfers()
         for device in self.devices:
             device.close()

@@ -1,4 +1,4 @@
-"""A transport that sends bytes from host to host over MPI, without pickling.
+"""A transport that sends bytes from node to node over MPI, without pickling.
 
 Collectives such as `MPI_Allreduce` are avoided, because MPI chooses their order of additions. A thread that
 waits polls MPI until a deadline.
@@ -21,13 +21,13 @@ LEAVE_S = 10.0
 def require_mpi() -> None:
     if importlib.util.find_spec("mpi4py") is None:
         raise UnsupportedFeature(
-            f"several hosts need mpi4py and an MPI, which {sys.prefix} does not have; run "
+            f"several nodes need mpi4py and an MPI, which {sys.prefix} does not have; run "
             "`pip install 'vkbackend[hosts]'`, or `bash tools/setup.sh --hosts` in a checkout"
         )
 
 
 class MPITransport(Transport):
-    """A transport between processes on different hosts, which an MPI launcher starts."""
+    """A transport between processes on different nodes, which an MPI launcher starts."""
 
     def __init__(self) -> None:
         require_mpi()
@@ -47,34 +47,34 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """Return MPI's name and version. All hosts must agree."""
+        """Return MPI's name and version. All nodes must agree."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
-    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
+    def send(self, node: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         self._count(lane, len(data))
         try:
-            request = self.comm.Isend([data, self.mpi.BYTE], dest=host, tag=lane)
-            self.wait(request.Test, f"{purpose or lane.name.lower()} to reach {self.names[host]}")
+            request = self.comm.Isend([data, self.mpi.BYTE], dest=node, tag=lane)
+            self.wait(request.Test, f"{purpose or lane.name.lower()} to reach {self.names[node]}")
         except self.mpi.Exception as error:
             raise self._gone(error) from None
 
-    def beat(self, host: int) -> None:
+    def beat(self, node: int) -> None:
         try:
-            self.comm.Isend([b"", self.mpi.BYTE], dest=host, tag=Lane.BEAT).Free()
+            self.comm.Isend([b"", self.mpi.BYTE], dest=node, tag=Lane.BEAT).Free()
         except self.mpi.Exception as error:
             raise self._gone(error) from None
 
-    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
+    def poll(self, node: int, lane: Lane, most: int) -> bytes | None:
         status = self.mpi.Status()
         try:
-            if not self.comm.Iprobe(source=host, tag=lane, status=status):
+            if not self.comm.Iprobe(source=node, tag=lane, status=status):
                 return None
             nbytes = status.Get_count(self.mpi.BYTE)
             if nbytes > most:
-                raise self.too_long(host, lane, nbytes, most)
+                raise self.too_long(node, lane, nbytes, most)
             data = bytearray(nbytes)
-            request = self.comm.Irecv([data, self.mpi.BYTE], source=host, tag=lane)
-            self.wait(request.Test, f"a {lane.name.lower()} of {self.names[host]}")
+            request = self.comm.Irecv([data, self.mpi.BYTE], source=node, tag=lane)
+            self.wait(request.Test, f"a {lane.name.lower()} of {self.names[node]}")
         except self.mpi.Exception as error:
             raise self._gone(error) from None
         return bytes(data)
@@ -85,15 +85,15 @@ class MPITransport(Transport):
         return _Persistent(self, sent, received, purpose, lane)
 
     def _gone(self, error: Exception) -> DeviceLost:
-        return DeviceLost(f"the group lost a host: {self.lost or error}; start the group again")
+        return DeviceLost(f"the group lost a node: {self.lost or error}; start the group again")
 
     def close(self) -> None:
-        """Wait for the other hosts, then leave MPI. Raises DeviceLost, Timeout."""
+        """Wait for the other nodes, then leave MPI. Raises DeviceLost, Timeout."""
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI warns about messages that nobody received
-            while self.poll(host, Lane.BEAT, 0) is not None:
+        for node in self.others:  # MPI warns about messages that nobody received
+            while self.poll(node, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):
             self.mpi.Finalize()
@@ -111,10 +111,10 @@ class _Persistent(Transfers):
         comm, byte = transport.comm, transport.mpi.BYTE
         self._transport, self._purpose = transport, purpose
         self._sizes = [part.nbytes for _, part in sent]
-        self._hosts = [host for host, _ in (*received, *sent)]
+        self._nodes = [node for node, _ in (*received, *sent)]
         self._requests: list[Any] = [
-            comm.Recv_init([part, byte], source=host, tag=lane) for host, part in received
-        ] + [comm.Send_init([part, byte], dest=host, tag=lane) for host, part in sent]
+            comm.Recv_init([part, byte], source=node, tag=lane) for node, part in received
+        ] + [comm.Send_init([part, byte], dest=node, tag=lane) for node, part in sent]
 
     def start(self) -> None:
         if not self._requests:
@@ -134,7 +134,7 @@ class _Persistent(Transfers):
         try:
             transport.wait(lambda: mpi.Request.Testall(requests), self._purpose)
         except Timeout as error:
-            late = {h for h, request in zip(self._hosts, requests, strict=True) if not request.Test()}
+            late = {h for h, request in zip(self._nodes, requests, strict=True) if not request.Test()}
             names = ", ".join(transport.names[h] for h in sorted(late))
             raise Timeout(f"{names} did not answer: {error}") from None
         except mpi.Exception as error:

@@ -1,4 +1,4 @@
-"""A thread sends heartbeats between host 0 and every other host, even while a host compiles or loads."""
+"""A thread sends heartbeats between node 0 and every other node, even while a node compiles or loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FAILURE_NBYTES = 4096
 
 
 class Pulse:
-    """If a host is silent for `silence_s` or fails, set `transport.lost` and call `on_lost` once."""
+    """If a node is silent for `silence_s` or fails, set `transport.lost` and call `on_lost` once."""
 
     def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
         self._transport = transport
@@ -31,14 +31,14 @@ class Pulse:
         heard = dict.fromkeys(peers, time.monotonic())
         while not transport.lost:
             try:
-                for host in peers:
-                    transport.beat(host)
-                    while transport.poll(host, Lane.BEAT, 0) is not None:
-                        heard[host] = time.monotonic()
-                    if (words := transport.poll(host, Lane.FAILURE, MAX_FAILURE_NBYTES)) is not None:
-                        transport.lost = f"{transport.names[host]} failed: {words.decode(errors='replace')}"
-                    elif (silent := time.monotonic() - heard[host]) > self._silence_s:
-                        transport.lost = f"{transport.names[host]} has sent no heartbeat for {silent:.0f} s"
+                for node in peers:
+                    transport.beat(node)
+                    while transport.poll(node, Lane.BEAT, 0) is not None:
+                        heard[node] = time.monotonic()
+                    if (words := transport.poll(node, Lane.FAILURE, MAX_FAILURE_NBYTES)) is not None:
+                        transport.lost = f"{transport.names[node]} failed: {words.decode(errors='replace')}"
+                    elif (silent := time.monotonic() - heard[node]) > self._silence_s:
+                        transport.lost = f"{transport.names[node]} has sent no heartbeat for {silent:.0f} s"
             except VkbackendError as error:
                 transport.lost = str(error)
             if self._ended.wait(BEAT_S):

@@ -40,7 +40,7 @@ class Step:
 
 class RecordedSteps:
     """Recorded steps by kind. `arenas` has each device's memory for a step's values. `reuse` says whether
-    values share memory. During a recording, the context `while_recording` makes other hosts record the same
+    values share memory. During a recording, the context `while_recording` makes other nodes record the same
     step."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:

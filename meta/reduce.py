@@ -58,7 +58,7 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """Return the elements begin..end that each of n devices or hosts sums, in complete blocks of the wire
+    """Return the elements begin..end that each of n devices or nodes sums, in complete blocks of the wire
     format."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
@@ -93,7 +93,7 @@ class ReduceSlots:
 class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # Bytes of shared host memory.
-    network_s: float = 0.0  # Total seconds of exchanges between hosts.
+    network_s: float = 0.0  # Total seconds of exchanges between nodes.
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
@@ -236,7 +236,7 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Return the f32 sum [elements], in memory of this host's first reader, or else of device 0."""
+        """Return the f32 sum [elements], in memory of this node's first reader, or else of device 0."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
@@ -285,11 +285,11 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Return the minimum bytes of a scattered reduce through pages, or None for never. Between hosts,
+    """Return the minimum bytes of a scattered reduce through pages, or None for never. Between nodes,
     scattering is faster for three devices or more, because a device sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
-    least = SCATTER_DEVICES - any(device.host for device in devices)
+    least = SCATTER_DEVICES - any(device.node for device in devices)
     many = len(devices) >= least and slot_nbytes >= SCATTER_NBYTES
     return SCATTER_NBYTES if wanted == "auto" and many else None
 

@@ -36,9 +36,9 @@ def class_of(device: Device) -> Hashable:
 
 
 def resource_of(device: Device) -> Hashable:
-    """Return the resource that logical devices share, a physical device or a host's processor."""
+    """Return the resource that logical devices share, a physical device or a node's processor."""
     info = device.physical
-    return info.uuid if info and not info.is_cpu else f"{device.host} cpu".strip()
+    return info.uuid if info and not info.is_cpu else f"{device.node} cpu".strip()
 
 
 # ---- measuring ----
@@ -47,7 +47,7 @@ def resource_of(device: Device) -> Hashable:
 def measure_speed(device: Device) -> Speed:
     """Return the device's speed. The first call takes about a second."""
     if isinstance(device, Elsewhere):
-        assert device.card.speed, f"the host of {device.name} sent no speed"
+        assert device.card.speed, f"the node of {device.name} sent no speed"
         return Speed(*device.card.speed)
     if known := known_speed(device):
         return known
@@ -88,12 +88,12 @@ def measure_copy(device: Device) -> float:
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     """Return the seconds of an all-reduce of `nbytes`, rounded up to a power of two. The time is measured
-    once, and is 0 for one device. The slowest exchange with other hosts is added."""
+    once, and is 0 for one device. The slowest exchange with other nodes is added."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]
     if far:
-        return max(far) + measure_reduce([d for d in devices if not d.host], nbytes)
+        return max(far) + measure_reduce([d for d in devices if not d.node], nbytes)
     nbytes = 1 << max(12, (nbytes - 1).bit_length())
     key = f"reduce {nbytes} {', '.join(map(key_of, devices))}"
     known = numbers(key)

@@ -1,6 +1,6 @@
-"""Move bytes between hosts, with a deadline for every wait.
+"""Move bytes between nodes, with a deadline for every wait.
 
-Messages between two hosts are in order per lane. When a host is lost, every wait raises a DeviceLost with its
+Messages between two nodes are in order per lane. When a node is lost, every wait raises a DeviceLost with its
 name.
 """
 
@@ -35,7 +35,7 @@ class Lane(IntEnum):
     FAILURE = 7
 
 
-Part = tuple[int, np.ndarray]  # (host, bytes at a fixed address)
+Part = tuple[int, np.ndarray]  # (node, bytes at a fixed address)
 
 
 class Transfers(ABC):
@@ -58,7 +58,7 @@ class Transfers(ABC):
 
 
 class Transport(ABC):
-    """This host's connections to the others. This host has number `rank` of `size`, and host 0 leads.
+    """This node's connections to the others. This node has number `rank` of `size`, and node 0 leads.
     `n_messages` and `n_bytes` count sent messages, without heartbeats."""
 
     rank: int
@@ -71,18 +71,18 @@ class Transport(ABC):
 
     @property
     def others(self) -> list[int]:
-        return [host for host in range(self.size) if host != self.rank]
+        return [node for node in range(self.size) if node != self.rank]
 
     @abstractmethod
-    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
+    def send(self, node: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         """Raises DeviceLost, Timeout."""
 
     @abstractmethod
-    def beat(self, host: int) -> None:
+    def beat(self, node: int) -> None:
         """Send a heartbeat without waiting."""
 
     @abstractmethod
-    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
+    def poll(self, node: int, lane: Lane, most: int) -> bytes | None:
         """Return the next message if it has arrived, otherwise None. Raises DeviceLost if the message exceeds
         `most` bytes."""
 
@@ -90,27 +90,27 @@ class Transport(ABC):
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Return transfers of parts on a lane. Both hosts must list the parts in the same order."""
+        """Return transfers of parts on a lane. Both nodes must list the parts in the same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
-        """Leave the group. All hosts must call this function."""
+        """Leave the group. All nodes must call this function."""
 
     def receive(
-        self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
+        self, node: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
     ) -> bytes:
         """Wait for a message. The default of `timeout_s` is VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
         messages: list[bytes] = []
 
         def came() -> bool:
-            if (message := self.poll(host, lane, most)) is not None:
+            if (message := self.poll(node, lane, most)) is not None:
                 messages.append(message)
             return bool(messages)
 
-        self.wait(came, f"{purpose} of {self.names[host]}", timeout_s)
+        self.wait(came, f"{purpose} of {self.names[node]}", timeout_s)
         return messages[0]
 
     def wait(self, done: Callable[[], bool], purpose: str, timeout_s: float | None = None) -> None:
-        """Wait until `done()`. Raises DeviceLost if a host is lost, or Timeout after the deadline."""
+        """Wait until `done()`. Raises DeviceLost if a node is lost, or Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
             now = time.monotonic()
@@ -133,15 +133,15 @@ class Transport(ABC):
             self.send(0, Lane.MEET, b"")
             self.receive(0, Lane.MEET, 0, purpose, timeout_s)
             return
-        for host in self.others:
-            self.receive(host, Lane.MEET, 0, purpose, timeout_s)
-        for host in self.others:
-            self.send(host, Lane.MEET, b"")
+        for node in self.others:
+            self.receive(node, Lane.MEET, 0, purpose, timeout_s)
+        for node in self.others:
+            self.send(node, Lane.MEET, b"")
 
-    def too_long(self, host: int, lane: Lane, nbytes: int, most: int) -> DeviceLost:
+    def too_long(self, node: int, lane: Lane, nbytes: int, most: int) -> DeviceLost:
         return DeviceLost(
-            f"{self.names[host]} sent a {lane.name.lower()} of {nbytes} bytes, more than the limit of "
-            f"{most}; use the same version of vkbackend on all hosts"
+            f"{self.names[node]} sent a {lane.name.lower()} of {nbytes} bytes, more than the limit of "
+            f"{most}; use the same version of vkbackend on all nodes"
         )
 
     def _count(self, lane: Lane, nbytes: int) -> None:
@@ -169,7 +169,7 @@ class _Mail:
 
 
 class TwinTransport(Transport):
-    """A transport between hosts that are threads of one process."""
+    """A transport between nodes that are threads of one process."""
 
     def __init__(self, rank: int, size: int, mail: _Mail) -> None:
         self.rank, self.size, self._mail = rank, size, mail
@@ -180,17 +180,17 @@ class TwinTransport(Transport):
         mail = _Mail()
         return [cls(rank, size, mail) for rank in range(size)]
 
-    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
+    def send(self, node: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         self._count(lane, len(data))
-        self._mail.put(self.rank, host, lane, bytes(data))
+        self._mail.put(self.rank, node, lane, bytes(data))
 
-    def beat(self, host: int) -> None:
-        self._mail.put(self.rank, host, Lane.BEAT, b"")
+    def beat(self, node: int) -> None:
+        self._mail.put(self.rank, node, Lane.BEAT, b"")
 
-    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
-        data = self._mail.take(host, self.rank, lane)
+    def poll(self, node: int, lane: Lane, most: int) -> bytes | None:
+        data = self._mail.take(node, self.rank, lane)
         if data is not None and len(data) > most:
-            raise self.too_long(host, lane, len(data), most)
+            raise self.too_long(node, lane, len(data), most)
         return data
 
     def transfers(
@@ -212,12 +212,12 @@ class _TwinTransfers(Transfers):
         self._sent, self._received = sent, received
 
     def start(self) -> None:
-        for host, part in self._sent:
-            self._transport.send(host, self._lane, part.tobytes())
+        for node, part in self._sent:
+            self._transport.send(node, self._lane, part.tobytes())
 
     def finish(self) -> None:
-        for host, part in self._received:
-            data = self._transport.receive(host, self._lane, part.nbytes, self._purpose)
+        for node, part in self._received:
+            data = self._transport.receive(node, self._lane, part.nbytes, self._purpose)
             part[:] = np.frombuffer(data, np.uint8)
 
     def close(self) -> None:

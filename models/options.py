@@ -54,14 +54,14 @@ class _ModelKeywords(TypedDict, total=False):
     its UUID or any unique part of its name; `vkbackend devices` lists them. A device that is named twice is
     opened twice. "numpy" is the processor, without Vulkan. None (default): the best device."""
     hostfile: File | None
-    """A file of hosts that run the model together, each with its own devices (docs/hosts.md); replaces
-    `devices`. None (default): this host alone."""
+    """A hostfile: the nodes that run the model together, each with its own devices (docs/hosts.md); replaces
+    `devices`. None (default): this machine alone."""
     tensor_split: Iterable[float] | Literal["auto"] | None
     """The share of each device, in any unit: [3, 1] gives the first device three quarters. "auto" measures
     the devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
     split_mode: str
     """How devices share the model: "tensor" (default; each device has a slice of every matrix), "layer" (each
-    device has complete layers), "hosts" (each host has complete layers, in slices on its devices) or "none"
+    device has complete layers), "hosts" (each node has complete layers, in slices on its devices) or "none"
     (only `main_gpu` runs)."""
     main_gpu: int
     """The device of split mode "none", as an index into `devices` (default: 0)."""
@@ -190,7 +190,7 @@ class Options(RopeOptions):
             object.__setattr__(self, "reduce_type", "f32")
         if self.hostfile is not None:
             if self.devices is not None:
-                expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
+                expected = "the hostfile says which devices each node has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)
             return  # the hostfile's devices are checked later
         n = len(self.devices or [None])
@@ -224,10 +224,10 @@ class Options(RopeOptions):
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
-    def hosts(self) -> tuple[str, ...] | None:
-        """Return the host of each device named HOST/DEVICE, or None without named devices."""
+    def nodes(self) -> tuple[str, ...] | None:
+        """Return the node of each device named NODE/DEVICE, or None without named devices."""
         heads = [word.partition("/")[0::2] for word in self.devices or ()]
-        return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
+        return tuple(node if device and node.isdecimal() else "" for node, device in heads) or None
 
     @property
     def auto_split(self) -> bool:

@@ -196,7 +196,7 @@ def settings(runner: Runner) -> dict[str, Any]:
     shares = options.shares or (1,) * len(devices)
     layers, held = runner.model.n_layer + 1, options.n_gpu_layers
     return {
-        "backends": ",".join(dict.fromkeys(BACKENDS[type(d).__name__] for d in devices if not d.host)),
+        "backends": ",".join(dict.fromkeys(BACKENDS[type(d).__name__] for d in devices if not d.node)),
         "devices": runner.device_names(),
         "drivers": [
             f"{of.driver} {of.driver_version}" if (of := device.physical) else device.name

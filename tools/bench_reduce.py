@@ -2,7 +2,7 @@
 
 Times steps of many all-reduces on the first 2, 3, ... devices of the list. Columns are devices, provider,
 wire (format of a partial sum), ahead (exchanges submitted before they may run), and bytes of the f32 message.
-Results are us per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several hosts
+Results are us per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several nodes
 the network's part of the time. The provider "pages" makes all devices import the same host pages. In
 "scatter" each device also sums one part for all devices. In "host-sum" the host adds. The exit code is 1
 after a wrong sum.
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 result = time_reduce(open_devices(devices), nbytes, how, repeats=args.repetitions)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             if runner.group:
-                raise  # the other hosts already wait in this exchange
+                raise  # the other nodes already wait in this exchange
             err.print(f"  left out: {printable(str(error))}", markup=False)
             continue
         us = [1e6 * s for s in result.seconds]

@@ -1,7 +1,7 @@
-"""`vkbackend hosts`: use several hosts as one. The hostfile lists a host per line, this machine first.
+"""`vkbackend hosts`: use several nodes as one. The hostfile lists a node per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce on all hosts' devices. `hosts check --hostfile FILE` shows each host's interface, ports, devices
+bench-reduce on all nodes' devices. `hosts check --hostfile FILE` shows each node's interface, ports, devices
 and their speed, and the time of exchanges by size. The flag -m adds the speed of each possible placement of
 the model. Set-up: docs/hosts.md.
 """
@@ -18,8 +18,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.hosts.hostfile import read_hostfile
 from vkbackend.models.hosts.launch import GroupProcess
 
-CHILD = ("generate", "chat", "serve")  # These commands run here and start the hosts as child processes.
-# These commands run in the process of host 0.
+CHILD = ("generate", "chat", "serve")  # These commands run here and start the nodes as child processes.
+# These commands run in the process of node 0.
 INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")
 
 

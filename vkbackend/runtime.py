@@ -85,7 +85,7 @@ class Device(ABC):
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.
     compiles: bool = False  # whether `compile_ahead` compiles anything
     has_codebooks: bool = False
-    host: str = ""  # The name of the device's machine, or "" for this machine.
+    node: str = ""  # The name of the device's machine, or "" for this machine.
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)

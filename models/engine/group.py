@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from vkbackend.limits import Limits
-from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.options import Options
@@ -24,7 +24,7 @@ class Joining(Protocol):
     """`leads` is True on the node that has the engine and decides. If `sends_tables`, each step sends this
     node's rows of cos and sin."""
 
-    hosts: Hosts
+    nodes: Nodes
     sends_tables: bool
 
     @property

@@ -72,7 +72,7 @@ class Loading:
             return Mesh(devices, options, keep_values=keep_values)
         joining.open(options, self._interleave)
         devices = joining.join(options, open_devices, speeds=options.auto_split)
-        return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
+        return Mesh(devices, options, keep_values=keep_values, nodes=joining.nodes)
 
     def plan(self, mesh: Mesh) -> None:
         """Decide the layout and the memory of steps. Nodes compare their plans. Raises an error if the model

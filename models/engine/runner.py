@@ -76,7 +76,7 @@ class Runner:
     def _stages(self, loading: Loading) -> int:
         if self._joining is None or not self._joining.leads:
             return 1
-        return n_stages(self._joining.hosts.of, loading.options.split_mode, loading.layout)
+        return n_stages(self._joining.nodes.of, loading.options.split_mode, loading.layout)
 
     def _prepare(self, loading: Loading) -> None:
         self.model, self.options, self.layout = loading.model, loading.options, loading.layout

@@ -113,7 +113,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
                 recording.copy(source, target, c.name)
             mesh.devices[call.device].run(recording)
         case AskMemory():
-            rows = {d: row for d, row in enumerate(runner.memory()) if group.hosts.is_here(d)}
+            rows = {d: row for d, row in enumerate(runner.memory()) if group.nodes.is_here(d)}
             group.reply(encode(MemoryReport(rows)))
         case _:
             _require(False, call)
@@ -158,7 +158,7 @@ def _step(runner: Runner, call: Step) -> None:
 
 def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:
     store = runner.mesh.stores.changing.get(name)
-    _require(store is not None and device < len(group.hosts.of) and group.hosts.is_here(device), call)
+    _require(store is not None and device < len(group.nodes.of) and group.nodes.is_here(device), call)
     assert store is not None
     pieces = store.pieces[device]
     _require(bool(pieces) and offset % 4 == 0 and 0 < nbytes and nbytes % 4 == 0, call)

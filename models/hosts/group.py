@@ -11,8 +11,8 @@ import numpy as np
 from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.gather import PIECE_NBYTES
-from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.meta.transport import Lane, Transport
@@ -33,8 +33,8 @@ class Group(Calls):
         self._ended = False
 
     @property
-    def hosts(self) -> Hosts:
-        return self.joining.hosts
+    def nodes(self) -> Nodes:
+        return self.joining.nodes
 
     def loaded(self, mesh: Mesh) -> None:
         """Wait until every node has loaded its part. Node 0 then has access to all devices."""
@@ -75,10 +75,10 @@ class Group(Calls):
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         for at in range(0, raw.size, PIECE_NBYTES):
             call = node_messages.Write(device, name, offset + at, raw[at : at + PIECE_NBYTES].tobytes())
-            self.tell_one(self.hosts.of[device], call)
+            self.tell_one(self.nodes.of[device], call)
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray:
-        node, out = self.hosts.of[device], np.empty(nbytes, np.uint8)
+        node, out = self.nodes.of[device], np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, PIECE_NBYTES):
             n = min(PIECE_NBYTES, nbytes - at)
             data = self.ask(node, node_messages.Read(device, name, offset + at, n))
@@ -90,7 +90,7 @@ class Group(Calls):
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
         for at in range(0, len(copies), node_messages.MAX_COPIES):
             part = [node_messages.CopyData(*copy) for copy in copies[at : at + node_messages.MAX_COPIES]]
-            self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
+            self.tell_one(self.nodes.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
         """Return memory by device of the other nodes, or an empty dict on a follower."""

@@ -18,7 +18,7 @@ class GroupEngine(RemoteEngine):
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None
-        self._hosts = read_hostfile(options.hostfile)
+        self._hostfile = read_hostfile(options.hostfile)
         super().__init__(options, channel)
 
     def _start(self, options: Options, open_: Any) -> tuple[Child, Connection]:
@@ -27,10 +27,10 @@ class GroupEngine(RemoteEngine):
             options,
             path=os.path.abspath(options.path),
             control_vectors=vectors,
-            devices=self._hosts.places,
+            devices=self._hostfile.places,
             hostfile=None,
         )
-        self._group = GroupProcess(self._hosts)
+        self._group = GroupProcess(self._hostfile)
         conn = self._group.start()
         conn.send(shared)
         return self._group, conn

@@ -26,7 +26,7 @@ SHARED = ipaddress.ip_network("100.64.0.0/10")  # addresses that carriers and VP
 
 
 @dataclass(frozen=True, slots=True)
-class HostLine:
+class NodeLine:
     address: str
     devices: tuple[str, ...]
     model: str | None = None
@@ -36,7 +36,7 @@ class HostLine:
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    hosts: tuple[HostLine, ...]
+    lines: tuple[NodeLine, ...]
     launcher: str = "ssh"
     secret: str | None = None
     passed: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class HostFile:
 
     @property
     def places(self) -> tuple[str, ...]:
-        return tuple(f"{n}/{device}" for n, host in enumerate(self.hosts) for device in host.devices)
+        return tuple(f"{n}/{device}" for n, node in enumerate(self.lines) for device in node.devices)
 
 
 def read_hostfile(path: str) -> HostFile:
@@ -64,7 +64,7 @@ def read_hostfile(path: str) -> HostFile:
 
 
 def parse_hosts(text: str, path: str) -> HostFile:
-    hosts: list[HostLine] = []
+    lines: list[NodeLine] = []
     common: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         where = f"hostfile {path}, line {number}"
@@ -81,26 +81,26 @@ def parse_hosts(text: str, path: str) -> HostFile:
         if address.startswith("-"):
             raise InvalidArgument(f"{where}: {address!r} is not an address")
         devices = tuple(filter(None, given.pop("dev", "0").split(",")))
-        hosts.append(HostLine(address, devices, **given))
-    n_devices = sum(len(host.devices) for host in hosts)
-    if len(hosts) < 2 or not 0 < n_devices <= MAX_SLOTS:
+        lines.append(NodeLine(address, devices, **given))
+    n_devices = sum(len(node.devices) for node in lines)
+    if len(lines) < 2 or not 0 < n_devices <= MAX_SLOTS:
         raise InvalidArgument(
-            f"hostfile {path}: {len(hosts)} nodes with {n_devices} devices; name two nodes or more, with at "
+            f"hostfile {path}: {len(lines)} nodes with {n_devices} devices; name two nodes or more, with at "
             f"most {MAX_SLOTS} devices (dev=0,1) in all"
         )
     if (public := common.get("public", "no")) not in ("yes", "no"):
         raise InvalidArgument(f"hostfile {path}: public={public!r}: there are yes and no")
-    addresses = tuple(_resolved(host.address) for host in hosts)
-    for host, address in zip(hosts, addresses, strict=True):
+    addresses = tuple(_resolved(node.address) for node in lines)
+    for node, address in zip(lines, addresses, strict=True):
         if public == "no" and not is_private(address):
             raise InvalidArgument(
-                f"hostfile {path}: {host.address} ({address}) is not a private address, and MPI neither "
+                f"hostfile {path}: {node.address} ({address}) is not a private address, and MPI neither "
                 "encrypts nor authenticates its messages; use a private network or WireGuard, or say "
                 "public=yes"
             )
     launcher, secret = common.get("launcher", "ssh"), common.get("secret")
     passed = tuple(filter(None, common.get("pass", "").split(",")))
-    return HostFile(tuple(hosts), launcher, secret, passed, addresses)
+    return HostFile(tuple(lines), launcher, secret, passed, addresses)
 
 
 def is_private(address: str) -> bool:

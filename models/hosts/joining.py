@@ -14,7 +14,7 @@ from vkbackend.errors import InvalidArgument, PlanError
 from vkbackend.limits import Limits
 from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.exchange_times import measure_exchanges
-from vkbackend.meta.hosts import Hosts
+from vkbackend.meta.nodes import Nodes
 from vkbackend.models.engine.group import OpenDevices
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.calls import JOIN_S, RECORD_S, Calls
@@ -35,10 +35,10 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """`hosts` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin."""
+    """`nodes` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin."""
 
     def __init__(self, calls: Calls) -> None:
-        self._calls, self.hosts = calls, Hosts(calls.transport, ())
+        self._calls, self.nodes = calls, Nodes(calls.transport, ())
         self.sends_tables = False
 
     @property
@@ -68,7 +68,7 @@ class Joining:
                 device.close()
             raise
         times = measure_exchanges(transport) if speeds else {}
-        self.hosts = Hosts(transport, [node for node, _ in places])
+        self.nodes = Nodes(transport, [node for node, _ in places])
         devices: list[Device] = []
         for d, (node, _) in enumerate(places):
             if node == transport.rank:

@@ -27,7 +27,7 @@ from pathlib import Path
 from vkbackend import env
 from vkbackend.errors import DeviceLost, InvalidArgument, Timeout
 from vkbackend.meta.mpi import require_mpi
-from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
+from vkbackend.models.hosts.hostfile import HostFile, NodeLine, secret_of
 from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # Time for node 0's process to start.
@@ -45,9 +45,9 @@ _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
 
 class GroupProcess:
-    def __init__(self, hosts: HostFile) -> None:
+    def __init__(self, hostfile: HostFile) -> None:
         require_mpi()
-        self._hosts, self._folder = hosts, Path(tempfile.mkdtemp(prefix="vkbackend-group-"))
+        self._hostfile, self._folder = hostfile, Path(tempfile.mkdtemp(prefix="vkbackend-group-"))
         self._process: subprocess.Popen[str] | None = None
         self._said: deque[str] = deque(maxlen=50)
         self._reader: threading.Thread | None = None
@@ -82,7 +82,7 @@ class GroupProcess:
 
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
-        manual = self._hosts.launcher == "manual"
+        manual = self._hostfile.launcher == "manual"
         # A person types the commands, so no time limit applies.
         deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
@@ -98,56 +98,57 @@ class GroupProcess:
 
     def environment(self) -> dict[str, str]:
         environment = dict(os.environ)
-        if self._hosts.secret is None:
+        if self._hostfile.secret is None:
             environment[SECRET] = secrets.token_hex(32)
         else:
-            secret_of(self._hosts.secret)
+            secret_of(self._hostfile.secret)
         environment["VKBACKEND_LAST"] = ""  # mpiexec of MPICH 5.0.2 drops the last variable
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
         """Node 0 runs the module and arguments `leads` instead of the engine."""
-        hosts = self._hosts
+        hostfile = self._hostfile
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
         if not mpiexec:
             raise InvalidArgument("there is no mpiexec; install the extra hosts, or an MPICH of your system")
-        interface = hosts.hosts[0].interface or interface_of(hosts.addresses[0])
+        address = hostfile.addresses[0]
+        interface = hostfile.lines[0].interface or interface_of(address)
         if interface is None:
             raise InvalidArgument(
-                f"the first line of the hostfile is this machine, and it has no address {hosts.addresses[0]}"
+                f"the first line of the hostfile is this machine, and it has no address {address}"
             )
-        launcher = ["-launcher", "manual"] if hosts.launcher == "manual" else ["-launcher", "ssh"]
-        if hosts.launcher not in ("ssh", "manual"):
-            launcher += ["-launcher-exec", hosts.launcher]
-        passed = [name for name in environment if name.startswith(PASSED) or name in hosts.passed]
+        launcher = ["-launcher", "manual"] if hostfile.launcher == "manual" else ["-launcher", "ssh"]
+        if hostfile.launcher not in ("ssh", "manual"):
+            launcher += ["-launcher-exec", hostfile.launcher]
+        passed = [name for name in environment if name.startswith(PASSED) or name in hostfile.passed]
         words = [mpiexec, *launcher, "-iface", interface.split(",")[-1], "-genvlist", ",".join(passed)]
-        words += ["-hosts", ",".join(hosts.addresses)]
-        for number, host in enumerate(hosts.hosts):
+        words += ["-hosts", ",".join(hostfile.addresses)]
+        for number, node in enumerate(hostfile.lines):
             words += [":"] if number else []
             words += ["-n", "1", "-wdir", "/" if number else os.getcwd()]
-            words += self._rank(number, host, [] if number else leads)
+            words += self._rank(number, node, [] if number else leads)
         return words
 
-    def _rank(self, number: int, host: HostLine, leads: Sequence[str]) -> list[str]:
+    def _rank(self, number: int, node: NodeLine, leads: Sequence[str]) -> list[str]:
         module, *rest = leads or ["vkbackend.models.hosts.rank"]
-        words = [host.python or sys.executable, "-m", module]
-        words += ["--names", ",".join(line.address for line in self._hosts.hosts)]
-        words += ["--address", self._hosts.addresses[number]]
+        words = [node.python or sys.executable, "-m", module]
+        words += ["--names", ",".join(line.address for line in self._hostfile.lines)]
+        words += ["--address", self._hostfile.addresses[number]]
         for flag, value in (
-            ("--interface", host.interface),
-            ("--secret", self._hosts.secret),
+            ("--interface", node.interface),
+            ("--secret", self._hostfile.secret),
             ("--engine", None if number or leads else str(self._folder)),
-            ("--model", host.model),
+            ("--model", node.model),
         ):
             words += [flag, value] if value else []
         return words + rest
 
     def _listen(self) -> None:
         assert self._process is not None and self._process.stdout is not None
-        to_type = iter(self._hosts.hosts)
+        to_type = iter(self._hostfile.lines)
         for line in self._process.stdout:
-            if self._hosts.launcher == "manual" and line.startswith("HYDRA_LAUNCH"):
+            if self._hostfile.launcher == "manual" and line.startswith("HYDRA_LAUNCH"):
                 if command := line.partition(": ")[2].strip():
                     env.log(0, f"run on {next(to_type).address}:\n  {command}")
                 continue
@@ -171,9 +172,9 @@ class GroupProcess:
         for line in self._said:
             if match := _ENDED.search(line):
                 address = match[1]
-                known = dict(zip(self._hosts.addresses, self._hosts.hosts, strict=True))
+                known = dict(zip(self._hostfile.addresses, self._hostfile.lines, strict=True))
                 name = known[address].address if address in known else address
-                number = self._hosts.addresses.index(address) if address in known else "?"
+                number = self._hostfile.addresses.index(address) if address in known else "?"
                 return f"the process of node {number} ({name}) ended first"
         said = [line for line in self._said if line.strip(" =")]
         return said[-1] if said else "it printed nothing"

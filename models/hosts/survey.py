@@ -68,7 +68,7 @@ def _run_reduces(group: Group, call: node_messages.Reduces) -> ReduceTime:
         reduce_provider=call.reduce_provider,
         submit_ahead=call.submit_ahead,
     )
-    return time_reduce(devices, call.nbytes, how, repeats=call.repeats, hosts=group.hosts)
+    return time_reduce(devices, call.nbytes, how, repeats=call.repeats, nodes=group.nodes)
 
 
 def _join(group: Group, places: Sequence[str], *, speeds: bool) -> list[Device]:

@@ -53,7 +53,7 @@ def cost_function(
             traced[busy] = trace_reduces(model, layout, options, limits)
         per_device = scratch // sum(busy)
         across: list[int] = []
-        inside: list[int] = []  # bytes of each sum within a host
+        inside: list[int] = []  # bytes of each sum within a node
         for r in traced[busy]:
             alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
             (inside if alone else across).append(4 * r.elements)
@@ -71,7 +71,7 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
     """Devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
-    return (options.split_mode == "hosts" and options.hosts) or (0,) * n
+    return (options.split_mode == "hosts" and options.nodes) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:

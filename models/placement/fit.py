@@ -30,7 +30,7 @@ Sizes = Callable[[Options], list[Held]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that a physical device or a host can hold now. `members` are its logical devices. The budget
+    """Bytes that a physical device or a node can hold now. `members` are its logical devices. The budget
     limits the kinds of memory in `homes`."""
 
     name: str
@@ -61,16 +61,16 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per host with known free memory."""
+    """Return a budget per node with known free memory."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
-        members.setdefault(device.host, []).append(d)
+        members.setdefault(device.node, []).append(d)
     budgets = []
-    for host, indices in members.items():
+    for node, indices in members.items():
         stand_in = devices[indices[0]]
         free = stand_in.host_free if isinstance(stand_in, Elsewhere) else host_free_nbytes()
         if free is not None:
-            name = f"memory of {host}" if host else "host memory"
+            name = f"memory of {node}" if node else "host memory"
             budgets.append(Budget(name, int(free * (1 - RESERVE)), tuple(indices), homes=ON_HOST))
     return budgets
 

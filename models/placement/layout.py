@@ -119,11 +119,10 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Give each host consecutive layers, split over its devices. The output counts as a layer."""
-    hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
+    """Give each node consecutive layers, split over its devices. The output counts as a layer."""
+    nodes, shares = options.nodes or ("",) * n, normalise(options.shares, n)
     parts = {
-        node: tuple(s if host == node else 0.0 for host, s in zip(hosts, shares, strict=True))
-        for node in hosts
+        node: tuple(s if of == node else 0.0 for of, s in zip(nodes, shares, strict=True)) for node in nodes
     }
     ranges = share_out(Dim(len(layers) + 1), [sum(part) for part in parts.values()])
     plans: list[Plan] = []

@@ -1,4 +1,4 @@
-"""A program on node 0 that uses a group of hosts and prints JSON lines. Before an interrupt, the program
+"""A program on node 0 that uses a group of nodes and prints JSON lines. Before an interrupt, the program
 waits for a line on stdin."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
                 reported = [row["device"] for row in llm.memory()]
                 long = shared(llm, model["long"]) if model["long"] else None
             # with -sm hosts, the split depends on `hosts`
-            with patch.object(Options, "hosts", tuple(model["places"])):
+            with patch.object(Options, "nodes", tuple(model["places"])):
                 alone = LLM(model["path"], devices=model["devices"], **options | model.get("options", {}))
             with alone as llm:
                 same = bool((llm.logits(prompt) == group).all())

@@ -1,4 +1,4 @@
-"""Simulates hosts on one machine by network namespaces on an isolated bridge. A replacement for ssh runs
+"""Simulates nodes on one machine by network namespaces on an isolated bridge. A replacement for ssh runs
 commands in a namespace with an environment of its own."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unavailable() -> str:
 
 @dataclass
 class Net:
-    """The namespaces of a simulated network. `names[n]` is the namespace of host n, and mpiexec uses
+    """The namespaces of a simulated network. `names[n]` is the namespace of node n, and mpiexec uses
     `launcher` in place of ssh."""
 
     names: list[str]
@@ -100,8 +100,8 @@ class Net:
 
 @contextmanager
 def hosts(n: int, folder: Path) -> Iterator[Net]:
-    """Create namespaces for n hosts. At the end, remove the namespaces and their processes. The bridge is in
-    the namespace of host 0."""
+    """Create namespaces for n nodes. At the end, remove the namespaces and their processes. The bridge is in
+    the namespace of node 0."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
     net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))

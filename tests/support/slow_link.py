@@ -1,4 +1,4 @@
-"""Simulates a slow link between two hosts, with tap devices in their namespaces and a thread that delays
+"""Simulates a slow link between two nodes, with tap devices in their namespaces and a thread that delays
 packets."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _tap(namespace: str, address: str) -> int:
 
 @contextmanager
 def slow_link(names: list[str], delay_s: float) -> Iterator[list[str]]:
-    """Yield the addresses of two hosts on a slow link. Raise OSError if this machine cannot make tap
+    """Yield the addresses of two nodes on a slow link. Raise OSError if this machine cannot make tap
     devices."""
     addresses = [f"{NET}.{n + 1}" for n in range(2)]
     ends = [_tap(name, address) for name, address in zip(names, addresses, strict=True)]

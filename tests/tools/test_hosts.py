@@ -19,7 +19,7 @@ from places import ROOT
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.tools import cli
-from vkbackend.tools.measure.host_advice import HostRates, advice, break_even_s, placements
+from vkbackend.tools.measure.node_advice import NodeRates, advice, break_even_s, placements
 
 DEMO = ROOT / "models" / "demo" / "demo.gguf"
 
@@ -49,7 +49,7 @@ def test_commands_for_host_0_print_how_to_run_them(
 
 GB = 1e9
 DENSE_70B = 39 * GB, 80  # bytes at 4.5 bits, layers
-ONE_500 = [HostRates(350 * GB, None)] * 2
+ONE_500 = [NodeRates(350 * GB, None)] * 2
 
 
 @pytest.mark.no_vulkan
@@ -60,10 +60,10 @@ def test_break_even_equals_the_table() -> None:
 @pytest.mark.no_vulkan
 def test_advice_follows_the_network() -> None:
     nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
-    small = [HostRates(350 * GB, int(24 * GB))] * 2
+    small = [NodeRates(350 * GB, int(24 * GB))] * 2
     assert advice(nbytes, layers, small, 60e-6).startswith("tensor parallel over all hosts")
     assert advice(nbytes, layers, small, 600e-6).startswith("whole layers on each host")
-    large = [HostRates(350 * GB, int(80 * GB))] * 2
+    large = [NodeRates(350 * GB, int(80 * GB))] * 2
     assert "run one server per host" in advice(nbytes, layers, large, 600e-6)
     assert "one sooner answer" in advice(nbytes, layers, large, 60e-6)
 
@@ -71,7 +71,7 @@ def test_advice_follows_the_network() -> None:
 @pytest.mark.no_vulkan
 def test_possible_placements() -> None:
     nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
-    tight = [HostRates(350 * GB, int(24 * GB))] * 2
+    tight = [NodeRates(350 * GB, int(24 * GB))] * 2
     names = [placement.name for placement in placements(nbytes, layers, tight, 60e-6, 60e-6)]
     assert names == ["tensor", "hosts"]
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# `hosts run` sets the group of hosts and its devices in host 0's process.
+# `hosts run` sets the group of nodes and its devices in node 0's process.
 group: Group | None = None
 places: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def refuse_hostfile(options: Options) -> None:
-    """Raise InvalidArgument for a hostfile, because only `hosts run` uses several hosts."""
+    """Raise InvalidArgument for a hostfile, because only `hosts run` uses several nodes."""
     if options.hostfile is not None:
         raise InvalidArgument(
             "this command runs in node 0's process: write "

@@ -116,7 +116,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 def copy_rate(runner: Runner) -> float:
     """Return the bytes per second that copies read and write within the physical devices' memory."""
-    rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
+    rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.node}
     return sum(rates.values())
 
 

@@ -1,6 +1,6 @@
-"""Measures the gain of two steps in flight over two hosts: `python -m vkbackend.tools.studies.pipeline`.
+"""Measures the gain of two steps in flight over two nodes: `python -m vkbackend.tools.studies.pipeline`.
 
-The hosts are two threads of one process. Each host's device sleeps instead of multiplying by weights. Prints
+The nodes are two threads of one process. Each node's device sleeps instead of multiplying by weights. Prints
 total tokens per second with one step in flight and with two.
 """
 
@@ -21,7 +21,7 @@ from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.turns import exit_on_errors, table
-from vkbackend.tools.measure.twin_hosts import twin_runner
+from vkbackend.tools.measure.twin_nodes import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
 N_TOKENS = 24  # Timed tokens per sequence and round, after N_WARM untimed tokens.

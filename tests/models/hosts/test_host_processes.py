@@ -1,5 +1,5 @@
-"""Each host is a process in its own network namespace. Logits and states equal the results of a single host.
-The loss of any host gives an error."""
+"""Each node is a process in its own network namespace. Logits and states equal the results of a single node.
+The loss of any node gives an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
 
 class Caller:
     def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
-        # Without these variables MPI would use shared memory between the hosts.
+        # Without these variables MPI would use shared memory between the nodes.
         more = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "VKBACKEND_SILENCE": str(SILENCE_S)}
         words = json.dumps({"options": OPTIONS, "prompt": PROMPT} | wanted)
         self.process = subprocess.Popen(
@@ -80,7 +80,7 @@ def wait_until(condition: Any, seconds: float = LIMIT_S) -> None:
         time.sleep(0.05)
 
 
-CASES = [  # (architecture, each host's devices, options)
+CASES = [  # (architecture, each node's devices, options)
     ("llama", ["0", "0"], {"n_ubatch": 32}),
     ("qwen35", ["numpy", "numpy"], {}),
 ]
@@ -131,7 +131,7 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, WIDE)
 
 
-# ---- hosts that are lost ----
+# ---- nodes that are lost ----
 
 
 def check_killed_or_stopped(
@@ -143,7 +143,7 @@ def check_killed_or_stopped(
     late: float = 0.0,
     n_hosts: int = 3,
 ) -> None:
-    """Send a signal to a host's process. Check that a typed error is raised in time, no process remains, and
+    """Send a signal to a node's process. Check that a typed error is raised in time, no process remains, and
     a new group gives the same tokens. The process manager notices the signal `late` seconds later."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy"] * n_hosts))
@@ -168,7 +168,7 @@ def check_killed_or_stopped(
             caller.go_on()
         error = caller.heard()
         assert error["error"] in ("DeviceLost", "Timeout"), error
-        # the timeout is longer for a host that never started
+        # the timeout is longer for a node that never started
         limit = 70 if when == "load" else SILENCE_S + 25
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
@@ -184,7 +184,7 @@ def check_killed_or_stopped(
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Processes on both sides of a cut link end, even on the host that cannot be reached."""
+    """Processes on both sides of a cut link end, even on the node that cannot be reached."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
@@ -206,7 +206,7 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-# until the process manager notices a loss, other hosts send to the dead process, which crashes MPICH
+# until the process manager notices a loss, other nodes send to the dead process, which crashes MPICH
 LATE_S = 3 * BEAT_S
 
 

@@ -13,7 +13,7 @@ from tiny_models import Tiny, write_tiny
 import vkbackend.models.engine.runner as runners
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
 from vkbackend.step import Run
-from vkbackend.tools.measure.twin_hosts import twin_runner
+from vkbackend.tools.measure.twin_nodes import twin_runner
 from vkbackend.tools.studies.pipeline import Sleeping
 
 pytestmark = pytest.mark.no_vulkan
@@ -56,7 +56,7 @@ class Shared(_TwinTransfers):
 def test_a_step_over_hosts_allocates_nothing(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The devices compute nothing, so only code for hosts allocates memory."""
+    """The devices compute nothing, so only code for nodes allocates memory."""
     zeros = lambda names, *_, **__: [Sleeping(word) for word in names]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)

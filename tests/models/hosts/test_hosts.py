@@ -1,4 +1,4 @@
-"""Threads of one process act as several hosts. A single host with all devices gives the expected results."""
+"""Threads of one process act as several nodes. A single node with all devices gives the expected results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
-from vkbackend.tools.measure.twin_hosts import twin_runner
+from vkbackend.tools.measure.twin_nodes import twin_runner
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
@@ -56,12 +56,12 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """Check that several hosts give the logits of a single host. If `interleave` is true, a step computes its
+    """Check that several nodes give the logits of a single node. If `interleave` is true, a step computes its
     rows in two halves."""
     options = OPTIONS | options
-    # a split by layers depends on hosts, so this single host pretends to be several
+    # a split by layers depends on hosts, so this single node pretends to be several
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Options, "hosts", tuple(place[0] for place in places))
+        patch.setattr(Options, "nodes", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
     want = logits_of_two_slots(single)
     single.close()
@@ -117,7 +117,7 @@ def test_large_sums_are_scattered_over_hosts(
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hashes of the hosts' tables differ, so node 0 sends its rows of cos and sin."""
+    """The hashes of the nodes' tables differ, so node 0 sends its rows of cos and sin."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
         from vkbackend.models.hosts import joining
@@ -132,7 +132,7 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """Return how many messages and bytes each of two hosts sent in a step. The step was recorded before, so
+    """Return how many messages and bytes each of two nodes sent in a step. The step was recorded before, so
     recording sends nothing here."""
 
     def step(at: int) -> None:
@@ -150,7 +150,7 @@ def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Per step, hosts send only two sums per layer, the call of node 0, and the logits. They send nothing
+    """Per step, nodes send only two sums per layer, the call of node 0, and the logits. They send nothing
     else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=2)
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -166,9 +166,9 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        # two hosts send complete slots, because parts would need as many bytes and a second exchange
+        # two nodes send complete slots, because parts would need as many bytes and a second exchange
         (TWO, "host-sum", [1, 1]),
-        # complete slots would need 2 slots per host
+        # complete slots would need 2 slots per node
         (HOSTS, "host-sum", [4 / 3] * 3),
         (HOSTS, "auto", [4 / 3] * 3),
         # Node 0 sends three halves of a slot: one for each device, and one of the sum.
@@ -179,8 +179,8 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If parts of a sum need fewer bytes, hosts do not send complete slots to all other hosts. `slots` lists
-    what each host sends, in units of a slot."""
+    """If parts of a sum need fewer bytes, nodes do not send complete slots to all other nodes. `slots` lists
+    what each node sends, in units of a slot."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -188,13 +188,13 @@ def test_transfers_of_large_sums(
         sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
-        # besides slots, a host sends only a call or a row of logits
+        # besides slots, a node sends only a call or a row of logits
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)
 
 
 @pytest.mark.parametrize("places", [TWO, HOSTS], ids=str)
 def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipeline, each host sends the residual only once, to the next host. The last host sends the
+    """In a pipeline, each node sends the residual only once, to the next node. The last node sends the
     logits."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
@@ -207,8 +207,8 @@ def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch:
 
 
 def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
-    """Devices exchange sums within a host. At the end of a host's layers, each device sends one slot to the
-    next host."""
+    """Devices exchange sums within a node. At the end of a node's layers, each device sends one slot to the
+    next node."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
@@ -219,7 +219,7 @@ def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
-    """Host 1 reads the control vectors from a file next to its copy of the model."""
+    """Node 1 reads the control vectors from a file next to its copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
     vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -363,7 +363,7 @@ def test_steady_state_allocates_nothing(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_recorded_ends_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If recording fails on one host, the group cannot continue, because the other hosts have recorded the
+    """If recording fails on one node, the group cannot continue, because the other nodes have recorded the
     step."""
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
 

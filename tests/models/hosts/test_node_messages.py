@@ -134,7 +134,7 @@ UNFIT = [
     node_messages.Record(1, 1, 1, 0, False, True, False),
     node_messages.Record(1, 1, 1, 0, False, False, False, True),  # the model was loaded without a head
     node_messages.Step([1], [RUN], [0], 0, None, False, None, True),
-    node_messages.Read(0, "cells.4", 0, 4),  # this cache is on another host
+    node_messages.Read(0, "cells.4", 0, 4),  # this cache is on another node
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),
     node_messages.Read(1, "cells.4", 0, 6),
@@ -228,7 +228,7 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A host that does not know the secret sends the received greeting back."""
+    """A node that does not know the secret sends the received greeting back."""
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send
@@ -267,7 +267,7 @@ def test_a_hostfile() -> None:
     hosts = hostfile.parse_hosts(text, "hosts")
     assert hosts.places == ("0/0", "0/1", "1/numpy") and hosts.addresses == ("127.0.0.1", "10.0.0.2")
     assert (hosts.launcher, hosts.secret, hosts.passed) == ("manual", "/etc/secret", ("A", "B"))
-    assert hosts.hosts[1].model == "/data/a model.gguf" and hosts.hosts[1].interface == "eth1"
+    assert hosts.lines[1].model == "/data/a model.gguf" and hosts.lines[1].interface == "eth1"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_secrets_that_others_may_read(tmp_path: Path) -> None:
 
 def test_a_hostfile_names_the_devices() -> None:
     assert Options.of("m.gguf", hostfile="hosts", tensor_split=[3, 1]).hostfile == "hosts"
-    with pytest.raises(InvalidArgument, match="which devices each host has"):
+    with pytest.raises(InvalidArgument, match="which devices each node has"):
         Options.of("m.gguf", hostfile="hosts", devices=["0"])
 
 

@@ -1,5 +1,5 @@
-"""Hosts can form a pipeline in which several steps are in flight. The steps overlap, never deadlock, and give
-the tokens of a single host."""
+"""Nodes can form a pipeline in which several steps are in flight. The steps overlap, never deadlock, and give
+the tokens of a single node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts import following
 from vkbackend.models.options import Options
 from vkbackend.step import Run
-from vkbackend.tools.measure.twin_hosts import twin_runner
+from vkbackend.tools.measure.twin_nodes import twin_runner
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
@@ -116,7 +116,7 @@ def test_one_sequence_does_not_wait_for_others() -> None:
 
 
 def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test lets host 1 end a step only after node 0 has computed its part of the next step."""
+    """The test lets node 1 end a step only after node 0 has computed its part of the next step."""
     begun, ended, together = Counter[int](), Counter[int](), 0
     state = threading.Condition()
     real, leader = NumpyDevice.execute, threading.get_ident()
@@ -134,7 +134,7 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
     with twin_runner(llama, TWO, **OPTIONS | {"prefix_cache": False}) as runner:
         engine, wanted = engine_of(runner), requests(4)
-        # record the steps first, because hosts wait for each other while they record
+        # record the steps first, because nodes wait for each other while they record
         finish(engine, wanted)
         monkeypatch.setattr(NumpyDevice, "execute", execute)
         finish(engine, wanted)
@@ -192,10 +192,10 @@ def test_long_messages_do_not_deadlock(
 
 
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
-    """The devices of one host exchange sums in each layer while the other host computes another step."""
+    """The devices of one node exchange sums in each layer while the other node computes another step."""
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
-    with pytest.MonkeyPatch.context() as patch:  # this single host pretends to be two hosts
-        patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
+    with pytest.MonkeyPatch.context() as patch:  # this single node pretends to be two nodes
+        patch.setattr(Options, "nodes", ("0", "0", "1", "1"))
         single = load_runner(llama, devices=["numpy"] * 4, **options)
     want = {r.id: tokens_of(finish(engine_of(single), [r])[r.id]) for r in wanted}
     single.close()
@@ -295,7 +295,7 @@ def test_concurrent_requests_get_the_same_tokens_as_alone(pair: tuple[Runner, Ru
         assert have == tokens_of(want) or (request.id in gone and have == tokens_of(want)[: len(have)])
 
 
-# ---- lost hosts ----
+# ---- lost nodes ----
 
 
 def test_a_lost_host_ends_all_steps_in_flight(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

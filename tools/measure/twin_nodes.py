@@ -1,4 +1,4 @@
-"""Runs a group of hosts as threads of one process. Host 0 runs in the caller's thread."""
+"""Runs a group of nodes as threads of one process. Node 0 runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def twin_runner(
     models: list[str | None] | None = None,
     **options: Any,
 ) -> Iterator[Runner]:
-    """Open a runner on devices HOST/DEVICE of several hosts. `models` lists a file per host; by default all
-    use `path`. `runner.group.transports` has the transports of all hosts."""
+    """Open a runner on devices NODE/DEVICE of several nodes. `models` lists a file per node; by default all
+    use `path`. `runner.group.transports` has the transports of all nodes."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""The hosts of a group, their devices, and the bytes that each exchange transfers.
+"""The nodes of a group, their devices, and the bytes that each exchange transfers.
 
-A host sends its devices' slots to the hosts that read them, into the same pages. Devices sum in slot order,
-so all hosts get the same bits as a single host would.
+A node sends its devices' slots to the nodes that read them, into the same pages. Devices sum in slot order,
+so all nodes get the same bits as a single node would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
 
 
-class Hosts:
+class Nodes:
     def __init__(self, transport: Transport, of: Sequence[int]) -> None:
         self.transport, self.of = transport, tuple(of)
         self._gathers: dict[Hashable, Transfers] = {}
@@ -33,20 +33,20 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Return transfers of every device's bytes at `views[d]` to its stand-in's memory on host 0. Equal
-        values of `key` must have equal views. The transfers use a separate lane, because host 0 may wait for
+        """Return transfers of every device's bytes at `views[d]` to its stand-in's memory on node 0. Equal
+        values of `key` must have equal views. The transfers use a separate lane, because node 0 may wait for
         them before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []
             received: list[Part] = []
-            for host, view in zip(self.of, views, strict=True):
+            for node, view in zip(self.of, views, strict=True):
                 if view is None:
                     continue
                 part = np.asarray(view.buffer.host)[view.offset : view.end]  # type: ignore[union-attr]
-                if self.rank == 0 and host:
-                    received.append((host, part))
-                elif self.rank and host == self.rank:
+                if self.rank == 0 and node:
+                    received.append((node, part))
+                elif self.rank and node == self.rank:
                     sent.append((0, part))
             transfers = self.transport.transfers(sent, received, "logits", Lane.OUTPUT)
             self._gathers[key] = transfers
@@ -63,15 +63,15 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # The sum on this host after the transfers, if this host has readers.
-    part: tuple[int, int] = (0, 0)  # This host's elements, if each host sums a part.
+    local: Reduce | None  # The sum on this node after the transfers, if this node has readers.
+    part: tuple[int, int] = (0, 0)  # This node's elements, if each node sums a part.
     sums: Transfers | None = None  # Transfers of the sums of parts.
 
 
-class OverHosts(Provider):
-    def __init__(self, inner: Provider, devices: Sequence[Device], hosts: Hosts) -> None:
+class OverNodes(Provider):
+    def __init__(self, inner: Provider, devices: Sequence[Device], nodes: Nodes) -> None:
         self.name, self.pages_nbytes = inner.name, inner.pages_nbytes
-        self._inner, self._devices, self._hosts = inner, devices, hosts
+        self._inner, self._devices, self._nodes = inner, devices, nodes
         self._exchanges: dict[Reduce, _Exchange] = {}
 
     def slot(self, device: int, reduce: Reduce) -> View:
@@ -113,36 +113,36 @@ class OverHosts(Provider):
         self._inner.spread(exchange.local)
 
     def _prepare(self, reduce: Reduce) -> _Exchange:
-        hosts, here = self._hosts, self._hosts.rank
+        nodes, here = self._nodes, self._nodes.rank
         parts = self._parts(reduce)
         sent: list[Part] = []
         received: list[Part] = []
         for writer, target, begin, end in self._moves_to(reduce, parts) if parts else self._moves(reduce):
             part = self.host_bytes(writer, reduce)[begin:end]
-            if hosts.of[writer] == here:
+            if nodes.of[writer] == here:
                 sent.append((target, part))
             elif target == here:
-                received.append((hosts.of[writer], part))
-        readers = tuple(d for d in reduce.readers if hosts.is_here(d))
-        at_work = [(d, self._devices[d]) for d in range(len(self._devices)) if hosts.is_here(d)]
+                received.append((nodes.of[writer], part))
+        readers = tuple(d for d in reduce.readers if nodes.is_here(d))
+        at_work = [(d, self._devices[d]) for d in range(len(self._devices)) if nodes.is_here(d)]
         buffers: list[tuple[Device, Buffer]] = [
             (device, self._inner.slot(d, reduce).buffer)  # type: ignore[misc]
             for d, device in at_work
         ]
         purpose = f"their shares of a sum of {reduce.elements} elements"
-        transfers = hosts.transport.transfers(sent, received, purpose)
+        transfers = nodes.transport.transfers(sent, received, purpose)
         local = replace(reduce, readers=readers) if readers else None
         exchange = _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
         if parts and local:
             exchange.part, exchange.sums = parts[here], self._gather(local, parts)
         return exchange
 
-    # ---- when hosts sum ----
+    # ---- when nodes sum ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """Return the elements of a large reduce that each reading host sums. The result is empty if complete
+        """Return the elements of a large reduce that each reading node sums. The result is empty if complete
         slots take fewer bytes."""
-        reading = sorted({self._hosts.of[d] for d in reduce.readers})
+        reading = sorted({self._nodes.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
         parts = dict(zip(reading, parts_of(reduce, len(reading)), strict=True))
@@ -155,46 +155,46 @@ class OverHosts(Provider):
     ) -> list[tuple[int, int, int, int]]:
         moves = []
         for writer in reduce.writers:
-            for host, part in parts.items():
+            for node, part in parts.items():
                 begin, end = (4 * wire_words(reduce.wire, at) for at in part)
-                if host != self._hosts.of[writer] and begin < end:
-                    moves.append((writer, host, begin, end))
+                if node != self._nodes.of[writer] and begin < end:
+                    moves.append((writer, node, begin, end))
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
         assert isinstance(self._inner, HostSum)
-        here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
+        here, total = self._nodes.rank, self._inner.total(local).view(np.uint8)
         part = total[4 * parts[here][0] : 4 * parts[here][1]]
-        sent: list[Part] = [(host, part) for host in parts if host != here and part.size]
+        sent: list[Part] = [(node, part) for node in parts if node != here and part.size]
         received: list[Part] = [
-            (host, total[4 * begin : 4 * end])
-            for host, (begin, end) in parts.items()
-            if host != here and begin < end
+            (node, total[4 * begin : 4 * end])
+            for node, (begin, end) in parts.items()
+            if node != here and begin < end
         ]
         purpose = f"their sums of parts of {local.elements} elements"
-        return self._hosts.transport.transfers(sent, received, purpose)
+        return self._nodes.transport.transfers(sent, received, purpose)
 
     # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """Return (device, host, begin, end): bytes begin..end of the device's slot are sent to the host. The
-        order is the same on all hosts. If `reduce.gather` is set, the bytes are sums that the device
+        """Return (device, node, begin, end): bytes begin..end of the device's slot are sent to the node. The
+        order is the same on all nodes. If `reduce.gather` is set, the bytes are sums that the device
         computed, not shares."""
-        of, n = self._hosts.of, len(self._hosts.of)
+        of, n = self._nodes.of, len(self._nodes.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []
         if parts and reduce.gather:
             return [
-                (d, host, 4 * begin, 4 * end)
+                (d, node, 4 * begin, 4 * end)
                 for d, (begin, end) in enumerate(parts)
-                for host in reading
-                if host != of[d] and begin < end
+                for node in reading
+                if node != of[d] and begin < end
             ]
         moves = []
         for writer in reduce.writers:
             if not parts:
                 nbytes = 4 * wire_words(reduce.wire, reduce.elements)
-                moves += [(writer, host, 0, nbytes) for host in reading if host != of[writer]]
+                moves += [(writer, node, 0, nbytes) for node in reading if node != of[writer]]
                 continue
             for d, (begin, end) in enumerate(parts):
                 if of[d] != of[writer] and begin < end:
