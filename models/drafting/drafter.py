@@ -36,6 +36,12 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
+    """If `stores` is set, drafting writes to the cells of the drafted positions, which the engine reserves
+    before."""
+
+    @property
+    def stores(self) -> bool: ...
+
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""
 

@@ -114,6 +114,27 @@ class Runner:
         assert ids is not None
         return TopK(ids, logits, log_sums)
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no step is in flight, so that the head can draft."""
+        return not self._in_flight
+
+    def draft(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], summed: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
+        `summed`, also return their probabilities, float64 [n]. The slots must own the positions' cells."""
+        runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
+        k = min(1, self.max_top_k)
+        wanted = Wanted(k, summed and k > 0, ahead=True)
+        ids, logits, log_sums = self.collect(self.launch(MicroBatch(tokens, runs, range(len(runs))), wanted))
+        if ids is None:
+            ids = logits.argmax(axis=1, keepdims=True)
+            best = np.take_along_axis(logits, ids, 1)
+            log_sums = best[:, 0] + np.log(np.exp(logits - best, dtype=np.float64).sum(axis=1))
+            logits = best
+        return ids[:, 0], np.exp(logits[:, 0] - log_sums) if summed and log_sums is not None else None
+
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
         """Start a micro-batch. Up to `n_in_flight` steps may run, and `collect` returns their results in
         order."""

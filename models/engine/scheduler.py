@@ -243,7 +243,7 @@ class Scheduler:
     def _decoding(self, line: list[Sequence]) -> Batch:
         if self.speculation is None:
             return [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
-        self.speculation.draft(line)
+        self.speculation.draft(line, self.cache.reserve)
         batch: Batch = []
         n_left = self._n_ubatch
         for sequence in line:

@@ -7,6 +7,7 @@ decoding without drafts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 
 from vkbackend.models.drafting.drafter import Drafter, Want
@@ -28,8 +29,9 @@ class Speculation:
         self._max_rows = min(MAX_ROWS, max_rows)
         self.n_drafts = self.n_drafted = self.n_accepted = 0
 
-    def draft(self, line: Sequences[Sequence]) -> None:
-        """Set `draft` of each sequence. All sequences decode."""
+    def draft(self, line: Sequences[Sequence], reserve: Callable[[int, int], bool]) -> None:
+        """Set `draft` of each sequence. All sequences decode. `reserve` takes free cells for the positions of
+        a slot up to an end, or returns False."""
         for sequence in line:
             sequence.draft = ()
         n_left = self._max_rows - sum([sequence.n_wanted for sequence in line])
@@ -39,7 +41,10 @@ class Speculation:
         drafting: list[Sequence] = []
         wants: list[Want] = []
         for sequence in line:
-            if (n := min(share, self._most(sequence))) > 0:
+            n = min(share, self._most(sequence))
+            if n > 0 and self._drafter.stores:
+                n *= reserve(sequence.slot, sequence.n_stored + sequence.n_wanted + n)
+            if n > 0:
                 drafting.append(sequence)
                 wants.append(Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n))
         if not wants:

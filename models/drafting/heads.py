@@ -1,0 +1,58 @@
+"""Drafts by the model's own multi-token prediction head (architectures/ahead.py).
+
+The head computes one token per sequence and step, and each token is its next input. All sequences share these
+steps. The engine reserves the cells of drafted tokens first, because the head stores K and V there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from vkbackend.models.drafting.drafter import Draft, Want
+
+SOURCE = "mtp"
+
+
+class Head(Protocol):
+    """The part of a runner that drafts."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def draft(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], summed: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]: ...
+
+
+class HeadDrafter:
+    """A draft ends before a token that the head finds less probable than `p_min`."""
+
+    stores = True
+
+    def __init__(self, head: Head, p_min: float = 0.0) -> None:
+        self._head, self._p_min = head, p_min
+
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        """Return empty drafts while a step is in flight, as with several hosts in turn."""
+        drafts: list[list[int]] = [[] for _ in wants]
+        going = list(range(len(wants))) if self._head.is_idle else []
+        while going := [i for i in going if len(drafts[i]) < wants[i].n]:
+            last = [drafts[i][-1] if drafts[i] else wants[i].tokens[-1] for i in going]
+            positions = [len(wants[i].tokens) - 1 + len(drafts[i]) for i in going]
+            slots = [wants[i].slot for i in going]
+            tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0)
+            if chances is not None:
+                likely = chances >= self._p_min
+                going, tokens = [i for i, fits in zip(going, likely, strict=True) if fits], tokens[likely]
+            for i, token in zip(going, tokens.tolist(), strict=True):
+                drafts[i].append(token)
+        return [Draft(tokens, SOURCE) for tokens in drafts]
+
+    def took(self, slot: int, n_accepted: int) -> None:
+        """The next step of the model replaces what a draft stored."""
+
+    def close(self) -> None:
+        """The runner closes the head."""
