@@ -107,12 +107,15 @@ class _ModelKeywords(TypedDict, total=False):
     model is open. False: they read a copy."""
     speculation: str | Sequence[str] | None
     """How to guess the next tokens, so that one step verifies several: "ngram" repeats what followed the last
-    tokens earlier in the text. None (default): no guesses. The text does not change (docs/speculation.md).
-    """
+    tokens earlier in the text, and "mtp" uses the multi-token prediction head of the model's file. Of
+    several, the first that has a guess wins. None (default): no guesses. The text does not change
+    (docs/speculation.md)."""
     draft_max: int
     """How many tokens a draft has at most (default: 7). Fewer are drafted where few are right."""
     draft_min: int
     """Drafts with fewer tokens are not used (default: 0)."""
+    draft_p_min: float
+    """The head ends a draft before a token that it finds less probable (default: 0.0)."""
     exact: bool
     """True: compute with F32 activations and exchange partial sums as F32. False (default): devices may round
     activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits. With True, a row also has
@@ -172,10 +175,16 @@ class Options(RopeOptions):
     speculation: tuple[str, ...] = option((), speculation_list)
     draft_max: int = option(MAX_DRAFT, whole(0, 1 << 16))
     draft_min: int = option(0, whole(0, 1 << 16))
+    draft_p_min: float = option(0.0, finite(0.0, 1.0))
     exact: bool = option(False, switch)
     runtime: str | None = option(None, _runtime)
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
+
+    @property
+    def with_heads(self) -> bool:
+        """Return whether the model includes its multi-token prediction head."""
+        return "mtp" in self.speculation
 
     def __post_init__(self) -> None:
         check_fields(self)

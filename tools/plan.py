@@ -38,6 +38,7 @@ from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments, host_patterns
+from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser, shares=AUTO)
     parser.set_defaults(tensor_split=AUTO)
     add_placement_arguments(parser)
+    add_speculation_arguments(parser)
     add_experiment_arguments(parser)
 
 
@@ -117,7 +119,7 @@ def report(args: argparse.Namespace) -> Report:
     options = options_of(args, args.model, **given)
     runner.refuse_hostfile(options)
     with GGUF.open(options.path) as gguf:
-        model = load_model(gguf)
+        model = load_model(gguf, options.with_heads)
         types = check_weights(gguf, model)
         model.in_file = weights_in_file(gguf, model)
         options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))

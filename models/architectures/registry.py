@@ -72,8 +72,10 @@ MODELS = {
 ARCHITECTURES = tuple(MODELS)
 
 
-def load_model(gguf: GGUF) -> Model:
-    """Load a file's model. Raises UnsupportedModel, which lists the architectures."""
+def load_model(gguf: GGUF, with_heads: bool = False) -> Model:
+    """Load a file's model, and its multi-token prediction head if `with_heads` is set. Raises
+    UnsupportedModel, which lists the architectures."""
+    gguf.with_heads = with_heads
     name = gguf.architecture
     if name not in ARCHITECTURES:
         near = get_close_matches(name, ARCHITECTURES, 1, 0.5)

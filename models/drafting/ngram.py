@@ -24,6 +24,8 @@ MASK = (1 << 64) - 1
 class Ngrams:
     """Draws drafts from tables with 3 * 4 * 2 ** bits bytes per slot, which are allocated once."""
 
+    stores = False
+
     def __init__(self, n_slots: int, n_ctx: int) -> None:
         bits = min(MAX_BITS, max(8, n_ctx.bit_length() + 1))
         self._texts = [_Text(bits) for _ in range(n_slots)]

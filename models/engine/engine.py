@@ -106,7 +106,7 @@ class Engine:
 
     @classmethod
     def of(cls, runner: Runner) -> Engine:
-        return cls(runner, drafter=drafter_of(runner.options))
+        return cls(runner, drafter=drafter_of(runner))
 
     @property
     def info(self) -> EngineInfo:

@@ -47,8 +47,7 @@ class Loading:
         self._gguf, self._joining, self._devices = gguf, joining, devices
         self._leads, self._interleave = joining is None or joining.leads, interleave
         state_rope(gguf, options)
-        gguf.with_heads = "mtp" in options.speculation
-        self.model = model = load_model(gguf)
+        self.model = model = load_model(gguf, options.with_heads)
         if options.control_vectors:
             sizes = model.n_layer - model.n_ahead, model.n_embd
             layers = options.control_vector_layer_range

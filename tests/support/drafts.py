@@ -14,6 +14,8 @@ class Guesses:
     """Drafts of random length up to `n_max`. A token is right with probability `right`, and otherwise random.
     `truth` returns the tokens that decoding without drafts gives next."""
 
+    stores = False
+
     def __init__(self, truth: Truth, right: float, seed: int, n_vocab: int, n_max: int = 7) -> None:
         self._truth, self._right, self._rng = truth, right, random.Random(seed)
         self._n_vocab, self._n_max = n_vocab, n_max

@@ -11,14 +11,13 @@ import numpy as np
 from runners import load_runner
 
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 
 TOKENS = np.random.default_rng(5).integers(0, 128, 20).tolist()
 
 
 @contextmanager
-def opened(path: Path | GGUF, devices: list[str], **options: Any) -> Iterator[Runner]:
+def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
     options = {"n_ctx": 64, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, **options)
     try:

@@ -15,7 +15,6 @@ from prefills import opened
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 
 OPTIONS: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "reduce_type": "f32"}
@@ -28,10 +27,8 @@ def file_with_head(folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened_with_head(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
-    with GGUF.open(path) as gguf:
-        gguf.with_heads = True
-        with opened(gguf, devices, **OPTIONS | options) as runner:
-            yield runner
+    with opened(path, devices, **OPTIONS | {"speculation": "mtp"} | options) as runner:
+        yield runner
 
 
 def draft(

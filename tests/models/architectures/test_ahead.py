@@ -85,7 +85,7 @@ def test_a_head_costs_no_exchange_in_a_step_and_two_in_a_draft(folder: Path, nam
         assert len(plain) == len(wanted) - len(ahead) and [r.elements for r in drafting] == ahead
 
 
-@pytest.mark.parametrize("name", some(HEADS, 4))
+@pytest.mark.parametrize("name", some(HEADS, 5))
 def test_steps_without_a_head_record_the_same(folder: Path, tmp_path: Path, name: str) -> None:
     """A file with a head and a file without one record the same commands if no head was asked for."""
     bare = write(without_head(with_head(name)), tmp_path / "bare.gguf")
@@ -98,7 +98,7 @@ def test_steps_without_a_head_record_the_same(folder: Path, tmp_path: Path, name
     assert forms[0] == forms[1]
 
 
-@pytest.mark.parametrize("name", some(HEADS, 4))
+@pytest.mark.parametrize("name", some(HEADS, 5))
 def test_a_head_does_not_change_the_logits(folder: Path, name: str) -> None:
     path = file_with_head(folder, name)
     logits = []
@@ -149,10 +149,8 @@ def test_random_drafts_leave_nothing(folder: Path, name: str) -> None:
 
 
 def refused(fixture: Fixture, path: Path, words: str) -> None:
-    with GGUF.open(write(fixture, path)) as gguf:
-        gguf.with_heads = True
-        with pytest.raises(UnsupportedModel, match=words):
-            load_model(gguf)
+    with GGUF.open(write(fixture, path)) as gguf, pytest.raises(UnsupportedModel, match=words):
+        load_model(gguf, with_heads=True)
 
 
 def test_models_without_a_usable_head_are_refused(tmp_path: Path) -> None:
@@ -177,7 +175,7 @@ def test_every_architecture_with_heads_has_a_golden() -> None:
     assert sorted(p.stem for p in (DATA / "heads").glob("*.npz")) == sorted(HEADS)
 
 
-@heads
+@pytest.mark.parametrize("name", some(HEADS, 5))
 def test_a_head_counts_only_if_asked_for(folder: Path, name: str) -> None:
     held = []
     for open_ in (opened, opened_with_head):
