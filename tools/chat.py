@@ -25,7 +25,7 @@ from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import token_limit
-from vkbackend.models.chats.conversation import Chat
+from vkbackend.models.conversation import Chat
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.reasoning import ReasoningSplit

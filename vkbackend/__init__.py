@@ -29,7 +29,7 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from vkbackend.models.chats.conversation import Chat
+    from vkbackend.models.conversation import Chat
     from vkbackend.models.engine.completion import Chunk, Completion
     from vkbackend.models.llm import LLM
 
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Chat": "vkbackend.models.chats.conversation",
+    "Chat": "vkbackend.models.conversation",
     "LLM": "vkbackend.models.llm",
     "Completion": "vkbackend.models.engine.completion",
     "Chunk": "vkbackend.models.engine.completion",

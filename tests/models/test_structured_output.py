@@ -18,7 +18,7 @@ from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models import generation_maker
-from vkbackend.models.chats.conversation import Chat
+from vkbackend.models.conversation import Chat
 from vkbackend.models.llm import LLM
 from vkbackend.models.model_tokens import vocabulary_of
 from vkbackend.models.placement import traced_steps

@@ -19,7 +19,7 @@ from places import ROOT
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.chats.conversation import Chat, answer_message
+from vkbackend.models.conversation import Chat, answer_message
 from vkbackend.models.engine.completion import total
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown

@@ -11,7 +11,7 @@ from gguf_files import U32, key
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.chats.conversation import Chat
+from vkbackend.models.conversation import Chat
 from vkbackend.models.text.chat_template import ChatTemplate
 
 model = words_model  # pytest finds the fixture by this name
