@@ -36,7 +36,7 @@ class HeadDrafter:
         self._head, self._p_min = head, p_min
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
-        """Return empty drafts while a step is in flight, as with several hosts in turn."""
+        """Return empty drafts while a step is in flight, as when several nodes work in turn."""
         drafts: list[list[int]] = [[] for _ in wants]
         going = list(range(len(wants))) if self._head.is_idle else []
         while going := [i for i in going if len(drafts[i]) < wants[i].n]:

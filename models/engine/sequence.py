@@ -121,8 +121,8 @@ class Sequence:
         return True
 
     def end_draft(self, n_stored: int) -> None:
-        """Forget the draft. The slot continues from the first `n_stored` positions. These are fewer if a
-        recurrent state had to go back."""
+        """Forget the draft. The slot continues from the first `n_stored` positions. There are fewer than
+        before the draft if a recurrent state was restored."""
         self.replays = n_stored < self.n_stored
         self.n_drafted += len(self.draft)
         self.n_accepted += self.n_matched

@@ -51,7 +51,7 @@ class Speculation:
             return
         drafts = [list(draft.tokens) for draft in self._drafter.draft(wants)]
         lengths = [0] * len(drafts)
-        for at in range(share):  # all first tokens before all second tokens
+        for at in range(share):  # share the rows evenly: first tokens, then second tokens
             for i, draft in enumerate(drafts):
                 if n_left and at < len(draft):
                     lengths[i], n_left = at + 1, n_left - 1
@@ -60,7 +60,7 @@ class Speculation:
 
     def _most(self, sequence: Sequence) -> int:
         request = sequence.request
-        # A sequence without a generated token may read a state that the prefix cache takes back.
+        # Before its first generated token, a sequence may read a state that the prefix cache can evict.
         if not isinstance(request, Generate) or not sequence.n_generated or sequence.served < 0:
             return 0
         if request.structure is not None:
@@ -71,7 +71,7 @@ class Speculation:
         return n
 
     def verified(self, sequence: Sequence) -> None:
-        """Count a draft whose row of logits has been chosen from."""
+        """Count a verified draft and its accepted tokens."""
         self.n_drafts += 1
         self.n_drafted += len(sequence.draft)
         self.n_accepted += sequence.n_matched

@@ -65,8 +65,8 @@ class Sampler:
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History, draft: History = ()) -> int:
-        """Return the number of candidates to request, including lowered tokens, or 0 for the complete row. It
-        is enough after each beginning of the draft as well."""
+        """Return the number of candidates to request, including lowered tokens, or 0 for the complete row.
+        With a draft, the number is enough after any of its tokens."""
         n = self._n_candidates
         if self._varies:
             self._dried.clear()  # A rejected draft had other tokens.

@@ -91,7 +91,8 @@ def _shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("vendor", "shape"), covering(list(VENDORS), list(SHAPES), each=2))
 @pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_few_rows_have_the_work_of_one_row(vendor: str, shape: str, exact: bool) -> None:
-    """With and without `exact`, because speculation makes any device invariant."""
+    """`batch_invariant` must have this effect without `exact` too, because speculation sets it on any
+    device."""
     limits = replace(VENDORS[vendor], choices=TUNED)
     limits = limits.exact() if exact else replace(limits, batch_invariant=True)
     one, *more = (work_of(step) for step in steps(opened(shape, limits)))

@@ -1,7 +1,7 @@
 """The command line gives help, results, exit codes, and one clear last line for invalid input.
 
-Tests of streams, signals and the environment start a process, and so does one test of each other kind. Other
-tests call `main`, which saves a second per test.
+Tests of streams, signals and the environment start a process. Most other tests call `main`, which saves a
+second per test.
 """
 
 import argparse

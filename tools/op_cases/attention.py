@@ -262,8 +262,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Combine every head size with every number of keys, while other options take turns. Add every pair of
-    cache types at head size 32."""
+    """Combine every head size with every number of keys, and vary the other options from case to case. Add
+    every pair of cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]

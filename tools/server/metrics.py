@@ -40,7 +40,7 @@ class Metrics:
     tokens: int = 0
     decode_s: float = 0.0
     longest: int = 0
-    _scraped: tuple[int, float, int, float] = (0, 0.0, 0, 0.0)  # prompt tokens, seconds, tokens, seconds
+    _scraped: tuple[int, float, int, float] = (0, 0.0, 0, 0.0)  # `counts` of the last scrape
     cancelled: int = 0
     first_token: Histogram = field(default_factory=Histogram)
     whole_request: Histogram = field(default_factory=Histogram)

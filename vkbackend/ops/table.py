@@ -103,8 +103,8 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         ),
         # Sums are combined within a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums are combined in shared memory, on a CPU only for gate and up. Otherwise a CPU thread computes a
-        # complete row of w.
+        # On GPUs, and for gate and up on CPUs, sums are combined in shared memory. For other products, a CPU
+        # thread computes a complete row of w.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",

@@ -1,5 +1,5 @@
-"""The fake runner's cells and recurrent states store tokens, and its logits depend on all of them. A token of
-a rejected draft that stays anywhere therefore changes the text or fails an assertion."""
+"""The fake runner's cells and recurrent states store tokens, and its logits depend on all of them. If a token
+of a rejected draft remains in a cell or state, the text changes or an assertion fails."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int |
 
 
 def test_a_draft_never_preempts() -> None:
-    """The cache is full but for the last block's cells. The draft would need a block, and the next token does
-    not."""
+    """Only the last block has free cells. They are enough for the next token, but not for the draft."""
     for drafter in (None, right()):
         engine, _ = make(n_slots=2, n_ctx=64, blocks=2, drafter=drafter)
         done = finish(engine, [Generate(i, prompt(20, i), CELL_BLOCK - 20, GREEDY) for i in range(2)])

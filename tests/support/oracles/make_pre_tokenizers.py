@@ -38,8 +38,8 @@ _CASED = (
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
 # These are the models' own expressions, from which llama.cpp deviates. Most of llama.cpp's expressions
-# distinguish only ASCII capital letters, or none. llama.cpp groups tiny_aya's digits before letters, and
-# knows only ASCII digits for superbpe.
+# recognise only ASCII capital letters, or no capital letters. llama.cpp groups tiny_aya's digits before
+# letters, and knows only ASCII digits for superbpe.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),

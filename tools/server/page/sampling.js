@@ -35,7 +35,7 @@ export const PRESETS = [
 ];
 const CHANGED = [...new Set(PRESETS.flatMap(([, , , values]) => Object.keys(values)))];
 
-/** Return settings in which the values of a preset replace those of any other. */
+/** Return the settings with the values of a preset, and without the values of other presets. */
 export function withPreset(values, id) {
   const chosen = PRESETS.find((preset) => preset[0] === id)[3];
   const others = Object.entries(values).filter(([name]) => !CHANGED.includes(name));
