@@ -53,6 +53,8 @@ def _content(name: str, value: Any) -> str:
             texts.append(part["text"])
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            raise refused(f"{name}[{i}].text", part.get("text"), "expected a string")
         why = f"parts of type {kind!r} are not supported, text alone is" if kind else "expected a text part"
         raise refused(f"{name}[{i}]", part, why)
     return "\n".join(texts)

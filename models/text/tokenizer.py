@@ -183,7 +183,8 @@ class Tokenizer:
             return piece
         if not 0 <= index < self.n_vocab:
             raise InvalidArgument(
-                f"token id {index} is out of range: the vocabulary has {self.n_vocab} tokens"
+                f"token id {index} is out of range: the vocabulary has {self.n_vocab} tokens",
+                argument="tokens",
             )
         return self._pieces.setdefault(index, self._make_piece(self._tokens[index], self._types[index]))
 

@@ -69,6 +69,8 @@ def ignore_eos(s: Servers) -> None:
 
 def verbose(s: Servers) -> None:
     assert "__verbose" not in chat(s.plain) and "__verbose" not in openai(s.plain)
+    assert chat(s.plain, verbose=True)["__verbose"]["prompt"]
+    assert "__verbose" not in chat(s.verbose, verbose=False)
     assert chat(s.verbose)["__verbose"]["prompt"] and openai(s.verbose)["__verbose"]["content"]
     assert chat(s.verbose, stream=True)[-1]["__verbose"]["stop"] is True
 
@@ -151,6 +153,23 @@ def samplers(s: Servers) -> None:
     assert settings(s, samplers="kt")["samplers"] == ["top_k", "temperature"]
     assert settings(s, samplers=["min_p"])["samplers"] == ["min_p"]
     assert refused(s.plain, "samplers", ["none"])
+
+
+def wrong_types(s: Servers) -> None:
+    """The error names the field."""
+    for name, value in (("reasoning_format", "x"), ("echo", "x"), ("dry_sequence_breakers", []), ("stop", 5),
+                        ("verbose", 1), ("max_tokens", "x"), ("top_k", 1.5), ("stream", "yes")):  # fmt: skip
+        assert refused(s.plain, name, value)
+    for message, name in (
+        ({"role": "user"}, "content"), ({"role": "assistant"}, "content"), ({"content": "x"}, "role"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
+        ({"role": "user", "content": 5}, "content"),
+    ):  # fmt: skip
+        status, answer, _ = s.plain.post(CHAT, {"messages": [message, *ASK]})
+        assert status == 400 and answer["error"]["param"] == f"messages[0].{name}", message
+    for path, body in (("/tokenize", {"content": 5}), ("/detokenize", {"tokens": [99999]})):
+        status, answer, _ = s.plain.post(path, body)
+        assert status == 400 and answer["error"]["param"] == next(iter(body))
 
 
 def numbers(s: Servers) -> None:

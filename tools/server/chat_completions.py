@@ -19,7 +19,7 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chats import EFFORTS, ChatJob, chat_jobs, messages_of, template_fields
 from vkbackend.tools.server.failures import OPENAI, Api
 from vkbackend.tools.server.generations import Tally, now, timings_of, usage_of
-from vkbackend.tools.server.llama_fields import LlamaFields
+from vkbackend.tools.server.llama_fields import REASONING_FORMATS, LlamaFields
 from vkbackend.tools.server.llama_results import LlamaResults
 from vkbackend.tools.server.service import FINGERPRINT, Json, Service
 
@@ -83,7 +83,11 @@ def continuation(fields: Fields, prefills: bool) -> dict[str, Any]:
             "it cannot be combined with add_generation_prompt, whose default is true; set one to false",
         )
     if isinstance(last, Mapping) and last.get("tool_calls"):
-        raise refused("continue_final_message", value, "the last message has tool calls")
+        raise refused(
+            "continue_final_message",
+            value,
+            "the last message has tool calls, which cannot be continued; add the results as messages",
+        )
     if value is True:
         thinks = isinstance(last, Mapping) and last.get("reasoning_content") and not last.get("content")
         value = "reasoning_content" if thinks else "content"
@@ -159,7 +163,7 @@ class CheckedChat:
             raise refused("top_logprobs", fields.get("top_logprobs"), "requires `logprobs`: true")
         n = service.n_of(fields, "n_cmpl" if fields.has("n_cmpl") else "n", llm)
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
-        form = fields.word("reasoning_format", ("none", "auto", "deepseek"), service.config.reasoning_format)
+        form = fields.word("reasoning_format", REASONING_FORMATS, service.config.reasoning_format)
         usage = fields.inner("stream_options")
         checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options), llama)
         llama.check_jobs(checked.jobs)

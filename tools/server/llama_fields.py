@@ -18,6 +18,7 @@ from vkbackend.tools.server.generations import J, Piece, Tally, raw_chunk
 from vkbackend.tools.server.service import Service
 
 MAX_PROBS = 100
+REASONING_FORMATS = ("none", "auto", "deepseek")
 MAX_INT = (1 << 31) - 1
 MAX_RESPONSE_FIELDS = 64
 # (field, harmless values, why other values are refused)
@@ -35,7 +36,7 @@ class LlamaFields:
     def __init__(self, service: Service, fields: Fields, llm: LLM) -> None:
         for name, harmless, why in REFUSED:
             fields.refuse(name, *harmless, why=why)
-        self.is_verbose = service.config.is_verbose
+        self.is_verbose = fields.switch("verbose", service.config.is_verbose)
         self.streams = fields.switch("stream")
         self.n_probs = fields.whole("n_probs", 0, MAX_PROBS, 0)
         self.times_tokens = fields.switch("timings_per_token")
@@ -48,6 +49,8 @@ class LlamaFields:
         self.n_discard = fields.whole("n_discard", 0, MAX_INT, 0)
         fields.whole("n_cache_reuse", 0, MAX_INT, 0)  # only saves time
         fields.switch("backend_sampling")  # ignored
+        fields.switch("echo")
+        fields.word("reasoning_format", REASONING_FORMATS, None)
         self.response_fields = fields.items("response_fields", MAX_RESPONSE_FIELDS)
         self.ping_s = self._ping_s(fields)
         self.slot = fields.whole("id_slot", -1, llm.n_slots - 1, -1)

@@ -11,9 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.arguments import token_ids
 from vkbackend.models.llm import LLM
+from vkbackend.models.text.chat_template import CHATML
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.generations import Tally, token_text, tokenize
@@ -87,7 +89,7 @@ async def props(service: Service, request: Request) -> Response:
             "endpoint_props": config.takes_props,
             "endpoint_metrics": config.shows_metrics,
             "ui": config.shows_page,
-            "chat_template": config.template or llm.chat_template or "",
+            "chat_template": config.template or llm.chat_template or CHATML,
             **({"chat_template_tool_use": for_tools} if for_tools else {}),
             "bos_token": bos,
             "eos_token": eos,
@@ -236,6 +238,8 @@ async def tokens_of(service: Service, request: Request) -> Response:
     add_special = fields.switch("add_special")
     parse_special, pieces = fields.switch("parse_special", True), fields.switch("with_pieces")
     content, ids = fields.get("content"), list[int]()
+    if not isinstance(content, str | list):
+        raise refused("content", content, "expected a string, or a list of strings and token ids")
     for i, part in enumerate(content if isinstance(content, list) else [content]):
         if isinstance(part, str):
             ids += await tokenize(llm, part, add_special=add_special and not i, parse_special=parse_special)

@@ -48,6 +48,10 @@ def sampling_of(
     for name in ("dry_sequence_breakers", "stop"):
         if (value := fields.get(name)) not in (None, []):
             options[name] = texts_of(name, value, limits)
+    if fields.get("dry_sequence_breakers") == []:
+        raise refused(
+            "dry_sequence_breakers", [], "expected at least one string; dry_multiplier 0 turns DRY off"
+        )
     if (structure := structure_of(fields)) is not None:
         options = {name: value for name, value in options.items() if name not in KEYWORDS} | structure
     if (ids := fields.get("stop_token_ids")) is not None:
@@ -82,10 +86,11 @@ def structure_of(fields: Fields) -> dict[str, Any] | None:
 
 
 def texts_of(name: str, value: Any, limits: Limits) -> list[str]:
-    texts = [value] if isinstance(value, str) else _list(name, value, limits.stops)
+    expected = "expected a non-empty string or a list of them"
+    texts = [value] if isinstance(value, str) else _list(name, value, limits.stops, expected)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise refused(name, value, "expected a non-empty string or a list of them")
+            raise refused(name, value, expected)
         if len(text) > limits.stop_length:
             raise refused(name, text, f"at most {limits.stop_length} characters are allowed")
     return texts
@@ -97,7 +102,7 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
     pairs = list(value.items()) if isinstance(value, dict) else value
     biases: dict[int, float] = {}
     n_left = MAX_BIAS_TEXT
-    for pair in _list("logit_bias", pairs, limits.biases):
+    for pair in _list("logit_bias", pairs, limits.biases, expected):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise refused("logit_bias", pair, expected)
         token, bias = pair
@@ -116,9 +121,9 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
     return list(biases.items())
 
 
-def _list(name: str, value: Any, most: int) -> list[Any]:
+def _list(name: str, value: Any, most: int, expected: str = "expected a list") -> list[Any]:
     if not isinstance(value, list):
-        raise refused(name, value, "expected a list")
+        raise refused(name, value, expected)
     if len(value) > most:
         raise InvalidArgument(f"{name} has {len(value)} entries, at most {most} are allowed", argument=name)
     return value

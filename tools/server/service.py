@@ -120,11 +120,11 @@ class Service:
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
         """Return the limit from the first of `names` in the request, or the server's limit. None, or -1 in
         the request, means that only the context limits the answer."""
-        for name in names:
-            if fields.has(name):
-                most = fields.whole(name, -1, (1 << 31) - 1, None)
-                return None if most == -1 else most
-        return self.config.max_tokens
+        limits = [fields.whole(name, -1, (1 << 31) - 1, None) for name in names]
+        most = next((limit for limit in limits if limit is not None), None)
+        if most is None:
+            return self.config.max_tokens
+        return None if most == -1 else most
 
     def n_of(self, fields: Fields, name: str, llm: LLM) -> int:
         if not fields.has(name):

@@ -10,9 +10,10 @@ import llama_server_endpoints as endpoints
 import llama_server_fields as fields
 import pytest
 from asked import TEXT, Servers, native
-from serving import served
+from serving import FakeModel, served
 
 from vkbackend.models.llm import LLM
+from vkbackend.models.text.chat_template import CHATML
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.service import Config
@@ -116,6 +117,15 @@ CASES: dict[str, Callable[[Servers], None]] = {
 @pytest.mark.parametrize("row", CASES)
 def test_row(servers: Servers, row: str) -> None:
     CASES[row](servers)
+
+
+def test_the_template_of_a_model_without_one() -> None:
+    with served(FakeModel()) as address:
+        assert address.get("/props")[1]["chat_template"] == CHATML
+
+
+def test_wrong_types(servers: Servers) -> None:
+    fields.wrong_types(servers)
 
 
 @pytest.mark.parametrize("method,path,reason", REASONS)
