@@ -39,7 +39,8 @@ class Source(Protocol):
         """Return the tensor as uint8 without a copy. Any shape with rows in order is allowed."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """Return the mapped file as uint8, and the tensor's first byte. Only loads with `in_file` call it."""
+        """Return the mapped file as uint8, and the tensor's first byte. Only loads with `in_file` call this
+        function."""
 
 
 def load_weights(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
 
-HOST = "numpy"  # the host as a device
+HOST = "numpy"  # the name of the device that runs on the processor
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
 SPECULATIONS = ("ngram", "mtp")

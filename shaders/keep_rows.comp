@@ -20,6 +20,6 @@ void main() {
     const uint end = min(step_n_rows(), n_rows);
     if (i >= n || row >= end) return;
     const uint slot = step_params.rows[row].y;
-    if (row + n_kept < end && step_params.rows[row + n_kept].y == slot) return; // a later row has this place
+    if (row + n_kept < end && step_params.rows[row + n_kept].y == slot) return; // for a later row
     kept[kept_off + (slot * n_kept + step_params.rows[row].x % n_kept) * n + i] = x[x_off + row * n + i];
 }

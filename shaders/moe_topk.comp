@@ -12,7 +12,7 @@ layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the proba
 layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a factor
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
-const uint LANES = 128; // partial sums; constant for a fixed order
+const uint LANES = 128; // number of partial sums; constant, so that the order is fixed
 const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled to 1
 
 layout(push_constant) uniform Push {

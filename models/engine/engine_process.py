@@ -230,7 +230,7 @@ def serve(
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
-    lock = threading.Lock()  # needed because devices compile in parallel
+    lock = threading.Lock()  # several threads of devices call `compiled`
 
     def compiled() -> None:
         """Send an empty message, to show that the engine is alive."""

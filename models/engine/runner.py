@@ -241,7 +241,8 @@ class Runner:
 
     @property
     def shift_widths(self) -> dict[str, int] | None:
-        """Return the floats of a shift's cos and sin by table, or None if contexts are not shifted."""
+        """Return the number of values in a shift's cos and sin by table, or None if contexts are not
+        shifted."""
         return self._shifts.widths if self._shifts else None
 
     def obey_shift(

@@ -66,7 +66,7 @@ class Sampler:
 
     def n_candidates(self, history: History, draft: History = ()) -> int:
         """Return the number of candidates to request, including lowered tokens, or 0 for the complete row.
-        With a draft, the number is enough after any of its tokens."""
+        With a draft, the number is enough for every row of the draft."""
         n = self._n_candidates
         if self._varies:
             self._dried.clear()  # A rejected draft had other tokens.

@@ -7,7 +7,7 @@ uint first_key_of(uint n_keys);
 void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
 float capped(float score);
-float inverse_sum(float m, float sum, uint head); // the factor of a FINAL result
+float inverse_sum(float m, float sum, uint head); // the factor that normalises a FINAL result
 #include "lib/v_quads.glsl"
 
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
@@ -49,7 +49,7 @@ uint thread = gl_LocalInvocationID.x;
 uint lane = thread % LANES; // index among the threads of a key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
-uint now = 0; // half of head_max in use
+uint now = 0; // the half of head_max that is in use, 0 or 1
 float s[HEADS]; // scores of one key, or partial scores
 float l[HEADS]; // sums of p
 vec4 acc[HEADS * V_ROUNDS]; // sums of p * v

@@ -74,7 +74,7 @@ def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
 
 
 def some(params: Iterable[Any], every: int) -> list[Any]:
-    """Mark parameters as wide, except the first and every `every`-th parameter after it."""
+    """Mark parameters as wide, except parameters 0, `every`, 2 * `every` and so on."""
     return [p if i % every == 0 else wide(p) for i, p in enumerate(map(_parameter, params))]
 
 

@@ -81,7 +81,7 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
 
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each docstring and each block of comments."""
+    """Yield each docstring, each block of comments, and each comment after code."""
     strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (begin, end) of strings
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -101,11 +101,12 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]
         if not free:
             continue
-        if number != last + 1 and block:
+        is_alone = not line[: free[0][1]].strip()
+        if block and (number != last + 1 or not is_alone):
             yield first, "\n".join(block)
             block = []
         first = number if not block else first
-        last = number
+        last = number if is_alone else -1
         comment = line[free[0][1] :].decode()
         block.append(re.sub(r"^#+!? ?(?:(?:type|noqa|fmt|ruff|pragma):.*)?", "", comment))
     if block:

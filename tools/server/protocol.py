@@ -101,7 +101,8 @@ class BoundedConnection(HttpToolsProtocol):
     # ---- writing ----
 
     def pause_writing(self) -> None:
-        """Start the time limit `drain_s`, because 64 KiB are buffered for the client."""
+        """asyncio calls this when 64 KiB wait for the client. The client then has `drain_s` seconds to read
+        them."""
         super().pause_writing()
         if self._drain is None:
             self._drain = self.loop.call_later(self.bounds.drain_s, self.transport.abort)

@@ -205,7 +205,7 @@ class PrefixCache:
         while len(nodes) > first // CELL_BLOCK:
             node, index = nodes[-1], len(nodes) - 1
             fresh = self._block(group, slot) if node.users[0] > 1 else -1
-            if node.users[0] == 1:  # `_block` may have dropped the other users
+            if node.users[0] == 1:  # evicting a block for the copy may have removed the other users
                 if fresh >= 0:
                     group.free.append(fresh)
                 group.take(slot, index, node)

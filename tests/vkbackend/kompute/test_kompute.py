@@ -81,8 +81,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
     """Synchronization validation reports hazards of execution and of memory if no barriers are used, and none
-    if a submission ends at every barrier. If a word is copied, it reports only hazards of memory. These are
-    false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
+    if a submission ends at every barrier. If a word is copied, it reports only hazards of memory. These
+    reports are false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],

@@ -42,7 +42,8 @@ export class BlockStream {
 
 /** Return whether later text cannot join a block with the previous block. */
 function isDefinite({ block, line, next }, nLines) {
-  if (block.type === "formula") return !block.isOpen && next < nLines; // text after its end makes a paragraph
+  // Text after the formula's end makes the block a paragraph.
+  if (block.type === "formula") return !block.isOpen && next < nLines;
   return line + (block.type === "table" ? 1 : 0) < nLines - 1;
 }
 
