@@ -14,7 +14,7 @@ from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of,
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
-from vkbackend.ops import MAX_VEC_ROWS, Recorder
+from vkbackend.ops import MAX_VEC_ROWS, Groups, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
@@ -36,6 +36,8 @@ class Graph:
     reduces: list[Reduce] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label
+    adapted: set[str] = field(default_factory=set)  # weights whose adapters were applied
+    adapter_groups: dict[int, Groups | None] = field(default_factory=dict)  # by device
     _scope: str = ""
     _section: str = ""
 
@@ -105,6 +107,8 @@ class Graph:
             used = {"step": (inputs.step, inputs.step.nbytes // 4)}
             for name, rope in inputs.rope.items():
                 used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
+            if self.kind.adapters and inputs.adapters:
+                used["adapters"] = inputs.adapters, self.kind.adapter_words
             for name, (view, words) in used.items():
                 at = inputs.host.offset + view.offset - inputs.device.offset
                 recording.copy(

@@ -97,10 +97,15 @@ class Mesh:
         return self._others[-1].of(kind)
 
     def write_step(
-        self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
+        self,
+        params: StepParams,
+        rope: Mapping[str, np.ndarray],
+        second: StepParams | None = None,
+        adapters: np.ndarray | None = None,
     ) -> None:
         """Write the next step's parameters to every device. `second` has the parameters of the second half of
-        the rows. `rope` has float32 [rows, width / 2, 2] by table name."""
+        the rows. `rope` has float32 [rows, width / 2, 2] by table name. `adapters` has the words of
+        StepKind.adapter_words."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             if device.node:
                 continue
@@ -112,6 +117,9 @@ class Mesh:
             for name, rows in rope.items():
                 at = inputs.rope[name].offset
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
+            if adapters is not None:
+                at = inputs.adapters.offset  # type: ignore[union-attr]
+                host[at : at + adapters.nbytes] = adapters.view(np.uint8)
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
     def check_usable(self) -> None:

@@ -58,7 +58,8 @@ class Plan:
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
-            return split_experts(role.axis, self.experts)
+            # The adapters of experts are stacked, so the experts repeat.
+            return split_experts(role.axis, self.experts * (shape[0] // len(self.experts)))
         ranges = self.ranges[role.dim]
         units, size = max(end for _, end in ranges), shape[role.axis]
         if size % (units * sum(role.segments)):

@@ -21,6 +21,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import STEP_NBYTES, Mix
 from vkbackend.wire import wire_words
 
+ADAPTERS = "adapters"  # the ids and scales of the rows' adapters, in StepShape.places
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
 
@@ -38,14 +39,21 @@ class StepShape:
     top_k: int = 0  # Most candidates per output row, or 0 for all logits.
     halves: int = 0  # Minimum rows of a halved step, or 0 for never.
     n_slots: int = 0  # Most runs of a step, or 0 for a run per row.
+    adapters: int = 0  # Most adapters of a row.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return (byte offset of each RoPE table, total bytes) of the parameters. The tables follow the
-        StepParams of both halves."""
+        """Return (byte offset of each RoPE table and of ADAPTERS, total bytes) of the parameters. These
+        follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
+        if self.adapters:
+            offsets[ADAPTERS], total = total, total + aligned(4 * self.adapter_words)
         return offsets, total
+
+    @property
+    def adapter_words(self) -> int:
+        return StepKind(self.n_rows, self.n_outputs, Mix.DECODE, adapters=self.adapters).adapter_words
 
     def logits_nbytes(self, device: int) -> int:
         begin, end = self.vocab[device]
@@ -75,6 +83,7 @@ class StepShape:
             View(local, 0, (total // 4,)),
             View(region, 0, (self.n_outputs, end - begin)) if region else None,
             View(region, at, (self.n_outputs, words), "u32") if region and words else None,
+            View(local, offsets[ADAPTERS], (self.adapter_words,), "u32") if self.adapters else None,
         )
 
     def unplaced(self, device: int) -> Inputs:
@@ -159,7 +168,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
-    return list(dict.fromkeys(kinds))
+    # A step with adapters has all commands of a step without adapters.
+    return list(dict.fromkeys(kind._replace(adapters=shape.adapters) for kind in kinds))
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:

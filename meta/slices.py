@@ -17,8 +17,8 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Load:
     """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for a mirrored tensor that all devices read from
-    pinned host memory. If `in_file` is set, the tensor begins at a word boundary, so devices can read it from
-    a mapped file."""
+    pinned host memory (each device its own copy if the tensor is a stack of matrices). If `in_file` is set,
+    the tensor begins at a word boundary, so devices can read it from a mapped file."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Load:
 
     @property
     def shared(self) -> bool:
-        return self.home is Home.HOST and self.state.kind is not Kind.SPLIT
+        return self.home is Home.HOST and self.state.kind is not Kind.SPLIT and len(self.shape) < 3
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:

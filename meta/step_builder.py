@@ -60,8 +60,8 @@ class StepBuilder:
         if not kind.halves:
             return [self._graph(self.inputs, kind)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
-        later = [second_half(inputs, kind.n_rows) for inputs in self.inputs]
-        return [self._graph(self.inputs, half._replace(n_outputs=0)), self._graph(later, half, lane=1)]
+        later = [second_half(inputs, kind) for inputs in self.inputs]
+        return [self._graph(self.inputs, first_half(kind)), self._graph(later, half, lane=1)]
 
     def _graph(self, inputs: Sequence[Inputs], kind: StepKind, lane: int = 0) -> Graph:
         graph = Graph(self.devices, inputs, self.provider, kind, self.active, self.reduce_type, lane)
@@ -70,11 +70,19 @@ class StepBuilder:
         return graph
 
 
-def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """Return the inputs of the second half: its StepParams, and its RoPE rows."""
+def first_half(kind: StepKind) -> StepKind:
+    return kind._replace(n_rows=kind.n_rows // 2, n_outputs=0, halves=False)
+
+
+def second_half(inputs: Inputs, kind: StepKind) -> Inputs:
+    """Return the inputs of the second half: its StepParams, RoPE rows and adapters."""
+    n_rows, adapters = kind.n_rows, inputs.adapters
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
-    return replace(inputs, step=step, rope=rope)
+    if adapters:
+        begin = first_half(kind).adapter_words
+        adapters = View(adapters.buffer, adapters.offset + 4 * begin, (adapters.shape[0] - begin,), "u32")
+    return replace(inputs, step=step, rope=rope, adapters=adapters)
 
 
 def ordered(graphs: Sequence[Graph], d: int) -> Recording:

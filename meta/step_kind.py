@@ -33,9 +33,12 @@ class Wanted(NamedTuple):
     ahead: bool = False
 
 
+MAX_ADAPTERS = 4  # of a row
+
+
 class StepKind(NamedTuple):
     """If `halves` is set, two halves of the rows alternate, and the second half has the output rows. If
-    `masked` is set, a mask limits the candidates."""
+    `masked` is set, a mask limits the candidates. `adapters` is the most adapters of a row: 0, 1, 2 or 4."""
 
     n_rows: int
     n_outputs: int
@@ -43,6 +46,12 @@ class StepKind(NamedTuple):
     wanted: Wanted = Wanted()
     masked: bool = False
     halves: bool = False
+    adapters: int = 0
+
+    @property
+    def adapter_words(self) -> int:
+        """Return the words of the rows' and output rows' adapter ids and scales."""
+        return 2 * self.adapters * (self.n_rows + self.n_outputs)
 
     @classmethod
     def of_run(cls, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> StepKind:

@@ -9,7 +9,7 @@ from typing import Protocol
 from vkbackend.buffer import View
 from vkbackend.meta.split import State
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.ops import Recorder
+from vkbackend.ops import Groups, Recorder
 from vkbackend.runtime import Device
 
 
@@ -28,11 +28,24 @@ class Weight:
     state: State
     pieces: list[list[tuple[int, View]]]
     starts: dict[int, View] = field(default_factory=dict)
+    low_rank: LowRank | None = None
 
     def whole(self, device: int) -> View:
         """Return the single piece of an uncut weight (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
+
+
+@dataclass(slots=True)
+class LowRank:
+    """The pairs of all adapters of a weight W, of ranks up to `rank`. For a matrix, `a` is [n * rank, n_in],
+    `b` [n_out, n * rank], and `starts` has the first row of each adapter in `a`. For experts, `a` is [n *
+    n_expert, rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
+
+    a: Weight
+    b: Weight
+    rank: int
+    starts: Weight | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +86,7 @@ class Inputs:
     device: View
     logits: View | None  # Host-visible f32 [max_outputs, the device's vocabulary rows].
     mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
+    adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
 
 
 class TensorGraph(Protocol):
@@ -84,6 +98,10 @@ class TensorGraph(Protocol):
     def kind(self) -> StepKind: ...
     @property
     def kept(self) -> dict[str, Tensor]: ...
+    @property
+    def adapted(self) -> set[str]: ...
+    @property
+    def adapter_groups(self) -> dict[int, Groups | None]: ...
     @property
     def n(self) -> int: ...
     def readers(self) -> tuple[int, ...]: ...

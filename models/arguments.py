@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -126,6 +126,55 @@ def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
         path, scale = item if isinstance(item, tuple | list) and len(item) == 2 else (item, 1.0)
         number = finite_number("control vector scale", scale, -math.inf, math.inf)
         pairs.append((path_string(name, path, "a .gguf file of control vectors"), number))
+    return tuple(pairs)
+
+
+MAX_FILES, MAX_SCALE = 64, 1e6
+
+
+def adapter_files(name: str, value: Any) -> tuple[tuple[str, str, float], ...]:
+    """Return (name, path, scale) of each adapter. Without a name, the name is the file's name without
+    .gguf."""
+    expected = "expected files, (file, scale) pairs, or a dict of these by name"
+    if isinstance(value, str | os.PathLike):
+        value = [value]
+    named = value.items() if isinstance(value, Mapping) else [(None, v) for v in items(name, value, expected)]
+    adapters = []
+    for word, entry in named:
+        if isinstance(entry, tuple | list) and len(entry) == 3:
+            word, *entry = entry
+        path, scale = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, 1.0)
+        path = path_string(name, path, "a LoRA adapter: a .gguf file or a PEFT folder")
+        if word is None:
+            word = os.path.basename(os.path.abspath(path)).removesuffix(".gguf")
+        if not isinstance(word, str) or not word or len(word) > 200 or not word.isprintable():
+            raise refused(name, word, "an adapter's name must be a text of 1 to 200 printable characters")
+        adapters.append((word, path, adapter_scale(name, scale)))
+    names = [word for word, _, _ in adapters]
+    if twice := next((word for word in names if names.count(word) > 1), None):
+        raise refused(name, twice, "two adapters have this name; name them: {'first': file, 'second': file}")
+    if len(adapters) > MAX_FILES:
+        raise refused(name, f"{len(adapters)} files", f"expected at most {MAX_FILES} adapters")
+    return tuple(adapters)
+
+
+def adapter_scale(name: str, value: Any) -> float:
+    return finite_number(f"{name} scale", value, -MAX_SCALE, MAX_SCALE)
+
+
+def adapter_scales(name: str, value: Any) -> tuple[tuple[str | int, float], ...] | None:
+    """Return (name or number of the adapter, scale). None means the default scales."""
+    if value is None:
+        return None
+    expected = "expected a dict of scales by adapter, or (adapter, scale) pairs"
+    pairs = []
+    for item in value.items() if isinstance(value, Mapping) else items(name, value, expected):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise refused(name, value, expected)
+        adapter = plain(item[0])
+        if not isinstance(adapter, str):
+            adapter = whole_number(f"{name} adapter", adapter, 0, MAX_FILES)
+        pairs.append((adapter, adapter_scale(name, item[1])))
     return tuple(pairs)
 
 

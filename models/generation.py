@@ -31,6 +31,7 @@ class Generation:
     echo: str = ""
     shown: frozenset[int] = frozenset()  # control tokens shown in the answer
     may_end: bool = False
+    adapters: tuple[tuple[int, float], ...] = ()
 
     @property
     def seed(self) -> int:
@@ -54,6 +55,7 @@ class Generation:
             reports_progress=options.prompt_progress,
             n_keep=options.n_keep or 0,
             n_discard=options.n_discard,
+            adapters=self.adapters,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
@@ -127,7 +129,9 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
 def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
     scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if scores:
-        for event in mailbox.ask(lambda id_: Logits(id_, generation.ids), eager=True).events():
+        for event in mailbox.ask(
+            lambda id_: Logits(id_, generation.ids, adapters=generation.adapters), eager=True
+        ).events():
             scores.push(event.logits)
     return _prompt_chunks(generation, scores)
 
@@ -135,7 +139,9 @@ def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
 async def aprompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
     scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if scores:
-        async for event in AsyncAnswers(mailbox, lambda id_: Logits(id_, generation.ids), eager=True):
+        async for event in AsyncAnswers(
+            mailbox, lambda id_: Logits(id_, generation.ids, adapters=generation.adapters), eager=True
+        ):
             assert isinstance(event, Event)
             scores.push(event.logits)
     return _prompt_chunks(generation, scores)

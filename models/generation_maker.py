@@ -8,6 +8,7 @@ from threading import Lock
 
 from vkbackend.checks import refused
 from vkbackend.errors import UnsupportedModel
+from vkbackend.models.active_adapters import ActiveAdapters
 from vkbackend.models.arguments import continuation_count, slot_number, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.messages import SetVocabulary, check_tokens
@@ -26,9 +27,16 @@ class GenerationMaker:
     if the engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer."""
 
     def __init__(
-        self, mailbox: Mailbox, tokens: ModelTokens, n_keep: int, apart: bool, no_tokenizer: str
+        self,
+        mailbox: Mailbox,
+        tokens: ModelTokens,
+        adapters: ActiveAdapters,
+        n_keep: int,
+        apart: bool,
+        no_tokenizer: str,
     ) -> None:
         self._mailbox, self._tokens, self._info = mailbox, tokens, mailbox.info
+        self._adapters = adapters
         self._n_keep, self._apart, self._no_tokenizer = n_keep, apart, no_tokenizer
         self._engine_has_vocabulary, self._sending = False, Lock()
 
@@ -67,7 +75,8 @@ class GenerationMaker:
         ids, echo = self.ids_of(prompt, checked.parse_special), ""
         if checked.echo:
             echo = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids, skip_special=False)
-        return Generation(ids, most, self._kept(checked, len(ids)), frozenset(checked.stop_token_ids), echo)
+        kept, adapters = self._kept(checked, len(ids)), self._adapters.resolved(checked.lora)
+        return Generation(ids, most, kept, frozenset(checked.stop_token_ids), echo, adapters=adapters)
 
     def ids_of(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
         self._mailbox.check_open()

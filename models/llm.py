@@ -14,7 +14,8 @@ import numpy as np
 
 from vkbackend.checks import refused, switch
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
-from vkbackend.models.arguments import text_of, token_ids
+from vkbackend.models.active_adapters import ActiveAdapters
+from vkbackend.models.arguments import adapter_scales, text_of, token_ids
 from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
@@ -80,8 +81,11 @@ class LLM(Chats, Slots):
         self.n_keep = wanted.n_keep
         self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
         tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
-        self._maker = GenerationMaker(self._mailbox, tokens, self.n_keep, self._apart, no_tokenizer)
         info = self._mailbox.info
+        self._adapters = ActiveAdapters(info.adapters)
+        self._maker = GenerationMaker(
+            self._mailbox, tokens, self._adapters, self.n_keep, self._apart, no_tokenizer
+        )
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.path = wanted.path
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
@@ -126,15 +130,32 @@ class LLM(Chats, Slots):
         """Raises UnsupportedModel without a usable tokenizer."""
         return self._maker.tokenizer
 
-    def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 on.
+    @property
+    def adapters(self) -> list[dict[str, Any]]:
+        """Return a dict per LoRA adapter: "id", "name", "path", "scale" (the default scale), "rank",
+        "task_name", "prompt_prefix" (texts of its file) and "invocation_tokens"."""
+        return self._adapters.table()
+
+    def set_adapters(self, scales: Mapping[str | int, float] | Sequence[tuple[str | int, float]]) -> None:
+        """Set the default scales, by name or number, for requests that begin later. Adapters that are not
+        listed get 0. Raises InvalidArgument."""
+        self._adapters.set_defaults(adapter_scales("lora", scales) or ())
+
+    def logits(
+        self,
+        tokens: Sequence[int],
+        *,
+        lora: Mapping[str | int, float] | Sequence[tuple[str | int, float]] | None = None,
+    ) -> np.ndarray:
+        """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 on. `lora` is as
+        for `generate`.
 
         Waits for a free slot. Raises InvalidArgument and device errors.
         """
-        ids = self._maker.ids_of(tokens)
+        ids, adapters = self._maker.ids_of(tokens), self._adapters.resolved(adapter_scales("lora", lora))
         result = np.empty((len(ids), self.n_vocab), np.float32)
         n_rows = 0
-        for event in self._ask(lambda id_: Logits(id_, ids)).events():
+        for event in self._ask(lambda id_: Logits(id_, ids, adapters=adapters)).events():
             assert event.logits is not None
             result[n_rows : n_rows + len(event.logits)] = event.logits
             n_rows += len(event.logits)

@@ -17,7 +17,10 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.meta.options import ReduceKeywords
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.policy import POLICIES
+from vkbackend.meta.step_kind import MAX_ADAPTERS
 from vkbackend.models.arguments import (
+    adapter_files,
+    adapter_scales,
     device_list,
     layer_count,
     layer_range,
@@ -126,6 +129,13 @@ class _ModelKeywords(TypedDict, total=False):
     """Files of control vectors, or (file, scale) pairs. Several vectors are added."""
     control_vector_layer_range: tuple[int, int] | None
     """The first and the last layer that control vectors steer. None (default): all layers in the files."""
+    lora: File | Sequence[File | tuple[File, float]] | Mapping[str, File | tuple[File, float]]
+    """LoRA adapters: GGUF files or PEFT folders, or (file, scale) pairs, or a dict of these by name. Every
+    request uses the adapters with the scales given here (default: 1), unless the request has its own
+    `lora`."""
+    lora_init_without_apply: bool
+    """True: the scales of all adapters are 0 until a request or `set_adapters` changes them (default:
+    False)."""
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
@@ -180,6 +190,8 @@ class Options(RopeOptions):
     runtime: str | None = option(None, _runtime)
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
+    lora: tuple[tuple[str, str, float], ...] = option((), adapter_files)
+    lora_init_without_apply: bool = option(False, switch)
 
     @property
     def with_heads(self) -> bool:
@@ -197,6 +209,12 @@ class Options(RopeOptions):
             )
         if (self.exact or env.exact()) and self.reduce_type == "auto":
             object.__setattr__(self, "reduce_type", "f32")
+        n_active = sum(1 for _, _, scale in self.adapters if scale)
+        if n_active > MAX_ADAPTERS:
+            expected = (
+                f"at most {MAX_ADAPTERS} adapters can be active; give scales of 0, or lora_init_without_apply"
+            )
+            raise refused("lora", f"{n_active} adapters", expected)
         if self.hostfile is not None:
             if self.devices is not None:
                 expected = "the hostfile says which devices each node has (dev=0,1); leave one out"
@@ -226,6 +244,13 @@ class Options(RopeOptions):
     def of(cls, path: File, **options: Unpack[Keywords]) -> Options:
         given: dict[str, Any] = {"path": path, **options}
         return cls(**given)
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str, float], ...]:
+        """Return (name, path, default scale) of each adapter."""
+        if not self.lora_init_without_apply:
+            return self.lora
+        return tuple((name, path, 0.0) for name, path, _ in self.lora)
 
     @property
     def shares(self) -> tuple[float, ...] | None:
@@ -309,6 +334,10 @@ class GenerateKeywords(AnswerKeywords, total=False):
     n_discard: int
     """With `context_shift`: how many tokens a shift discards. 0 (default): half of the tokens that are not
     kept."""
+    lora: Mapping[str | int, float] | Sequence[tuple[str | int, float]] | None
+    """The adapters of this request and their scales, by name or number, such as {"sql": 0.5}; at most 4.
+    Adapters that are not listed are not used, so {} means none. None (default): the model's default
+    scales."""
     priority: int
     """Which waiting request runs first: the lowest number (default: 0). Each unit counts as ten seconds of
     waiting, so no request waits for ever."""
@@ -337,6 +366,7 @@ class GenerateOptions(SamplingParams):
     slot: int | None = None  # checked by `LLM`, which knows n_slots
     n_keep: int | None = option(None, optional(whole(-1, MAX_CONTEXT, " (-1: the complete prompt)")))
     n_discard: int = option(0, whole(0, MAX_CONTEXT))
+    lora: tuple[tuple[str | int, float], ...] | None = option(None, adapter_scales)
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 

@@ -114,7 +114,9 @@ def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, li
         if at + size > first_scored:
             size = min(size, max(first_scored - at, runner.max_outputs))
         outputs = [i for i in range(size) if at + i >= first_scored]
-        logits = runner.step(list(window[at : at + size]), [Run(0, 0, size, at)], outputs)
+        logits = runner.step(
+            list(window[at : at + size]), [Run(0, 0, size, at, adapters=runner.default_adapters)], outputs
+        )
         if outputs:
             following = [window[at + i + 1] for i in outputs]
             yield log_softmax(logits), following

@@ -33,6 +33,10 @@ class GGUFError(VkbackendError):
     """A model file is missing, truncated, malformed or inconsistent."""
 
 
+class AdapterError(VkbackendError):
+    """An adapter's file is missing, malformed, or for another model."""
+
+
 class UnsupportedModel(VkbackendError):
     """The architecture, tensor type or tokenizer of a valid file is not supported."""
 

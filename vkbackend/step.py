@@ -27,7 +27,7 @@ class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
     cells of the recurrent state that the run reads and writes, by default the cell with the slot's number. A
     run at position 0 reads no state. After a run with `undoes` set, the slot can continue from the run's
-    beginning."""
+    beginning. `adapters` are the ids and scales of the rows' adapters."""
 
     slot: int
     first_row: int
@@ -35,6 +35,7 @@ class Run:
     first_pos: int
     states: tuple[int, int] | None = None
     undoes: bool = False
+    adapters: tuple[tuple[int, float], ...] = ()
 
 
 class Mix(IntEnum):
@@ -61,7 +62,8 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
         if n < run.n_rows:
             first_row, first_pos = max(run.first_row - at, 0), run.first_pos + n
             states = run.states and (run.states[1] if n else run.states[0], run.states[1])
-            back.append(Run(run.slot, first_row, run.n_rows - n, first_pos, states))
+            n_rows = run.n_rows - n
+            back.append(replace(run, first_row=first_row, n_rows=n_rows, first_pos=first_pos, states=states))
     return front, back
 
 

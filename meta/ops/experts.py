@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
+from vkbackend.meta.ops.groups import groups_of
+from vkbackend.meta.ops.low_rank import adapt_experts, expert_ids
 from vkbackend.meta.ops.matrix import convert, operand_of
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import whole
@@ -68,18 +70,21 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         if e.weighs_input:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
-        groups = _groups(graph, d, ids, e.up.starts[d])
+        groups = groups_of(graph, d, ids, e.up.starts[d].shape[0] - 1, "moe")
         # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
         # ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
+        adapted = expert_ids(graph, d, ids, e.up.shape[0])
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, ids, groups, out)
+            adapt_experts(graph, d, w, weighed or x.on(d), adapted, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
+        adapt_experts(graph, d, e.down, a, adapted, each)
         if not e.weighs_input:
             on.moe_sum(each, weights, y.on(d))
     return y
@@ -118,21 +123,6 @@ def _operand_type(
 ) -> str:
     limits = graph.devices[d].limits
     return device_ops.experts_operand_type(limits, graph.kind.n_rows, w.dtype, groups, whole_rows=whole_rows)
-
-
-def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """Sort the pairs (row, expert) by expert, or return None for too few pairs."""
-    on = graph.on(d, "moe")
-    n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
-    if not (tile := device_ops.tile_size(on.limits, ids.shape[0], ids.shape[1], n_experts)):
-        return None
-    n_tiles = device_ops.tile_count(n_pairs, n_experts, tile)
-    order, tiles = (
-        replace(graph.scratch(shape, "moe groups"), dtype="u32") for shape in ((n_pairs,), (n_tiles, 3))
-    )
-    groups = device_ops.Groups(order, tiles, tile)
-    on.moe_group(ids, groups, n_experts=n_experts)
-    return groups
 
 
 def _experts(

@@ -9,6 +9,7 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
 from vkbackend.meta import split
+from vkbackend.meta.ops.low_rank import adapt
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
@@ -28,6 +29,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     for d, out in enumerate(y.views):
         if out is not None:
             matmul(graph, d, w, x, out, bias.whole(d) if bias and d in biased else None)
+    adapt(x, w, y)
     return y
 
 

@@ -8,6 +8,7 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.candidates import places
+from vkbackend.meta.ops.low_rank import adapt_logits
 from vkbackend.meta.ops.matrix import matmul
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
@@ -49,8 +50,12 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
             if top_k
             else View(inputs.logits.buffer, inputs.logits.offset, shape)
         )
-        product = graph.scratch(shape, "logits") if softcap else out
+        adapts = graph.kind.adapters > 0 and w.low_rank is not None
+        # Adding in place would read host-visible memory.
+        product = graph.scratch(shape, "logits") if softcap or (adapts and not top_k) else out
         matmul(graph, d, w, x, product)
+        if adapts:
+            adapt_logits(graph, d, x, w, product, product if softcap else out)
         if softcap:
             graph.on(d, "softcap").softcap(product, out, c=softcap)
         if top_k:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +43,11 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     return ops.linear(x, w(name), w.bias(name))
 
 
+def all_weights(model: Model) -> list[WeightSpec]:
+    """Return the weights of the model's file and of its adapters."""
+    return [*model.weights(), *model.low_rank]
+
+
 class Model(Protocol):
     """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
     devices or tensor splits."""
@@ -55,6 +60,9 @@ class Model(Protocol):
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.
+
+    low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
+    n_adapters: int
 
     def weights(self) -> list[WeightSpec]: ...
     def unread(self) -> set[str]: ...  # tensors that no device needs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +55,8 @@ class DecoderWeights:
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self.control: Mapping[int, np.ndarray] = {}
         self.in_file: frozenset[str] = frozenset()
+        self.low_rank: Sequence[WeightSpec] = ()
+        self.n_adapters = 0
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
 
     # ---- hyper-parameters ----

@@ -67,8 +67,9 @@ class WeightSpec:
 
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
     the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's tensor
-    stacks `stacked` matrices. `values` are f32 values of a weight that no file has. If `f32`, floats become
-    f32 on loading, because ops read these weights only as f32. Vectors always become f32.
+    stacks `stacked` matrices. `values` are the elements, of type `dtype`, of a weight that the model's file
+    lacks. If `f32`, floats become f32 on loading, because ops read these weights only as f32. Vectors always
+    become f32.
     """
 
     name: str
@@ -80,6 +81,7 @@ class WeightSpec:
     values: np.ndarray | None = field(default=None, compare=False)
     f32: bool = False
     stacked: int = 0
+    dtype: str = "f32"
 
     @property
     def types(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.drafters import drafter_of
 from vkbackend.models.engine.grammars import Grammars
@@ -37,6 +38,7 @@ from vkbackend.models.engine.messages import (
     SaveState,
     SetVocabulary,
     Stats,
+    check_adapters,
     check_slot,
     check_tokens,
 )
@@ -114,7 +116,7 @@ class Engine:
         names = r.device_names()
         lines = r.prediction.lines(names) if r.prediction else []
         sizes = r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch
-        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes))
+        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters)
 
     @property
     def busy(self) -> bool:
@@ -173,6 +175,8 @@ class Engine:
                 sampler = Sampler(request.sampling, request.structure is not None)
             now = time.monotonic()
             sequence = Sequence(request, self._n_submitted, now, list(request.tokens), sampler)
+            if request.adapters:
+                sequence.mark = mark_of(request.tokens, request.adapters, self.runner.adapters)
             has_to_wait = self.grammars.compile(sequence)
         except VkbackendError as error:
             self._news.add(Event(request.id, error=ErrorData.of(error)))
@@ -189,6 +193,7 @@ class Engine:
         if self._broken:
             raise self._broken.exception()
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
+        check_adapters(request.adapters, runner.adapters)
         if isinstance(request, Generate) and request.slot is not None:
             check_slot(request.slot, runner.n_slots)
         n_waiting = len(self.scheduler.waiting) + len(self.grammars)

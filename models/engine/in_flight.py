@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkbackend.meta.step_kind import Wanted
+from vkbackend.models.engine.cache.mark import adapters_at
 from vkbackend.models.engine.micro_batch import StepHandle
 from vkbackend.models.engine.sequence import Batch
 from vkbackend.models.engine.step_times import Mark
@@ -31,6 +32,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         draft = sequence.draft
         undoes = bool(draft) or sequence.replays
         runs.append(Run(sequence.slot, first, n, start, undoes=undoes))
+        if sequence.mark:
+            runs[-1].adapters = adapters_at(sequence.mark, start)
         n_decode += n if sequence.decodes else 0
         if n == 1:
             tokens.append(sequence.tokens[start])

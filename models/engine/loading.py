@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vkbackend import env
+from vkbackend.errors import UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.sizing import StepShape, StepSizes
 from vkbackend.meta.speed import measure_gpus
 from vkbackend.meta.step_kind import bucket
-from vkbackend.models.architectures.base import Weights
+from vkbackend.models.adapters.loaded import AdapterInfo, infos_of, read_adapters
+from vkbackend.models.adapters.stacks import low_rank_specs
+from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.cache.context_shift import ContextShift
@@ -26,7 +31,13 @@ from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
-from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, token_recordings
+from vkbackend.models.placement.traced_steps import (
+    in_halves,
+    step_shape,
+    step_sizes,
+    token_recordings,
+    unadapted,
+)
 from vkbackend.models.rope_options import state_rope
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
@@ -52,6 +63,11 @@ class Loading:
             sizes = model.n_layer - model.n_ahead, model.n_embd
             layers = options.control_vector_layer_range
             model.control = read_control_vectors(options.control_vectors, *sizes, layers)
+        self.adapters: tuple[AdapterInfo, ...] = ()
+        if options.lora:
+            adapters = read_adapters(options.lora, gguf.architecture, model)
+            model.low_rank, model.n_adapters = low_rank_specs(adapters, model.weights()), len(adapters)
+            self.adapters = infos_of(options.adapters, adapters)
         model.in_file = weights_in_file(gguf, model)
         self.fingerprint = marked(fingerprint(gguf), model.control)
         self._types = check_weights(gguf, model)
@@ -88,7 +104,9 @@ class Loading:
             self._joining.settle(self.options)
             ropes, limits = self.model.ropes(self.options.n_ctx), [d.limits for d in mesh.devices]
             plan = self.layout.table()
-            self._joining.compare(self.fingerprint, self.options, plan, limits, self._steps, ropes)
+            self._joining.compare(
+                _identity(self.fingerprint, self.adapters), self.options, plan, limits, self._steps, ropes
+            )
 
     def _balance(self, mesh: Mesh) -> None:
         cost = self._cost(mesh)
@@ -105,6 +123,11 @@ class Loading:
             halves = self._interleave
         limits = [device.limits for device in devices]
         self.shape = step_shape(model, layout, options, self.n_ubatch, halves)
+        if model.low_rank and (names := unadapted(model, layout, options, limits, self.shape)):
+            raise UnsupportedModel(
+                f"adapters change {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}, to which no "
+                "adapter can be applied; train an adapter without these modules"
+            )
         self._steps = step_sizes(model, layout, options, limits, self.shape, mesh.reuse)
         sizes = sizes_with(model, types, devices, self._steps)
         if options.n_gpu_layers == "auto":
@@ -132,14 +155,16 @@ class Loading:
         if any(device.compiles for device in mesh.devices):
             # The pipelines of a decode step compile while weights are read.
             begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
-        source = FileSource(self._gguf, model.weights())
+        source = FileSource(self._gguf, all_weights(model))
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
+        attach(mesh.weights, model.n_adapters)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
         mesh.prepare(
             lambda graph: model.forward(graph, weights, kv.layers), self.shape, self._steps, n_places
         )
         for device in mesh.devices:
             device.drop_upload()
+        model.low_rank = ()  # frees the host's copy
         return kv
 
     def shifting(self, mesh: Mesh, kv: KVCache) -> ContextShift | None:
@@ -148,6 +173,11 @@ class Loading:
             return None
         ropes = self.model.ropes(self.options.n_ctx)
         return ContextShift(mesh, kv, self._rotations, ropes, self.shape.n_rows)
+
+
+def _identity(fingerprint: str, adapters: Sequence[AdapterInfo]) -> str:
+    digests = "".join(adapter.digest for adapter in adapters)
+    return hashlib.sha256((fingerprint + digests).encode()).hexdigest() if adapters else fingerprint
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

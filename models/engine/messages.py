@@ -11,6 +11,9 @@ import numpy as np
 
 from vkbackend import errors
 from vkbackend.errors import InvalidArgument, PromptTooLong, VkbackendError
+from vkbackend.meta.step_kind import MAX_ADAPTERS
+from vkbackend.models.adapters.loaded import AdapterInfo
+from vkbackend.models.arguments import MAX_SCALE
 from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
@@ -28,6 +31,7 @@ class EngineInfo:
     devices: tuple[str, ...]
     prediction: tuple[str, ...] = ()  # expected times of an automatic split
     notes: tuple[str, ...] = ()
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Generate:
     reports_progress: bool = False  # Send events while the prompt is computed.
     n_keep: int = 0  # The first tokens that a context shift keeps.
     n_discard: int = 0  # Tokens that a context shift discards; 0: half of the others.
+    adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Logits:
     tokens: tuple[int, ...]
     priority: int = 0
     deadline_s: float | None = None
+    adapters: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +256,22 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise InvalidArgument(f"token id {bad} is out of range: the model has ids 0..{n_vocab - 1}")
+
+
+def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[AdapterInfo]) -> None:
+    """Raises InvalidArgument for unknown ids, an id that occurs twice, too many adapters or absurd scales."""
+    ids = [number for number, _ in adapters]
+    if bad := [number for number in ids if not 0 <= number < len(known)]:
+        listed = ", ".join(f"{info.id} ({info.name})" for info in known) or "none"
+        raise InvalidArgument(f"adapter {bad[0]} is unknown; the model was opened with: {listed}")
+    if len(set(ids)) < len(ids):
+        raise InvalidArgument(f"an adapter occurs twice in {ids}; give its scale once")
+    if len(ids) > MAX_ADAPTERS:
+        raise InvalidArgument(
+            f"{len(ids)} adapters are active, at most {MAX_ADAPTERS} can be; give `lora` with fewer of them"
+        )
+    if absurd := [scale for _, scale in adapters if not abs(scale) <= MAX_SCALE]:
+        raise InvalidArgument(f"the adapter scale {absurd[0]} is not in -{MAX_SCALE:g}..{MAX_SCALE:g}")
 
 
 def check_slot(slot: int, n_slots: int) -> None:

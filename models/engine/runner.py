@@ -13,6 +13,7 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
+from vkbackend.models.engine.adapter_rows import AdapterRows, width_of
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.group import Group
@@ -88,6 +89,9 @@ class Runner:
         self._tables = self.kv.groups
         self._params, self._second = StepParams(), StepParams()
         self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
+        self.adapters = loading.adapters
+        self.default_adapters = tuple((info.id, info.scale) for info in self.adapters if info.scale)
+        self._adapter_rows = AdapterRows(shape) if self.adapters else None
         self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
         self._shifts = loading.shifting(self.mesh, self.kv)
         self._in_flight: deque[StepHandle] = deque()
@@ -187,6 +191,8 @@ class Runner:
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
         mix = mix_of(rows // 2 if halves else rows, n_alone, len(runs))
         kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)
+        if self.adapters and (width := width_of(runs)):
+            kind = kind._replace(adapters=width)
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
@@ -207,7 +213,13 @@ class Runner:
         positions = self._params.rows[: half or n_rows, 0]
         if second:
             positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
-        self.mesh.write_step(self._params, tables or self._ropes.at(positions), second)
+        adapters = None
+        if step.kind.adapters and self._adapter_rows:
+            parts = [(runs, outputs)]
+            if second:
+                parts = [(front, []), (back, [i - half for i in outputs])]
+            adapters = self._adapter_rows.at(step.kind, parts)
+        self.mesh.write_step(self._params, tables or self._ropes.at(positions), second, adapters)
         self.mesh.run(step)
 
     @property

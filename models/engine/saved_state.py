@@ -6,6 +6,8 @@ The file has the heads in the model's order (docs/state_format.md), so any devic
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.engine.cache.blocks import SlotContent
+from vkbackend.models.engine.cache.mark import AdapterUse, Mark, n_alike
 from vkbackend.models.engine.state_checksums import check, checksums
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
+MAX_POSITION = 1 << 30
 MAX_HEADER_NBYTES = 1 << 20  # The caches of 1,024 layers need 0.4 MiB.
 _DTYPES = {  # Names in the header and in numpy. Quantized blocks are stored as bytes.
     "f32": ("F32", "<f4"),
@@ -88,6 +92,8 @@ def save(
         "resumable": str(content.resumable),
         "prefix_sha256": _hash(content.tokens[:first]),
     } | _identity(runner)
+    if uses := [(use.digest, use.scale, use.start) for use in content.mark if use.start < stop]:
+        metadata["adapters"] = json.dumps(uses)
     metadata |= checksums(metadata, tensors)
     try:
         with replacing(path, StateError) as part:
@@ -113,7 +119,7 @@ def load(
     _check_file(Path(path))
     try:
         with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
-            first, last, tokens, saved = _check(runner, file, path, content)
+            first, last, tokens, saved, mark = _check(runner, file, path, content)
             if not check(file, path):
                 env.log(
                     0, f"{str(path)!r}: saved without checksums, so damage cannot be detected; save it again"
@@ -137,7 +143,7 @@ def load(
                     data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
                     scatter_rows(devices, cache, cell, data)
             content.tokens += tokens
-            content.n_stored = last
+            content.n_stored, content.mark = last, mark
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path}: not a whole safetensors file: {error}; save the state again") from None
 
@@ -160,8 +166,8 @@ def _check_file(path: Path) -> None:
 
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
-) -> tuple[int, int, list[int], int]:
-    """Return (first, last, tokens, resumable). Raises StateError unless the file fits."""
+) -> tuple[int, int, list[int], int, Mark]:
+    """Return (first, last, tokens, resumable, adapters). Raises StateError unless the file fits."""
     meta = file.metadata() or {}
     if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -189,6 +195,12 @@ def _check(
             f"{path}: continues a sequence after its first {first} tokens, and these are not what the slot "
             "holds; load the file with the beginning first"
         )
+    mark = _mark(runner, meta, path)
+    if n_alike(content.mark, mark) < first:
+        raise StateError(
+            f"{path}: continues a sequence that was computed with other adapters than the slot's; load the "
+            "file with the beginning first"
+        )
     if _resumable(runner, content, first, last, saved) > last:
         raise StateError(
             f"{path}: continues a sequence after its first {first} tokens, and layers with a sliding window "
@@ -213,7 +225,26 @@ def _check(
     tokens = file.get_tensor("tokens").tolist()
     if bad := [token for token in tokens if not 0 <= token < runner.n_vocab]:
         raise StateError(f"{path}: token id {bad[0]} is out of range: the model has 0..{runner.n_vocab - 1}")
-    return first, last, tokens, saved
+    return first, last, tokens, saved, mark
+
+
+def _mark(runner: Runner, meta: dict[str, str], path: str | os.PathLike[str]) -> Mark:
+    """Return the adapters that computed the positions. Raises StateError if the model has other adapters."""
+    ids = {info.digest: info.id for info in runner.adapters}
+    try:
+        uses = [
+            (str(digest), float(s), int(start)) for digest, s, start in json.loads(meta.get("adapters", "[]"))
+        ]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise StateError(f"{path}: the list of adapters is not readable; the file is damaged") from None
+    if missing := [digest for digest, _, _ in uses if digest not in ids]:
+        raise StateError(
+            f"{path}: computed with an adapter that the model was not opened with (SHA-256 "
+            f"{missing[0][:16]}...); open the model with this adapter (lora)"
+        )
+    if any(not math.isfinite(scale) or not 0 <= start <= MAX_POSITION for _, scale, start in uses):
+        raise StateError(f"{path}: the list of adapters has an impossible value; the file is damaged")
+    return tuple(AdapterUse(ids[digest], scale, digest, start) for digest, scale, start in uses)
 
 
 def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> int:

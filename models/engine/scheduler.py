@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.blocks import Copy, SlotContent
+from vkbackend.models.engine.cache.mark import n_alike, next_start
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.cache.prefix_tree import Node
 from vkbackend.models.engine.messages import Event, Logits
@@ -50,6 +51,8 @@ class RowsLeft:
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
+            if sequence.mark:  # All rows of a run have the same adapters.
+                n = min(n, next_start(sequence.mark, sequence.n_stored) - sequence.n_stored)
             # Recurrent layers resume only where a state was stored. A prompt therefore pauses after its last
             # full block.
             start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
@@ -102,9 +105,11 @@ class Scheduler:
         for sequence in self.running:
             if sequence.slot == slot:
                 if sequence.has_moved_cells:  # shifted K and V differ from computed K and V
-                    return SlotContent(sequence.tokens[: sequence.n_kept], sequence.n_kept)
+                    return SlotContent(
+                        sequence.tokens[: sequence.n_kept], sequence.n_kept, mark=sequence.mark
+                    )
                 n = sequence.n_stored
-                return SlotContent(sequence.tokens[: n + 1], n, self.cache.resumable(slot))
+                return SlotContent(sequence.tokens[: n + 1], n, self.cache.resumable(slot), sequence.mark)
         if not self.cache.holds(slot):
             self.contents[slot] = SlotContent()
         return self.contents[slot]
@@ -123,11 +128,11 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Return False if too few blocks are left."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
-        path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
+        path = self.cache.match(tokens[: sequence.sharable + 1], sequence.mark) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
         slot, n = -1, 0
         if self._share or wanted is not None:
-            slot, n = self._longest(idle, tokens, sequence.sharable, path)
+            slot, n = self._longest(idle, sequence, path)
         if n <= CELL_BLOCK * len(path):
             slot, n = idle[0], CELL_BLOCK * len(path)
             self.cache.begin(slot, path)
@@ -153,15 +158,17 @@ class Scheduler:
             self.begun.append(progress)
         return True
 
-    def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """Return the idle slot with the longest prefix of the tokens, and the prefix's length, which may end
-        within a block. Return (-1, 0) if no slot has a prefix."""
+    def _longest(self, idle: list[int], sequence: Sequence, path: list[Node]) -> tuple[int, int]:
+        """Return the idle slot with the longest prefix of the sequence, and the prefix's length, which may
+        end within a block. Return (-1, 0) if no slot has a prefix."""
+        tokens = sequence.tokens
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
                 continue
             held = self.contents[slot]
-            n = self._resume_at(slot, n_common(held.tokens, tokens, min(most, held.n_stored)))
+            most = min(sequence.sharable, held.n_stored, n_alike(held.mark, sequence.mark))
+            n = self._resume_at(slot, n_common(held.tokens, tokens, most))
             if n > best[1] and n >= self.cache.resumable(slot):
                 best = slot, n
         return best
@@ -281,7 +288,8 @@ class Scheduler:
         computes the prompt's next block now."""
         if isinstance(sequence.request, Logits) or not sequence.request.uses_cache:
             return True
-        sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
+        slot, tokens, mark = sequence.slot, sequence.tokens, sequence.mark
+        sequence.n_stored = self.cache.extend(slot, tokens, sequence.n_stored, mark)
         key = self._next_key(sequence)
         if key is None or key not in computed:
             computed.add(key)
@@ -289,7 +297,7 @@ class Scheduler:
         return False
 
     def _next_key(self, sequence: Sequence) -> object:
-        return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
+        return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored, sequence.mark)
 
     def _has_room(self, sequence: Sequence, n: int) -> bool:
         """Allocate blocks for the next `n` positions. If necessary, preempt sequences, the youngest first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vkbackend.errors import VkbackendError
+from vkbackend.models.engine.cache.mark import Mark, shifted
 from vkbackend.models.engine.messages import (
     Answer,
     ErrorData,
@@ -53,6 +54,7 @@ class Sequence:
     reduce_s: float = 0.0
     n_discarded: int = 0  # Tokens that context shifts have removed from `tokens`.
     n_kept: int = 0  # The first tokens that context shifts kept.
+    mark: Mark = ()  # The adapters of its positions.
     has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
     shifted_at: int = -1  # `n_generated` at the last context shift.
     draft: Tokens[int] = ()  # Guesses of the tokens after `tokens`, while a step verifies them.
@@ -136,6 +138,7 @@ class Sequence:
         self.n_discarded += n_discarded
         self.n_kept, self.room, self.shifted_at = n_kept, 0, self.n_generated
         self.has_moved_cells = self.slot >= 0
+        self.mark = shifted(self.mark, n_kept)
 
     def answer(self, choice: Choice, n_ctx: int | None) -> Answer:
         """Append the chosen token and return the answer. The answer is an int if the caller knows the slot

@@ -49,7 +49,9 @@ class SlotRequests:
         self._runner.copy_blocks(copies)
         self._runner.copy_state(source, target, content.n_stored)
         resumable = content.n_stored if self._runner.states else self._cache.resumable(target)
-        self._scheduler.put(target, SlotContent(list(content.tokens), content.n_stored, resumable))
+        self._scheduler.put(
+            target, SlotContent(list(content.tokens), content.n_stored, resumable, content.mark)
+        )
 
     def _load(self, request: LoadState, content: SlotContent) -> None:
         slot, cache = request.slot, self._cache
@@ -70,7 +72,7 @@ class SlotRequests:
             saved_state.load(self._runner, request.path, slot, content, place)
         finally:  # A device may fail during the load.
             self._scheduler.put(slot, content)
-        cache.stored(slot, content.tokens, content.n_stored)
+        cache.stored(slot, content.tokens, content.n_stored, content.mark)
         content.resumable = max(content.resumable, cache.resumable(slot))
 
     def _check_free(self, slot: int) -> None:

@@ -89,7 +89,7 @@ class StepResults:
         stored = sequence.n_stored
         n = stored - start
         if stored % CELL_BLOCK < n or self._stores_always:
-            self._cache.stored(sequence.slot, sequence.tokens, stored)
+            self._cache.stored(sequence.slot, sequence.tokens, stored, sequence.mark)
             if n > 1 or stored <= len(sequence.request.tokens):
                 self._cache.snapshot(sequence.slot, start)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
-from vkbackend.meta.step_kind import Wanted
+from vkbackend.meta.step_kind import Wanted, bucket
 from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts.calls import JOIN_S
@@ -61,7 +61,8 @@ def follow(group: Group, model: str | None = None) -> None:
         if model is not None:
             folder = Path(model).parent
             vectors = [(str(folder / Path(path).name), scale) for path, scale in given["control_vectors"]]
-            given |= {"path": model, "control_vectors": vectors}
+            adapters = [(name, str(folder / Path(path).name), scale) for name, path, scale in given["lora"]]
+            given |= {"path": model, "control_vectors": vectors, "lora": adapters}
         runner = Runner(Options(**given), group=group, interleave=call.interleave)
         try:
             while not isinstance(call := group.next_call(IDLE_S), End):
@@ -82,6 +83,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             _step(runner, call)
         case Record():
             _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
+            _require(call.adapters <= bucket(len(runner.adapters)), call)
             _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
             _require(not call.ahead or runner.model.n_ahead > 0, call)
             mesh.recorded_step(call.kind())
@@ -130,6 +132,7 @@ def _step(runner: Runner, call: Step) -> None:
     for run in call.runs:
         _require(run.slot < runner.n_slots and run.first_row == at, call)
         _require(run.first_pos + run.n_rows <= runner.n_ctx, call)
+        _require(all(0 <= i < len(runner.adapters) for i, _ in run.adapters), call)
         _require(-1 <= run.read < n_cells and -1 <= run.written < n_cells, call)
         at += run.n_rows
     _require(at == n_rows, call)
@@ -146,7 +149,14 @@ def _step(runner: Runner, call: Step) -> None:
         tables = {name: np.frombuffer(rows, np.float32) for name, rows in call.rope.items()}
     _require(not call.ahead or (runner.model.n_ahead > 0 and len(call.runs) == n_rows), call)
     runs = [
-        Run(r.slot, r.first_row, r.n_rows, r.first_pos, (r.read, r.written) if r.written >= 0 else None)
+        Run(
+            r.slot,
+            r.first_row,
+            r.n_rows,
+            r.first_pos,
+            (r.read, r.written) if r.written >= 0 else None,
+            adapters=tuple(r.adapters),
+        )
         for r in call.runs
     ]
     wanted = Wanted(call.top_k, call.summed, call.ahead)

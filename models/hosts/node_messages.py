@@ -8,7 +8,7 @@ executed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
-from vkbackend.meta.step_kind import StepKind, Wanted
+from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted
 from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
@@ -82,16 +82,19 @@ class Record(_Call):
     masked: bool
     halves: bool
     ahead: bool = False
+    adapters: Literal[0, 1, 2, 4] = 0
 
     @classmethod
     def of(cls, kind: StepKind) -> Record:
         top_k, summed, ahead = kind.wanted
         counts = kind.n_rows, kind.n_outputs, int(kind.mix), top_k
-        return cls(*counts, summed, kind.masked, kind.halves, ahead)
+        rest = kind.masked, kind.halves, ahead, kind.adapters
+        return cls(*counts, summed, *rest)  # type: ignore[arg-type]
 
     def kind(self) -> StepKind:
         wanted = Wanted(self.top_k, self.summed, self.ahead)
-        return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, self.masked, self.halves)
+        rest = self.masked, self.halves, self.adapters
+        return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, *rest)
 
 
 class RunData(Struct, array_like=True, forbid_unknown_fields=True):
@@ -102,6 +105,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     # Cells of recurrent states; -1 means the slot's own cell.
     read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
+    adapters: Annotated[list[tuple[U32, float]], Meta(max_length=MAX_ADAPTERS)] = []
 
 
 class Step(_Call):
@@ -117,7 +121,8 @@ class Step(_Call):
     @classmethod
     def of(cls, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None) -> Step:
         runs = [
-            RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1))) for r in batch.runs
+            RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1)), list(r.adapters))
+            for r in batch.runs
         ]
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None

@@ -17,8 +17,8 @@ from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
 from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
-from vkbackend.meta.split import Ranges, holders
-from vkbackend.models.architectures.base import Model
+from vkbackend.meta.split import MIRRORED, Ranges, State, holders, split, split_experts
+from vkbackend.models.architectures.base import Model, all_weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState, kv_of
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.options import Options
@@ -55,7 +55,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     kv = [model.kv(il) for il in range(model.n_layer)]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
-    specs = model.weights()
+    specs = all_weights(model)
+    added = {spec.name for spec in model.low_rank}
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
     on_devices = options.n_gpu_layers  # "auto" means all layers here
@@ -67,6 +68,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
         on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
         home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
         state = plan.state(spec.role, spec.shape, spec.name)
+        if spec.name in added and il is not None and state == MIRRORED:
+            state = _where_active(plan, spec.shape, n_devices)
         in_file = options.use_mmap and spec.name in model.in_file
         loads.append(Load(spec.name, spec.shape, types[spec.name], state, home, in_file))
     kv_homes = [
@@ -95,6 +98,16 @@ def memories(
 
 def layer_of(name: str) -> int | None:
     return int(name.split(".")[1]) if name.startswith("blk.") else None
+
+
+def _where_active(plan: Plan, shape: tuple[int, ...], n: int) -> State:
+    """Return the state of an adapter's half that is not split. If one device has the layer, only this device
+    has the half."""
+    active = _active(plan)
+    if len(active) != 1:
+        return MIRRORED
+    ranges = _whole(shape[-2], active[0], n)
+    return split(0, ranges) if len(shape) == 2 else split_experts(1, [ranges] * shape[0])
 
 
 def _active(plan: Plan) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import widened
-from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.base import Model, all_weights
 from vkbackend.models.architectures.reading import ROPE_FACTORS
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
@@ -53,7 +53,7 @@ def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
 
 
 def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
-    return frozenset(spec.name for spec in model.weights() if offset_in_file(gguf, spec) is not None)
+    return frozenset(spec.name for spec in all_weights(model) if offset_in_file(gguf, spec) is not None)
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
@@ -61,9 +61,9 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     and UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model), *model.unread()}
-    for spec in model.weights():
+    for spec in all_weights(model):
         if spec.values is not None:
-            types[spec.name] = "f32"
+            types[spec.name] = spec.dtype
             continue
         info = spec.tensor(gguf)
         if info is None:

@@ -11,13 +11,14 @@ from itertools import pairwise
 from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
 from vkbackend.meta.graph import Graph
+from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.sizing import Sizing, StepShape, StepSizes, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.step_builder import Build, StepBuilder
-from vkbackend.meta.step_kind import StepKind, bucket
+from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, bucket
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import Model, Weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
@@ -57,7 +58,10 @@ def step_shape(
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
     least_rows = HALVES_FROM if halves else 0
-    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, least_rows, options.n_slots)
+    adapters = min(bucket(model.n_adapters), MAX_ADAPTERS)
+    return StepShape(
+        rows, outputs, vocab, widths, layout.active, top_k, least_rows, options.n_slots, adapters
+    )
 
 
 def step_sizes(
@@ -138,14 +142,29 @@ def trace_reduces(
     return graph.reduces
 
 
+def unadapted(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
+) -> list[str]:
+    """Return the weights with adapters that no product of a step applies."""
+    devices, build = _traced(model, layout, limits)
+    inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
+    # With unequal numbers, rows and output rows can be told apart.
+    kind = StepKind.of_run(2, 1)._replace(adapters=1)
+    graph = Graph(devices, inputs, Sizing(len(devices)), kind, layout.active, options.reduce_type)
+    build(graph)
+    names = {spec.name.removesuffix(".lora_a") for spec in model.low_rank if spec.name.endswith(".lora_a")}
+    return sorted(names - graph.adapted)
+
+
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
     """Trace the first `n_layer` layers (default: all) and the heads."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
-    weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
-    caches, n_target = _caches(layout), model.n_layer - model.n_ahead
+    by_name = {load.name: _weight(load, devices, places) for load in layout.loads}
+    attach(by_name, model.n_adapters)
+    weights, caches, n_target = Weights(by_name), _caches(layout), model.n_layer - model.n_ahead
     caches = [*caches[:n_target][:n_layer], *caches[n_target:]]
     return devices, lambda graph: model.forward(graph, weights, caches)
 

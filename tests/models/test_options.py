@@ -209,8 +209,8 @@ def test_an_unknown_keyword_suggests_a_similar_name(wrong: str, near: str) -> No
         LLM("a.gguf", **{wrong: 1})
     with pytest.raises(TypeError):
         LLM("a.gguf", **{wrong: 1})
-    with pytest.raises(UnknownArgument, match=r"'colour'; it takes path, process, .*n_ctx"):
-        LLM("a.gguf", **{"colour": 1})  # type: ignore[misc]
+    with pytest.raises(UnknownArgument, match=r"'xyzzy'; it takes path, process, .*n_ctx"):
+        LLM("a.gguf", **{"xyzzy": 1})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.meta.step_kind import Wanted
+from vkbackend.models.adapters.loaded import AdapterInfo
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
@@ -53,6 +54,8 @@ class FakeRunner:
     max_top_k = 0
     prediction = None
     notes: tuple[str, ...] = ()
+    adapters: tuple[AdapterInfo, ...] = ()
+    default_adapters: tuple[tuple[int, float], ...] = ()
     n_recorded, record_s = 0, 0.0
 
     def __init__(

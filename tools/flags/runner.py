@@ -14,6 +14,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
 from vkbackend.models.options import Keywords, Options
 from vkbackend.tools.console import byte_progress, console, tell_notes
+from vkbackend.tools.flags.adapters import add_adapter_arguments
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
@@ -49,6 +50,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
     add_placement_arguments(parser)
     add_rope_arguments(parser)
     add_control_arguments(parser)
+    add_adapter_arguments(parser)
     add_experiment_arguments(parser)
 
 

@@ -15,6 +15,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
+from vkbackend.tools.flags.adapters import add_adapter_arguments
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
@@ -71,6 +72,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add_placement_arguments(parser)
     add_rope_arguments(parser)
     add_control_arguments(parser)
+    add_adapter_arguments(parser)
     add_speculation_arguments(parser)
     add_llama_cpp_arguments(parser)
     add_experiment_arguments(parser)

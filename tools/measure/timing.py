@@ -81,7 +81,11 @@ class Timer:
         began = time.perf_counter()
         self._prompt(depth, n_prompt)
         for position in range(depth + n_prompt, depth + n_prompt + n_gen):
-            self.runner.step(self.tokens[position : position + 1], [Run(0, 0, 1, position)], [0])
+            self.runner.step(
+                self.tokens[position : position + 1],
+                [Run(0, 0, 1, position, adapters=self.runner.default_adapters)],
+                [0],
+            )
         return time.perf_counter() - began
 
     def warm_up(self, test: Test) -> None:
@@ -106,7 +110,11 @@ class Timer:
         for begin in range(first, first + n, self.runner.n_ubatch):
             end = min(begin + self.runner.n_ubatch, first + n)
             outputs = [end - begin - 1] if end == first + n else []
-            self.runner.step(self.tokens[begin:end], [Run(0, 0, end - begin, begin)], outputs)
+            self.runner.step(
+                self.tokens[begin:end],
+                [Run(0, 0, end - begin, begin, adapters=self.runner.default_adapters)],
+                outputs,
+            )
 
 
 def weight_nbytes_per_step(runner: Runner) -> int:

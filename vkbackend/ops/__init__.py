@@ -17,6 +17,7 @@ from vkbackend.ops.experts import ROWS as ROWS
 from vkbackend.ops.experts import ExpertsOp as ExpertsOp
 from vkbackend.ops.experts import Groups as Groups
 from vkbackend.ops.experts import tile_count as tile_count
+from vkbackend.ops.low_rank import NO_ADAPTER as NO_ADAPTER
 from vkbackend.ops.matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
 from vkbackend.ops.matrix import MatrixOp as MatrixOp
 from vkbackend.ops.moe import Gating as Gating

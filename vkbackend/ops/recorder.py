@@ -9,6 +9,7 @@ from vkbackend.ops.chosen import ChosenOps
 from vkbackend.ops.elementwise import ElementwiseOps
 from vkbackend.ops.heads import HeadOps
 from vkbackend.ops.kept_rows import KeptRowOps
+from vkbackend.ops.low_rank import LowRankOps
 from vkbackend.ops.moe import MoeOps
 from vkbackend.ops.operands import OperandOps
 from vkbackend.ops.recurrent import RecurrentOps
@@ -23,6 +24,7 @@ class Recorder(
     ElementwiseOps,
     HeadOps,
     KeptRowOps,
+    LowRankOps,
     MoeOps,
     OperandOps,
     ProductOps,

@@ -165,6 +165,13 @@ SPECS: dict[str, OpSpec] = {
         op_spec("add_id", "x:r b:r ids:r starts:r y:w", "n n_pairs", "RAGGED"),
         op_spec("moe_group", "ids:r order:w tiles:w", "n_pairs n_experts tile n_tiles"),
         op_spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
+        op_spec("adapter_experts", "adapters:r experts:r ids:w", "n_rows n_used n_terms term n_experts"),
+        op_spec(
+            "low_rank_add",
+            "w:r t:r ids:r scales:r starts:r x:r y:w",
+            "n y_stride w_stride rank n_rows n_used n_terms s_stride s_first first count",
+            "N STACKED",
+        ),
         op_spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
         op_spec("concat", "a:r b:r y:w", "n_a n_b n_rows times"),
         op_spec("ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B", step=True),

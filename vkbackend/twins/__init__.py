@@ -19,6 +19,7 @@ from vkbackend.twins import (
     half,
     heads,
     kept_rows,
+    low_rank,
     matrix,
     moe,
     quantized,
@@ -30,7 +31,7 @@ from vkbackend.twins import (
 
 _FAMILIES = (
     *(attention, chosen, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
-    *(kept_rows, state_space, streams),
+    *(kept_rows, low_rank, state_space, streams),
 )
 
 

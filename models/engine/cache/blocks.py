@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vkbackend.models.engine.cache.mark import Mark
 from vkbackend.ops import CELL_BLOCK
 
 
@@ -29,6 +30,7 @@ class SlotContent:
     tokens: list[int] = field(default_factory=list)
     n_stored: int = 0
     resumable: int = 0
+    mark: Mark = ()  # the adapters that computed the positions
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Tracks which cache blocks each slot uses. Sequences share the full blocks of a common prefix.
 
-Full blocks are nodes of a radix tree. Cells after a slot's last full block belong to that slot alone.
+Full blocks are nodes of a radix tree. `mark` has the adapters of a sequence's positions; blocks are shared
+only between positions with equal adapters. Cells after a slot's last full block belong to that slot alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 
 from vkbackend.models.engine.cache.blocks import Copy, Pool, Usage
 from vkbackend.models.engine.cache.layer_blocks import LayerBlocks, Span, Write
-from vkbackend.models.engine.cache.prefix_tree import Node, PrefixTree
+from vkbackend.models.engine.cache.mark import Mark
+from vkbackend.models.engine.cache.prefix_tree import Key, Node, PrefixTree, key_of
 from vkbackend.models.engine.cache.snapshots import Snapshots, States
 from vkbackend.ops import CELL_BLOCK
 
@@ -37,9 +39,9 @@ class PrefixCache:
         # slots with shifted content after their nodes; shifted blocks never become nodes
         self._shifted: set[int] = set()
 
-    def match(self, tokens: Sequence[int]) -> list[Node]:
+    def match(self, tokens: Sequence[int], mark: Mark = ()) -> list[Node]:
         """Return the longest cached prefix, without the last token, from which a sequence can continue."""
-        path = list(self.tree.follow(self.tree.root, tokens, 0))
+        path = list(self.tree.follow(self.tree.root, tokens, 0, mark))
         while path and not (
             self.snapshots.resumes(path[-1]) and all([group.sees(path) for group in self.groups])
         ):
@@ -62,13 +64,15 @@ class PrefixCache:
         lows = [(group.spans[slot].low, group.pool.window) for group in self.groups]
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
-    def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
+    def next_key(
+        self, slot: int, tokens: Sequence[int], n_stored: int, mark: Mark = ()
+    ) -> tuple[int, Key] | None:
         """Return the parent node and the tokens of the slot's next block. Slots with equal keys would compute
         the same block. Return None within a block, at the end of the tokens, or if slots share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
-        return id(self._last(slot)), tuple(tokens[n_stored:end])
+        return id(self._last(slot)), key_of(tokens, n_stored, mark)
 
     def usage(self) -> Usage:
         shared = {node for nodes in self.nodes for node in nodes if node.users[0] > 1}
@@ -89,13 +93,13 @@ class PrefixCache:
     def claim(self, slot: int) -> None:
         self._idle.pop(slot, None)
 
-    def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
+    def extend(self, slot: int, tokens: Sequence[int], n_stored: int, mark: Mark = ()) -> int:
         """Make the slot use blocks that other slots have computed. Return the new `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
         path: list[Node] = []
-        for node in self.tree.follow(self._last(slot), tokens, n_stored):
+        for node in self.tree.follow(self._last(slot), tokens, n_stored, mark):
             if any(block < 0 for block in node.blocks):
                 break
             path.append(node)
@@ -144,13 +148,13 @@ class PrefixCache:
             blocks.evict(node)
         self.snapshots.forget(node)
 
-    def stored(self, slot: int, tokens: Sequence[int], n_stored: int) -> None:
+    def stored(self, slot: int, tokens: Sequence[int], n_stored: int, mark: Mark = ()) -> None:
         """Turn the slot's full blocks into nodes, and release blocks outside the windows."""
         nodes = self.nodes[slot]
         self.snapshots.lent.pop(slot, None)
         is_shared = self._share and slot not in self._shifted
         while is_shared and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
-            node = self.tree.child(self._last(slot), tuple(tokens[end - CELL_BLOCK : end]))
+            node = self.tree.child(self._last(slot), key_of(tokens, end - CELL_BLOCK, mark))
             for group in self.groups:
                 group.share(slot, len(nodes), node)
             nodes.append(node)

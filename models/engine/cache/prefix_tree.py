@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from vkbackend.models.engine.cache.mark import BlockMark, Mark, block_mark
 from vkbackend.ops import CELL_BLOCK
 
-Key = tuple[int, ...]  # CELL_BLOCK tokens
+Key = tuple[BlockMark | int, ...]  # CELL_BLOCK tokens, after the block's adapters if it has any
+
+
+def key_of(tokens: Sequence[int], begin: int, mark: Mark = ()) -> Key:
+    """Return the key of the block that begins at position `begin`."""
+    end = begin + CELL_BLOCK
+    if mark and (adapters := block_mark(mark, begin, end)):
+        return (adapters, *tokens[begin:end])
+    return tuple(tokens[begin:end])
 
 
 class Node:
@@ -27,10 +36,10 @@ class PrefixTree:
         self._n_groups = n_groups
         self.root = Node(None, (), n_groups)
 
-    def follow(self, node: Node, tokens: Sequence[int], begin: int) -> Iterator[Node]:
+    def follow(self, node: Node, tokens: Sequence[int], begin: int, mark: Mark = ()) -> Iterator[Node]:
         """Yield the nodes below `node` that match the full blocks of `tokens[begin:-1]`."""
         for start in range(begin, len(tokens) - CELL_BLOCK, CELL_BLOCK):
-            child = node.children.get(tuple(tokens[start : start + CELL_BLOCK]))
+            child = node.children.get(key_of(tokens, start, mark))
             if child is None:
                 return
             node = child

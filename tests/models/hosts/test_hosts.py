@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from control_vectors import write_vectors
 from device_sets import wide
 from oracles.fixture import write
@@ -235,6 +236,39 @@ def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
         single.close()
     with twin_runner(path, TWO, models=[None, there], **steered) as runner:
         assert np.array_equal(logits_of_two_slots(runner), results[1]) and not np.array_equal(*results)
+
+
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
+def test_adapters(tmp_path: Path, split_mode: str) -> None:
+    """Host 1 reads the adapters from files next to its copy of the model. The rows' adapters are part of
+    every step."""
+    fixture = build("qwen3moe")
+    pairs = [random_pairs(fixture, rank, f"{DENSE}|{EXPERTS}") for rank in (2, 3)]
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        write(fixture, folder / "model.gguf")
+        for i in range(2):
+            write_adapter(folder / f"{i}.gguf", fixture.arch, pairs[i])
+    path, there = tmp_path / "a" / "model.gguf", str(tmp_path / "b" / "model.gguf")
+    adapted = OPTIONS | {"lora": [path.with_name(f"{i}.gguf") for i in range(2)], "split_mode": split_mode}
+
+    def logits(runner: Runner) -> np.ndarray:
+        runs = [Run(0, 0, 20, 0, adapters=((0, 1.0),)), Run(1, 20, 20, 0, adapters=((1, 0.5), (0, -1.0)))]
+        out = [runner.step(TOKENS[:40], runs, [19, 39]).copy()]
+        out.append(
+            runner.step([7, 8], [Run(0, 0, 1, 20, adapters=((0, 1.0),)), Run(1, 1, 1, 20)], [0, 1]).copy()
+        )
+        return np.concatenate(out)
+
+    single = load_runner(path, devices=here(TWO), **adapted)
+    want = logits(single)
+    single.close()
+    with twin_runner(path, TWO, models=[None, there], **adapted) as runner:
+        assert np.array_equal(logits(runner), want) and np.isfinite(want).all()
+    write_adapter(tmp_path / "b" / "1.gguf", fixture.arch, pairs[1], alpha=1.0)
+    with pytest.raises(PlanError, match="differs in its model"):
+        with twin_runner(path, TWO, models=[None, there], **adapted):
+            pass
 
 
 def test_candidates_masks_and_sums(tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ UNFIT = [
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, (1 << 32) - 1, 0, 0)], []),
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 99, 0)], []),
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 99)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 0, [(0, 1.0)])], []),  # no adapters
+    node_messages.Record(1, 1, 1, 0, False, False, False, adapters=1),
     node_messages.Step([1], [RUN], [0], 7),
     node_messages.Step([1], [RUN], [0], 0, b"1234"),
     node_messages.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),

@@ -1,0 +1,153 @@
+"""The update of a product by low-rank adapters: y += scale * B (A x), for the adapters of each row.
+
+If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
+all-reduce of y also sums the updates, and no further exchange is needed.
+
+A step's region `Inputs.adapters` has the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then those of
+the output rows, where n is StepKind.adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.meta.ops.groups import groups_of
+from vkbackend.meta.tensor import LowRank, Tensor, TensorGraph, Weight
+
+
+def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
+    """Give each weight its pairs, which have the weight's name and the suffix .lora_a or .lora_b."""
+    for name, weight in weights.items():
+        if (a := weights.get(f"{name}.lora_a")) is None:
+            continue
+        b, is_stack = weights[f"{name}.lora_b"], len(a.shape) == 3
+        rank = a.shape[1] if is_stack else a.shape[0] // n_adapters
+        starts = None if is_stack else weights[f"lora_starts.{rank}"]
+        weight.low_rank = LowRank(a, b, rank, starts)
+
+
+def adapters_of(graph: TensorGraph, d: int, *, of_outputs: bool = False) -> tuple[View, View]:
+    """Return the ids and the scales of the rows or of the output rows."""
+    kind, region = graph.kind, graph.inputs[d].adapters
+    assert region is not None, "the step's shape has no adapters"
+    n, at = kind.adapters, region.offset
+    if of_outputs:
+        at += 8 * n * kind.n_rows
+    shape = (kind.n_outputs if of_outputs else kind.n_rows), n
+    words = shape[0] * n
+    return View(region.buffer, at, shape, "u32"), View(region.buffer, at + 4 * words, shape)
+
+
+def adapt(x: Tensor, w: Weight, y: Tensor) -> None:
+    """Add the adapters' updates to y = x W^T, if the rows of this step may have adapters. `x` has a row per
+    row of the step."""
+    graph = x.graph
+    if not graph.kind.adapters or w.low_rank is None or x.rows != graph.kind.n_rows:
+        return
+    graph.adapted.add(w.name)
+    for d, out in enumerate(y.views):
+        if out is not None:
+            rows, groups = adapters_of(graph, d), _groups(graph, d, w.low_rank)
+            _update(graph, d, w.low_rank, x.on(d), out, out, rows, groups)
+
+
+def adapt_logits(graph: TensorGraph, d: int, x: Tensor, w: Weight, product: View, y: View) -> None:
+    """Set y to the product of the output rows plus the adapters' updates."""
+    assert w.low_rank
+    graph.adapted.add(w.name)
+    _update(graph, d, w.low_rank, x.on(d), product, y, adapters_of(graph, d, of_outputs=True), None)
+
+
+def _update(
+    graph: TensorGraph,
+    d: int,
+    pairs: LowRank,
+    x: View,
+    product: View,
+    y: View,
+    rows: tuple[View, View],
+    groups: device_ops.Groups | None,
+) -> None:
+    ids, scales = rows
+    a, starts, width = pairs.a.whole(d), pairs.starts, y.shape[-1]
+    assert starts is not None
+    t = graph.scratch((*ids.shape, pairs.rank), "lora")
+    graph.on(d, pairs.a).mat_id(a, x, ids, starts.whole(d), t, axis=device_ops.ROWS, groups=groups)
+    for first, b in pairs.b.pieces[d]:
+        n = b.shape[0]
+        graph.on(d, pairs.b).low_rank_add(
+            b, t, ids, scales, _columns(product, first, n), _columns(y, first, n), n=n, y_stride=width
+        )
+
+
+def _columns(y: View, first: int, n: int) -> View:
+    """Return the view of columns first..first + n, which ends with the last of them."""
+    n_rows, width = y.shape
+    return y if n == width else View(y.buffer, y.offset + 4 * first, ((n_rows - 1) * width + n,))
+
+
+def _groups(graph: TensorGraph, d: int, pairs: LowRank) -> device_ops.Groups | None:
+    """Return the pairs (row, adapter) in the order of adapters, sorted once for all weights, or None for few
+    rows."""
+    if d not in graph.adapter_groups:
+        assert pairs.starts is not None
+        ids, n_adapters = adapters_of(graph, d)[0], pairs.starts.shape[0] - 1
+        graph.adapter_groups[d] = groups_of(graph, d, ids, n_adapters, "adapters")
+    return graph.adapter_groups[d]
+
+
+# ---- experts ----
+
+
+def expert_ids(graph: TensorGraph, d: int, experts: View, n_expert: int) -> list[View]:
+    """Return the ids of the pairs (adapter, expert), u32 [n_rows, n_used], for each of a row's adapters.
+    `experts` u32 [n_rows, n_used] are the chosen experts."""
+    found = []
+    for term in range(graph.kind.adapters):
+        ids = replace(graph.scratch(experts.shape, "lora ids"), dtype="u32")
+        adapters, _ = adapters_of(graph, d)
+        graph.on(d, "adapters").adapter_experts(adapters, experts, ids, term=term, n_experts=n_expert)
+        found.append(ids)
+    return found
+
+
+def adapt_experts(graph: TensorGraph, d: int, w: Weight, x: View, ids: Sequence[View], y: View) -> None:
+    """Add the adapters' updates to y[r, u] = W_e x, for `ids` from `expert_ids`. `x` is [n_rows, n_in] or
+    [n_rows, n_used, n_in]."""
+    if not ids or (pairs := w.low_rank) is None:
+        return
+    graph.adapted.add(w.name)
+    _, scales = adapters_of(graph, d)
+    axis = device_ops.COLUMNS if w.state.axis == 2 else device_ops.ROWS
+    for term, of_term in enumerate(ids):
+        n_rows, n_used = of_term.shape
+        t = graph.scratch((n_rows, n_used, pairs.rank), "lora")
+        for first, count, a in _pieces(pairs.a, d):
+            graph.on(d, pairs.a).mat_id(
+                a, x, of_term, pairs.a.starts[d], t, axis=axis, first=first, count=count
+            )
+        for first, count, b in _pieces(pairs.b, d):
+            graph.on(d, pairs.b).low_rank_add(
+                b,
+                t.reshape(n_rows * n_used, 1, pairs.rank),
+                of_term,
+                scales,
+                y,
+                y,
+                n=y.shape[-1],
+                starts=pairs.b.starts[d],
+                n_used=n_used,
+                s_first=term,
+                first=first,
+                count=count,
+            )
+
+
+def _pieces(stack: Weight, d: int) -> Iterator[tuple[int, int, View]]:
+    """Yield (first matrix, number of matrices, view) of each piece."""
+    ends = [*(first for first, _ in stack.pieces[d][1:]), stack.shape[0]]
+    for (first, view), end in zip(stack.pieces[d], ends, strict=True):
+        yield first, end - first, view
