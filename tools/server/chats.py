@@ -67,7 +67,7 @@ def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
         if role == "developer" and "developer" not in (llm.chat_template or ""):
             role = "system"  # the older name
         kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
-        if "content" not in message.values and not (role == "assistant" and kept):
+        if "content" not in message.values and not (role == "assistant" and len(kept) > 1):
             message.required("content")
         messages.append(kept | {"role": role})
     return messages
