@@ -35,6 +35,8 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 class PredictsAhead(Decoder):
     """A decoder with up to one head (`n_ahead`), its last layer."""
 
+    predicts_ahead = True
+
     def is_ahead(self, il: int) -> bool:
         return il >= self.n_layer - self.n_ahead
 
@@ -99,15 +101,15 @@ class PredictsAhead(Decoder):
             x = self.entry(rows_before(graph, None, cache.kept), graph, w)
             g = self.norm_ahead(self.ahead_block(x, layer, cache, il), layer, "nextn.shared_head_norm")
             keep_rows(g, cache.kept)
-        own = layer.has("nextn.shared_head_head")
-        output = layer("nextn.shared_head_head") if own else w("output")
+        separate = layer.has("nextn.shared_head_head")
+        output = layer("nextn.shared_head_head") if separate else w("output")
         ops.logits(self.scaled(ops.outputs(g)), output, softcap=self.config.softcap)
 
     def entry(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
         """Return the head's input for the step's tokens and the states before them."""
         layer, n_embd = w.layer(self.n_layer - 1), self.config.n_embd
-        own = layer.has("nextn.embed_tokens")
-        e = ops.embed(graph, layer("nextn.embed_tokens")) if own else self.embed(graph, w)
+        separate = layer.has("nextn.embed_tokens")
+        e = ops.embed(graph, layer("nextn.embed_tokens")) if separate else self.embed(graph, w)
         e, h = self.norm_ahead(e, layer, "nextn.enorm"), self.norm_ahead(h, layer, "nextn.hnorm")
         return linear(concat(e, h, n_embd, n_embd), layer, "nextn.eh_proj")
 

@@ -14,6 +14,8 @@ from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache,
 
 
 class Decoder(DecoderWeights):
+    predicts_ahead = False  # Whether the architecture's multi-token prediction head is supported.
+
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         self.head(self.residual(graph, w, caches), graph, w)
 

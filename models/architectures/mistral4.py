@@ -9,4 +9,5 @@ from vkbackend.models.architectures.mixture import Mixture
 
 
 class Model(deepseek2.Model):
+    predicts_ahead = False
     mixture = Mixture()

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
-from vkbackend.models.architectures.ahead import PredictsAhead
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.gguf.reader import GGUF
 
@@ -94,11 +93,11 @@ def load_model(gguf: GGUF, with_heads: bool = False) -> Model:
     return model
 
 
-def check_heads(gguf: GGUF, class_: type) -> None:
+def check_heads(gguf: GGUF, class_: Any) -> None:
     """Raise UnsupportedModel if the file has no multi-token prediction head that its architecture can use."""
     name, path = gguf.architecture, gguf.paths[0]
-    if not issubclass(class_, PredictsAhead):
-        able = ", ".join(arch for arch in ARCHITECTURES if issubclass(model_class(arch), PredictsAhead))
+    if not class_.predicts_ahead:
+        able = ", ".join(arch for arch in ARCHITECTURES if model_class(arch).predicts_ahead)
         raise UnsupportedModel(
             f"{path}: drafts by multi-token prediction (mtp) are not supported for {name}; "
             f"supported are: {able}"

@@ -6,14 +6,15 @@ steps. The engine reserves the cells of drafted tokens first, because the head s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
 from vkbackend.models.drafting.drafter import Draft, Want
 
-SOURCE = "mtp"
+WEIGHT = 0.25  # of a step's time in the mean
 
 
 class Head(Protocol):
@@ -28,12 +29,16 @@ class Head(Protocol):
 
 
 class HeadDrafter:
-    """A draft ends before a token that the head finds less probable than `p_min`."""
+    """A draft ends before a token that the head finds less probable than `p_min`. `seconds` is the mean time
+    of a step of the head, or 0 before the second step."""
 
     stores = True
+    source = "mtp"
 
-    def __init__(self, head: Head, p_min: float = 0.0) -> None:
-        self._head, self._p_min = head, p_min
+    def __init__(self, head: Head, p_min: float = 0.0, clock: Callable[[], float] = perf_counter) -> None:
+        self._head, self._p_min, self._clock = head, p_min, clock
+        self._sizes: set[int] = set()  # The first step of a size is recorded, so it takes longer.
+        self.seconds = 0.0
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return empty drafts while a step is in flight, as when several nodes work in turn."""
@@ -43,13 +48,20 @@ class HeadDrafter:
             last = [drafts[i][-1] if drafts[i] else wants[i].tokens[-1] for i in going]
             positions = [len(wants[i].tokens) - 1 + len(drafts[i]) for i in going]
             slots = [wants[i].slot for i in going]
+            began = self._clock()
             tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0)
+            self._measured(len(going), self._clock() - began)
             if chances is not None:
                 likely = chances >= self._p_min
                 going, tokens = [i for i, fits in zip(going, likely, strict=True) if fits], tokens[likely]
             for i, token in zip(going, tokens.tolist(), strict=True):
                 drafts[i].append(token)
-        return [Draft(tokens, SOURCE) for tokens in drafts]
+        return [Draft(tokens, self.source) for tokens in drafts]
+
+    def _measured(self, n: int, seconds: float) -> None:
+        if n in self._sizes:
+            self.seconds += (WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
+        self._sizes.add(n)
 
     def took(self, slot: int, n_accepted: int) -> None:
         """The next step of the model replaces what a draft stored."""

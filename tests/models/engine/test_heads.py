@@ -190,6 +190,26 @@ def test_drafters_in_turn() -> None:
     assert (first.n_accepted, second.n_accepted) == ([1, -1], [-1])
 
 
+def test_the_time_of_a_drafted_token_is_learned() -> None:
+    class Slow:
+        is_idle, now, took = True, 0.0, 8.0
+
+        def draft(self, tokens: list[int], *_: Any) -> tuple[np.ndarray, None]:
+            self.now += self.took
+            return np.array(tokens), None
+
+    head = Slow()
+    drafter = HeadDrafter(head, clock=lambda: head.now)
+    wants = [Want(slot, slot, [1], [1], 1) for slot in (0, 1)]
+    drafter.draft(wants)  # The step is recorded.
+    assert drafter.seconds == 0
+    for head.took, expected in ((2.0, 2.0), (4.0, 2.5)):
+        drafter.draft(wants)
+        assert drafter.seconds == expected
+    drafter.draft(wants[:1])
+    assert drafter.seconds == 2.5
+
+
 def test_a_busy_runner_gets_no_drafts() -> None:
     class Busy:
         is_idle = False

@@ -12,6 +12,7 @@ from control_vectors import write_vectors
 from device_sets import wide
 from oracles.fixture import write
 from oracles.fixtures import build
+from oracles.heads import with_head
 from runners import load_runner
 from safetensors import safe_open
 from scheduling import events_of
@@ -130,6 +131,27 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
         patch.setattr(Group, "step", lambda self, *args: (sent.append(args[-1]), real(self, *args))[1])
         check(path, TWO, interleave=True)
     assert sent and all(tables is not None for tables in sent)
+
+
+@pytest.mark.parametrize(
+    ("places", "options"),
+    [(TWO, {}), wide(pytest.param(FOUR, {"split_mode": "hosts"}))],
+    ids=str,
+)
+def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: dict[str, Any]) -> None:
+    path = write(with_head("glm4moe"), tmp_path / "model.gguf")
+    options = OPTIONS | {"speculation": "mtp"} | options
+    drafts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Options, "nodes", tuple(place[0] for place in places))
+        single = load_runner(path, devices=here(places), **options)
+    with twin_runner(path, places, 2, **options) as several:
+        for runner in (single, several):
+            runner.step(TOKENS[:12], [Run(0, 0, 7, 0), Run(1, 7, 5, 0)], [])
+            first = runner.draft(TOKENS[20:22], [0, 1], [7, 5], summed=True)
+            drafts.append((*first, *runner.draft(first[0].tolist(), [0, 1], [8, 6], summed=True)))
+    single.close()
+    assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 
 
 def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import covering, device_infos, nmse, wide
+from oracles.fixture import write
+from oracles.heads import with_head
 from runners import load_runner
 
 from vkbackend.buffer import Home
@@ -288,6 +290,12 @@ def test_the_memory_report_of_real_devices(
     path = models / f"stories-{name}.gguf"
     check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
     check_report(path, ["0"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_memory_report_counts_a_head(tmp_path: Path, n: int) -> None:
+    path = write(with_head("glm-dsa"), tmp_path / "model.gguf")
+    check_report(path, ["numpy"] * n, speculation="mtp")
 
 
 def check_report(path: Path, devices: list[str], **options: Any) -> None:

@@ -43,8 +43,8 @@ class Head:
         return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.eps) * w
 
     def entries(self, tokens: list[int], h: Rows) -> Rows:
-        own = f"{self.p}nextn.embed_tokens.weight"
-        e = self.m.tensors.get(own, self.m["token_embd.weight"])[tokens].astype(np.float64)
+        name = f"{self.p}nextn.embed_tokens.weight"
+        e = self.m.tensors.get(name, self.m["token_embd.weight"])[tokens].astype(np.float64)
         both = np.concatenate([self.norm(e, "enorm"), self.norm(h, "hnorm")], -1)
         return both @ self.m[f"{self.p}nextn.eh_proj.weight"].T.astype(np.float64)
 
@@ -53,7 +53,7 @@ class Head:
         """Return g and the logits of all rows."""
         self.before_norm.clear()
         given = torch.from_numpy(x.astype(np.float32))[None]
-        found: Any = self.network(inputs_embeds=given, output_hidden_states=True, use_cache=False)
+        result: Any = self.network(inputs_embeds=given, output_hidden_states=True, use_cache=False)
         if self.before_norm:
             h = self.before_norm[0][0].numpy().astype(np.float64)
             h = h - h.mean(-1, keepdims=True)
@@ -61,7 +61,7 @@ class Head:
             g *= self.m[f"{self.p}nextn.shared_head_norm.weight"]
             return g, g @ self.m["output.weight"].T
         g = self.network.base_model(inputs_embeds=given, use_cache=False).last_hidden_state[0].numpy()
-        return g.astype(np.float64), found.logits[0].numpy()
+        return g.astype(np.float64), result.logits[0].numpy()
 
 
 @torch.no_grad()
@@ -76,10 +76,10 @@ def golden(name: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
     which the first is the model's own."""
     fixture = with_head(name)
     head, network = Head(fixture), hf.model(without_head(fixture))
-    h, own = states(network, PROMPT)
+    h, logits_of_model = states(network, PROMPT)
     x = head.entries(PROMPT, np.concatenate([np.zeros_like(h[:1]), h[:-1]]))
     logits = head.outputs(x)[1]
-    tokens, before, drafted = [int(own[-1].argmax())], h[-1:], []
+    tokens, before, drafted = [int(logits_of_model[-1].argmax())], h[-1:], []
     for _ in range(N_DRAFTED):
         x = np.concatenate([x, head.entries(tokens[-1:], before)])
         g, rows = head.outputs(x)
@@ -108,7 +108,7 @@ def check_mtp_model(head: Head, network: Any, h: Rows) -> None:
     from transformers.cache_utils import DynamicCache
 
     tokens = torch.tensor([PROMPT[1:]])
-    found = theirs.forward_layer(
+    g = theirs.forward_layer(
         0,
         torch.from_numpy(h[None, :-1].astype(np.float32)),
         torch.arange(1, len(PROMPT))[None],
@@ -117,7 +117,7 @@ def check_mtp_model(head: Head, network: Any, h: Rows) -> None:
     )[0].numpy()
     # RoPE depends on differences of positions only.
     ours = head.outputs(head.entries(PROMPT[1:], h[:-1]))[0]
-    error = float(((found - ours) ** 2).sum() / (ours**2).sum())
+    error = float(((g - ours) ** 2).sum() / (ours**2).sum())
     print(f"{head.m.name}: MtpModel differs by NMSE {error:.1e}", flush=True)
     assert error < 1e-10
 
