@@ -32,7 +32,7 @@ class Chat:
     ChatML. The template gets `variables`, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents are plain text, unless `parse_special`. `protected` is False if
-    special tokens of messages are indistinguishable from the template's.
+    special tokens of messages cannot be distinguished from special tokens of the template.
 
     The first `n_left_out` of the `messages` after the system prompt are no longer in the context. `thinks` is
     True if the template opened a thought for the current answer. `channels` is True if answers are in
@@ -78,7 +78,7 @@ class Chat:
     def send(
         self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Send a message and stream the answer. The keywords are `LLM.stream`'s, except `slot`.
+        """Send a message and stream the answer. Accepts the keywords of `LLM.stream`, except `slot`.
 
         Closing the stream ends the answer; its text so far becomes a message. A message that is longer than
         the context, or refused by the template, raises InvalidArgument and is not stored.
@@ -203,7 +203,8 @@ class Chat:
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """Return an answer as a message, with the thought under both Qwen's and gpt-oss's keys."""
+    """Return an answer as a message. The thought is stored twice, under the key that Qwen's templates read
+    and under the key that gpt-oss's template reads."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

@@ -31,8 +31,8 @@ LogProbs = npt.NDArray[np.float64]
 @dataclass(slots=True)
 class Score:
     """Sums over the scored tokens. Names that end in 2 are sums of squares. `rise` is the negative log
-    likelihood minus the base model's. `dp2` is the squared difference between the token's probabilities in
-    both models. `klds` has the divergence at every token."""
+    likelihood minus the negative log likelihood of the base model. `dp2` is the squared difference between
+    the token's probabilities in both models. `klds` has the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0

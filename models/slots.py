@@ -38,10 +38,10 @@ class Slots(ABC):
         """Load a saved state into a slot and return its tokens.
 
         `generate(tokens + more, slot=slot)` then computes only the new tokens. The model and the cache types
-        must equal the file's. Devices, split, slot and n_ctx may differ. A file saved with `first` continues
-        the slot's content, which must equal the content at the save. Random numbers are not saved, so a
-        seeded run draws them from the start. After StateError the slot is unchanged. Raises InvalidArgument
-        while the slot is in use.
+        must be the same as when the state was saved. Devices, split, slot and n_ctx may differ. A file saved
+        with `first` continues the slot's content, which must equal the content at the save. Random numbers
+        are not saved, so a seeded run draws them from the start. After StateError the slot is unchanged.
+        Raises InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))

@@ -3,10 +3,10 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// Compute mat_vec and mat_mul on software devices. Their invocations are SIMD lanes, and reading a buffer
-// takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A subgroup
-// reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address, because software
-// devices check the bounds of a binding lane by lane.
+// Compute mat_vec and mat_mul on software devices. On these devices invocations are SIMD lanes, and reading a
+// buffer takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A
+// subgroup reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address, because
+// software devices check the bounds of a binding lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"

@@ -1,6 +1,7 @@
 """The graph of the pre-norm decoder, which most architectures extend.
 
-Each architecture's file states its differences and cites its papers. Keys and tensor names are llama.cpp's.
+Each architecture's file states its differences and cites its papers. Metadata keys and tensor names are as in
+llama.cpp.
 """
 
 from __future__ import annotations

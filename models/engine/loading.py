@@ -182,7 +182,7 @@ def _identity(fingerprint: str, adapters: Sequence[AdapterInfo]) -> str:
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
     """Return how many steps may be in flight, one per node in a pipeline. If node 0 computes the output,
-    `launch` lasts until the step's end, so the number is 1. `of` has each device's node."""
+    `launch` lasts until the step's end, so the number is 1. `of` maps each device to its node."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

@@ -1,8 +1,8 @@
 """Gives the sequences of a decoding step drafts, whose tokens the step verifies.
 
 A step computes the rows of all drafted tokens, and the sampler of the sequence chooses a token from each row
-in turn. Each choice that equals the drafted token makes the next row valid, so the tokens are those of
-decoding without drafts.
+in turn. Each choice that equals the drafted token makes the next row valid, so the tokens are the same as
+without drafts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# The kernels of larger steps add in another order, so their logits differ in the last bits from those of
+# The kernels of larger steps add in another order, so the last bits of their logits differ from the logits of
 # single rows.
 MAX_ROWS = MAX_VEC_ROWS
 

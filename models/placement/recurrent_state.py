@@ -128,7 +128,9 @@ class SlotStates:
             assert self.resume_at(slot, at) == at, f"slot {slot} has no state at position {at}"
             read = self.cell(slot, at)
             self._drop(slot, at)
-        is_long = run.n_rows > 1 and not run.undoes  # Snapshots of drafts would replace the prompt's.
+        is_long = (
+            run.n_rows > 1 and not run.undoes
+        )  # Snapshots of drafts would replace the prompt's snapshot.
         if read == self._cells[slot] and at:
             keeps = self._most and (is_long or self._was_long[slot]) and self._keep(slot, at)
             if run.undoes and not keeps:

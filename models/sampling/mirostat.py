@@ -1,5 +1,5 @@
 """Mirostat chooses tokens so that the text's surprise, -log2 of each token's probability, stays near a target
-(Basu et al. 2020, arXiv:2007.14966). Formulas and constants are llama.cpp's."""
+(Basu et al. 2020, arXiv:2007.14966). Formulas and constants are as in llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sampling parameters of a request. Names, order, meaning and defaults are llama.cpp's. Only `min_tokens` and
-`stop_token_ids` are from vLLM."""
+"""Sampling parameters of a request. Names, order, meaning and defaults are as in llama.cpp. Only `min_tokens`
+and `stop_token_ids` are from vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block sizes are GGUF's, and dequantization inverts the quantizers of the package `gguf`."""
+"""The block sizes are as in GGUF, and dequantization inverts the quantizers of the package `gguf`."""
 
 from __future__ import annotations
 

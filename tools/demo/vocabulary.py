@@ -1,4 +1,4 @@
-"""The demo model's vocabulary, with pieces like SentencePiece's, learned from stories."""
+"""The demo model's vocabulary: pieces as in SentencePiece, learned from stories."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from vkbackend.tools.op_cases.setup import (
 @dataclass(frozen=True)
 class KvStore(Case):
     """Values range from below F16's subnormals to above its maximum, and the last row's second block is zero.
-    Stored bytes must equal the twin's. If norm or RoPE is applied, values have one magnitude and are compared
-    as numbers, because a value between two codes may round to either."""
+    Stored bytes must equal the bytes that the twin stores. If norm or RoPE is applied, values have one
+    magnitude and are compared as numbers, because a value between two codes may round to either."""
 
     type: str = "f16"
     width: int = 64

@@ -95,7 +95,7 @@ def continuation(fields: Fields, prefills: bool) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`variables` of the request override the command line's."""
+    """`variables` of the request override variables from the command line."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 

@@ -35,7 +35,7 @@ async def completions(service: Service, request: Request) -> Response:
     fields = await service.fields(request)
     llm = service.ready()
     checked = await CheckedCompletion.of(service, fields, llm)
-    # The path without /v1 is llama-server's, so answers have the fields of both APIs.
+    # llama-server uses the path without /v1, so answers have the fields of both APIs.
     checked.is_both = not request.state.is_versioned
     if checked.fields.streams:
         return service.stream(checked.events(request), ping_s=checked.fields.ping_s)

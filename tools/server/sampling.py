@@ -29,7 +29,7 @@ Tokenize = Callable[[str], list[int]]
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `LLM.astream`. `defaults` are the command line's. Raises
+    """Return the keyword arguments of `LLM.astream`. `defaults` are from the command line. Raises
     InvalidArgument."""
     options = dict(defaults)
     for name in SAME:

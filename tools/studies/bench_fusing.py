@@ -1,7 +1,7 @@
 """Measures the time that fusing saves: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
 Prints the cost of a tiny dispatch, the dispatches and barriers of a decode step, and the minimum milliseconds
-per step with and without fusing. Two chain lengths cancel the submission's cost from the dispatch's.
+per step with and without fusing. The difference of two chain lengths excludes the cost of a submission.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures host time per decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
 
-The devices compute nothing, so the time is Python's: the engine's step, sampling, and delivery of answers.
+The devices compute nothing, so only Python takes time: the engine's step, sampling, and delivery of answers.
 Prints minimum microseconds of CPU time per token for each number of sequences. `--against CHECKOUT`
 alternates runs of this checkout and another, which needs a .venv.
 """

@@ -3,7 +3,8 @@
     python -m vkbackend.tools.studies.llama_cpp_flags LLAMA_CPP_FOLDER
 
 Prints rows for new flags (class `?`), and the names of flags that were removed or whose value, variable or
-program changed. The script reads only names from llama.cpp; the reasons in the table are this project's.
+program changed. The script reads only names from llama.cpp; the reasons in the table were written for this
+project.
 """
 
 from __future__ import annotations

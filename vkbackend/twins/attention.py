@@ -171,7 +171,7 @@ def attn_prefill(
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:
-    """Return the first position that the last of `n_keys` positions attends to."""
+    """Return the first position to which a row at position `n_keys` - 1 attends."""
     first = max(0, n_keys - window) if window else 0
     return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 

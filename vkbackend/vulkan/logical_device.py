@@ -13,7 +13,7 @@ from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_o
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
-# Extensions to enable if the device has them. Some are core in later Vulkan versions.
+# Extensions to enable if the device has them. Some of these extensions are core in later Vulkan versions.
 _EXTENSIONS = (
     "VK_EXT_external_memory_host",
     "VK_EXT_memory_budget",

@@ -40,7 +40,7 @@ CALLS: list[tuple[ToolFormat | None, str]] = [
 
 
 def answer_of(format_: ToolFormat | None, pieces: list[str], reason: str, *, single: bool) -> ChatCompletion:
-    """Return the answer for a text in pieces. If `format_` is None, the format is gpt-oss's."""
+    """Return the answer for a text in pieces. If `format_` is None, the format is Harmony (gpt-oss)."""
     reader = AnswerReader(format_, TOOLS, thinking=False, single=single, channels=format_ is None)
     chunks = [reader.push(Chunk(piece, 1)) for piece in pieces] + [reader.push(Chunk("", 1, reason, {}))]
     over = next((i for i, chunk in enumerate(chunks) if chunk.finish_reason), len(chunks) - 1)

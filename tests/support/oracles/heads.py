@@ -27,7 +27,7 @@ SOURCES = {
 }
 HEADS = tuple(SOURCES)
 OWN_TABLES = ("qwen35moe", "glm-dsa")  # with their own embeddings and output matrix
-WITHOUT_NORM = ("qwen3next",)  # The model's output norm is the head's.
+WITHOUT_NORM = ("qwen3next",)  # The model's output norm is the output norm of the head.
 
 
 def without_head(fixture: Fixture) -> Fixture:

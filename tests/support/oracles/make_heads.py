@@ -72,8 +72,8 @@ def states(network: Any, tokens: list[int]) -> tuple[Rows, np.ndarray]:
 
 
 def golden(name: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the logits of the last prompt rows, those of drafted rows, and the drafted rows' tokens, of
-    which the first is the model's own."""
+    """Return the logits of the last prompt rows, the logits of drafted rows, and the tokens of the drafted
+    rows. The model chose the first of these tokens."""
     fixture = with_head(name)
     head, network = Head(fixture), hf.model(without_head(fixture))
     h, logits_of_model = states(network, PROMPT)

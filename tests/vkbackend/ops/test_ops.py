@@ -1,10 +1,10 @@
 """Every op case runs on a Vulkan device and must equal the numpy twins.
 
-With --all, each case runs twice: with the device's constants, and with the smallest GPU's and folded grids.
-Cases of every weight type run only once, because compiling them takes long. By default, only the first case
-of each op runs with both sets of constants. Other drivers run only this case, because they keep no compiled
-code. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0".
-VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
+With --all, each case runs twice: with the device's constants, and with the constants of the smallest GPU and
+folded grids. Cases of every weight type run only once, because compiling them takes long. By default, only
+the first case of each op runs with both sets of constants. Other drivers run only this case, because they
+keep no compiled code. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case
+"MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
 """
 
 from __future__ import annotations
