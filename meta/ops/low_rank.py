@@ -3,8 +3,8 @@
 If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
 all-reduce of y also sums the updates, and no further exchange is needed.
 
-A step's region `Inputs.adapters` has the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then those of
-the output rows, where n is StepKind.adapters.
+A step's region `Inputs.adapters` has the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then ids and
+scales of the output rows, where n is StepKind.adapters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of PEFT's modules (those of `transformers`) as names of GGUF tensors, and rows that llama.cpp's
+"""Converts PEFT's module names (as in `transformers`) to names of GGUF tensors, and rows that llama.cpp's
 converter reorders."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Samplers that remove candidates, and the temperature. One candidate always remains. Definitions are
-llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the remaining candidates."""
+"""Samplers that remove candidates, and the temperature. One candidate always remains. Definitions are as in
+llama.cpp (src/llama-sampler.cpp). Probabilities are relative to the remaining candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Samplers that lower the scores of repeated tokens. Definitions are llama.cpp's (src/llama-sampler.cpp)."""
+"""Samplers that lower the scores of repeated tokens. Definitions are as in llama.cpp
+(src/llama-sampler.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapters that computed a sequence's cells. Cells of equal tokens with other adapters are other
+"""The adapters that computed a sequence's cells. Equal tokens with different adapters have different
 cells."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BlockMark = tuple[tuple[str, float, int], ...]
 def mark_of(
     tokens: Sequence[int], adapters: Sequence[tuple[int, float]], known: Sequence[AdapterInfo]
 ) -> Mark:
-    """Return the mark of a prompt with adapters (id, scale). An adapter with invocation tokens is used from
-    their last occurrence in the prompt on, and without an occurrence not at all."""
+    """Return the mark of a prompt with adapters (id, scale). An adapter with invocation tokens applies from
+    their last occurrence in the prompt on. If they do not occur, it does not apply."""
     uses = []
     for number, scale in adapters:
         info = known[number]

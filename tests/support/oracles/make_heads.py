@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_heads.py [NAME ...]  # Writes the files.
 
 Needs torch and transformers. `transformers` computes the model's states and the head's block; numpy computes
-the block's input in float64. A head of DeepSeek V3 and one of GLM-4.5 must agree with the `MtpModel` of
-`transformers`, which has only these two.
+the block's input in float64. The heads of DeepSeek V3 and GLM-4.5 must agree with the `MtpModel` of
+`transformers`, which supports no other heads.
 """
 
 from __future__ import annotations
