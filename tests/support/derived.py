@@ -181,12 +181,10 @@ def widened(model: Model) -> Model:
 def as_qwen2(model: Model) -> Model:
     """Convert to qwen2, with random biases. RoPE pairs the two halves of each head's rows."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
-    head = int(model.keys["{arch}.attention.key_length"][0])
-    halves = np.r_[0:head:2, 1:head:2]
     for name, rows in model.tensors.items():
         layer, _, matrix = name.removesuffix(".weight").rpartition(".")
         if matrix in ("attn_q", "attn_k"):
-            tensors[name] = rows.reshape(-1, head, rows.shape[1])[:, halves].reshape(rows.shape)
+            tensors[name] = in_halves(model, rows)
         if matrix in ("attn_q", "attn_k", "attn_v"):
             bias = rng.randint(-16, 17, size=len(rows)) / np.float32(64)
             tensors[f"{layer}.{matrix}.bias"] = bias.astype(np.float32)
@@ -211,6 +209,28 @@ def as_mixture(model: Model) -> Model:
             [np.where(i, 0, down[:, o] / s) for s, o, i in zip(scales, orders, idle, strict=True)]
         ).astype(np.float32)
     return replace(model, tensors=tensors).with_keys(expert_count=N_EXPERT, expert_used_count=N_USED)
+
+
+def in_halves(model: Model, rows: np.ndarray) -> np.ndarray:
+    """Reorder the rows of q or k, in which RoPE pairs neighbours, so that it pairs the halves of a head."""
+    head = int(model.keys["{arch}.rope.dimension_count"][0])
+    halves = np.r_[0:head:2, 1:head:2]
+    return rows.reshape(-1, head, rows.shape[1])[:, halves].reshape(rows.shape)
+
+
+def as_head(model: Model, head: Path) -> Model:
+    """Convert to glm4moe without experts, with the multi-token prediction head of `head` (make_head.py). RoPE
+    pairs the two halves of each head's rows."""
+    n_layer = int(model.keys["{arch}.block_count"][0])
+    tensors = model.tensors | {name: v.astype(np.float32) for name, v in np.load(head).items()}
+    named = {
+        name.replace("ffn_norm", "post_attention_norm"): in_halves(model, values)
+        if name.endswith(("attn_q.weight", "attn_k.weight"))
+        else values
+        for name, values in tensors.items()
+    }
+    more = {"block_count": n_layer + 1, "nextn_predict_layers": 1}
+    return replace(model, arch="glm4moe", tensors=named).with_keys(**more)
 
 
 # ---- the files ----

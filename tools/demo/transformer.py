@@ -84,16 +84,25 @@ def init_weights(config: Config, seed: int) -> Weights:
     return {name: weight.requires_grad_() for name, weight in weights.items()}
 
 
-def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logits [batch, n, n_vocab] of tokens [batch, n] (GQA, RoPE on adjacent pairs)."""
+def rotations(config: Config, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return RoPE's cos and sin [n, head_dim / 2] of the first n positions."""
     import torch
-    import torch.nn.functional as F
 
-    batch, n = tokens.shape
     half = config.head_dim // 2
     inv_freq = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.outer(torch.arange(n, dtype=torch.float64), inv_freq)
-    cos, sin = angle.cos().float(), angle.sin().float()  # [n, half]
+    return angle.cos().float(), angle.sin().float()
+
+
+def block(
+    h: torch.Tensor, w: Weights, config: Config, il: int, cos_sin: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Apply layer `il` to the residual h [batch, n, n_embd] (GQA, RoPE on adjacent pairs)."""
+    import torch
+    import torch.nn.functional as F
+
+    batch, n, _ = h.shape
+    blk, (cos, sin) = f"blk.{il}.", cos_sin
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return F.rms_norm(x, (config.n_embd,), w[name], config.eps)
@@ -105,21 +114,32 @@ def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
-    h = F.embedding(tokens, w["token_embd.weight"])
-    for i in range(config.n_layer):
-        blk = f"blk.{i}."
-        x = norm(h, blk + "attn_norm.weight")
-        q = rope(heads(x @ w[blk + "attn_q.weight"].T, config.n_head))
-        k = rope(heads(x @ w[blk + "attn_k.weight"].T, config.n_head_kv))
-        v = heads(x @ w[blk + "attn_v.weight"].T, config.n_head_kv)
-        group = config.n_head // config.n_head_kv
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + mixed.transpose(1, 2).reshape(batch, n, -1) @ w[blk + "attn_output.weight"].T
-        x = norm(h, blk + "ffn_norm.weight")
-        gate = F.silu(x @ w[blk + "ffn_gate.weight"].T)
-        h = h + (gate * (x @ w[blk + "ffn_up.weight"].T)) @ w[blk + "ffn_down.weight"].T
-    return norm(h, "output_norm.weight") @ w["token_embd.weight"].T
+    x = norm(h, blk + "attn_norm.weight")
+    q = rope(heads(x @ w[blk + "attn_q.weight"].T, config.n_head))
+    k = rope(heads(x @ w[blk + "attn_k.weight"].T, config.n_head_kv))
+    v = heads(x @ w[blk + "attn_v.weight"].T, config.n_head_kv)
+    group = config.n_head // config.n_head_kv
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    h = h + mixed.transpose(1, 2).reshape(batch, n, -1) @ w[blk + "attn_output.weight"].T
+    x = norm(h, blk + "ffn_norm.weight")
+    gate = F.silu(x @ w[blk + "ffn_gate.weight"].T)
+    return h + (gate * (x @ w[blk + "ffn_up.weight"].T)) @ w[blk + "ffn_down.weight"].T
+
+
+def states(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the residual after the last norm [batch, n, n_embd] of tokens [batch, n]."""
+    import torch.nn.functional as F
+
+    h, cos_sin = F.embedding(tokens, w["token_embd.weight"]), rotations(config, tokens.shape[1])
+    for il in range(config.n_layer):
+        h = block(h, w, config, il, cos_sin)
+    return F.rms_norm(h, (config.n_embd,), w["output_norm.weight"], config.eps)
+
+
+def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits [batch, n, n_vocab] of tokens [batch, n]."""
+    return states(w, config, tokens) @ w["token_embd.weight"].T
 
 
 def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed: int) -> list[int]:

@@ -1,0 +1,98 @@
+"""Trains `stories-narrow-head.npz`, a multi-token prediction head for stories-narrow-F16.
+
+    PYTHONPATH=tests/support python tests/data/make_head.py [--steps N]
+
+Needs torch. The model does not change. The head learns the model's own probabilities of the token after the
+next one, on stories of the grammar. In the last two thirds of the training, the head also learns to continue
+from its own state, as chained drafts do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import torch.nn.functional as F
+from derived import load
+
+from vkbackend.tools.demo.transformer import Config, Weights, block, rotations, states
+from vkbackend.tools.demo.vocabulary import Vocabulary
+from vkbackend.tools.train_demo import token_rows
+
+DATA = Path(__file__).resolve().parent
+SOURCE = DATA / "stories-narrow-F16.gguf"
+CONFIG = Config(n_vocab=512, n_embd=64, n_layer=5, n_head=8, n_head_kv=4, n_ff=172)
+N_ROW, BATCH, LR = 192, 6, 4e-3
+PREFIX = f"blk.{CONFIG.n_layer}."
+
+
+def head_weights(w: Weights) -> Weights:
+    """Begin with a copy of the model's last layer, and with the mean of embedding and state."""
+    last = f"blk.{CONFIG.n_layer - 1}."
+    head = {n.replace(last, PREFIX): v.clone() for n, v in w.items() if n.startswith(last)}
+    eye, d = torch.eye(CONFIG.n_embd), CONFIG.n_embd
+    noise = 0.02 * torch.randn(d, 2 * d)
+    head[f"{PREFIX}nextn.eh_proj.weight"] = torch.cat([0.5 * eye, 0.5 * eye], 1) + noise
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        head[f"{PREFIX}nextn.{name}.weight"] = torch.ones(d)
+    head[f"{PREFIX}nextn.shared_head_norm.weight"] = w["output_norm.weight"].clone()
+    return {name: value.requires_grad_() for name, value in head.items()}
+
+
+def run_head(head: Weights, w: Weights, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """Return g for tokens [batch, n] after the states h [batch, n, n_embd]."""
+    p, d, eps = f"{PREFIX}nextn.", (CONFIG.n_embd,), CONFIG.eps
+    e = F.rms_norm(F.embedding(tokens, w["token_embd.weight"]), d, head[f"{p}enorm.weight"], eps)
+    x = torch.cat([e, F.rms_norm(h, d, head[f"{p}hnorm.weight"], eps)], -1) @ head[f"{p}eh_proj.weight"].T
+    x = block(x, head, CONFIG, CONFIG.n_layer, rotations(CONFIG, tokens.shape[1]))
+    return F.rms_norm(x, d, head[f"{p}shared_head_norm.weight"], eps)
+
+
+def shifted(h: torch.Tensor) -> torch.Tensor:
+    return F.pad(h, (0, 0, 1, 0))[:, :-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1500)
+    steps = parser.parse_args().steps
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    fields = gguf.GGUFReader(SOURCE).fields
+    vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
+    w = {name: torch.from_numpy(values) for name, values in load(SOURCE).tensors.items()}
+    head = head_weights(w)
+    optimizer = torch.optim.Adam(head.values(), lr=LR, betas=(0.9, 0.98))
+    rows = token_rows(vocabulary, 77, N_ROW)
+    for step in range(steps):
+        falling = 0.02 + 0.49 * (1 + math.cos(math.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / 30) * falling
+        tokens = torch.tensor([next(rows) for _ in range(BATCH)])
+        with torch.no_grad():
+            h = states(w, CONFIG, tokens)
+            logits = h @ w["token_embd.weight"].T
+        losses, before, right = [], h, []
+        for _ in range(1 if step < steps // 3 else 3):
+            g = run_head(head, w, tokens, shifted(before))
+            guessed = g @ w["token_embd.weight"].T
+            distance = F.kl_div(guessed.log_softmax(-1), logits.softmax(-1), reduction="none").sum(-1)
+            losses.append(distance[:, 1:].mean())
+            right.append(float((guessed.argmax(-1) == logits.argmax(-1))[:, 8:].float().mean()))
+            before = g
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(head.values()), 1.0)
+        optimizer.step()
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step}: loss {loss.item():.3f}, right {[round(r, 3) for r in right]}", flush=True)
+    arrays = {name: value.detach().numpy().astype(np.float16) for name, value in head.items()}
+    np.savez_compressed(DATA / "stories-narrow-head.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()
