@@ -158,7 +158,7 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
         mixes += [(shape.n_rows, Mix.BOTH)] * (n_slots > 1) + [(shape.n_rows, Mix.PREFILL)]
     if n_slots > few:
         mixes.append((min(shape.n_rows, bucket(n_slots)), Mix.DECODE))
-    mixes.append((few, Mix.DECODE))
+    mixes.append((few, mix_of(few)))  # with at least as many splits of keys as runs of one row
     kinds: list[StepKind] = []
     for rows, mix in mixes:
         most = min(rows, shape.n_outputs)

@@ -16,10 +16,12 @@ def bucket(n: int) -> int:
 
 
 def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
-    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. Few rows
-    count as decoding, because decoding kernels read K and V once for all heads of a group."""
-    if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
+    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. Decoding
+    kernels compute few rows, because these kernels read K and V once for all heads of a group."""
+    if n_rows == 1 or n_single == n_runs:
         return Mix.DECODE
+    if n_rows <= MAX_VEC_ROWS:
+        return Mix.FEW
     return Mix.BOTH if n_single else Mix.PREFILL
 
 

@@ -11,6 +11,7 @@ layout(constant_id = 4) const uint K_TYPE = 1;
 layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint BATCH = 1;
+const uint ROWS = 1; // rows attend to different positions
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, chosen_off, part_off;
@@ -40,7 +41,7 @@ uint first_key_of(uint n_keys) { return 0; }
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {
-        const uint position = chosen[chosen_off + gl_WorkGroupID.z * n_chosen + min(block * CELL_BLOCK + j, n_keys - 1)];
+        const uint position = chosen[chosen_off + gl_WorkGroupID.x * n_chosen + min(block * CELL_BLOCK + j, n_keys - 1)];
         key_cells[half_of + j] = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
     }
     barrier();

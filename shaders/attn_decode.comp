@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill
-// get zeros, which attn_prefill overwrites later.
+// Compute the attention of rows over one split of their keys (lib/row_attention.glsl). Rows of attn_prefill get
+// zeros, which attn_prefill overwrites later.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -12,6 +12,7 @@ layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint HAS_SINKS = 0; // used with FINAL
 layout(constant_id = 8) const uint BATCH = 1; // quads in flight
+layout(constant_id = 9) const uint ROWS = 1; // rows of a run per workgroup
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attn_decode on matrix units (lib/unit_attention.glsl). The q heads of a kv head are the rows of a
-// tile. The loads of a block's V and of the next block's K overlap computation. Heads of 128 dimensions and a
+// Compute attn_decode on matrix units (lib/unit_attention.glsl). The q heads of a kv head, of up to ROWS rows of
+// a run, are the rows of a tile. The loads of a block's V and of the next block's K overlap computation. Heads of 128 dimensions and a
 // group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
@@ -19,6 +19,7 @@ layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 layout(constant_id = 14) const uint FINAL = 0;
+layout(constant_id = 15) const uint ROWS = 1; // divides the tile's rows
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -51,44 +52,65 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
+uint first_key_of(uint n_keys) {
+    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
+    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
+    return first_key;
+}
+
+const uint HEADS = TQ / ROWS;
+#include "lib/row_tile.glsl"
+
 int first_head;
-uint begin_head, end_head; // the tile's rows on this device
+uint begin_head, end_head; // the tile's heads on this device
+uint n_tile_rows;
+
+bool is_here(uint row) {
+    const uint head = head_of(row);
+    const bool is_head = head >= begin_head && head < end_head;
+    if (ROWS == 1) return is_head;
+    return is_head && row_of(row) < n_tile_rows;
+}
+
+// Return the index of a row of the tile among the step's rows and heads.
+uint index_of(uint row) { return (gl_WorkGroupID.x + row_of(row)) * n_heads + uint(first_head + int(head_of(row))); }
 
 uint result_of(uint row) {
-    const uint index = gl_WorkGroupID.z * n_heads + uint(first_head + int(row));
-    return part_off + (FINAL != 0 ? index * HEAD_V : (index * n_splits + gl_WorkGroupID.y) * (HEAD_V + 2));
+    const uint index = index_of(row);
+    return part_off + (FINAL != 0 ? index * HEAD_V : (index * n_splits + gl_WorkGroupID.z) * (HEAD_V + 2));
 }
 
 void put(uint row, uint d, float value) {
-    if (row >= begin_head && row < end_head) part[result_of(row) + d] = value;
+    if (is_here(row)) part[result_of(row) + d] = value;
 }
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint tiles = (group + TQ - 1) / TQ;
-    const uint kv_head = gl_WorkGroupID.x / tiles;
-    const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
-    const uint step_row = gl_WorkGroupID.z;
+    const uint tiles = (group + HEADS - 1) / HEADS;
+    const uint kv_head = gl_WorkGroupID.y / tiles;
+    const uint first_in_group = gl_WorkGroupID.y % tiles * HEADS;
+    const uint step_row = gl_WorkGroupID.x;
+    n_tile_rows = rows_from(step_row);
+    if (n_tile_rows == 0) return;
     const uint slot = step_params.rows[step_row].y;
     // see row_attention.glsl
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
-    end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));
+    end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
     if (begin_head >= end_head) return; // another device has this tile's heads
 
     const uint n_keys = step_row < step_n_decode() ? step_params.rows[step_row].x + 1 : 0;
-    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
-    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
+    const uint first_key = first_key_of(n_keys);
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
     const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;
-    const uint first_block = first_key / CELL_BLOCK + gl_WorkGroupID.y * per_split;
+    const uint first_block = first_key / CELL_BLOCK + gl_WorkGroupID.z * per_split;
     const uint end_block = min(first_block + per_split, n_blocks);
 
     for (uint e = thread; e < TQ * K_QUADS; e += LOCAL) {
         const uint row = e / K_QUADS;
         vec4 value = vec4(0.0);
-        if (row >= begin_head && row < end_head) {
-            const uint at = q_off + (step_row * n_heads + uint(first_head + int(row))) * HEAD_K + 4 * (e % K_QUADS);
+        if (is_here(row)) {
+            const uint at = q_off + index_of(row) * HEAD_K + 4 * (e % K_QUADS);
             value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]);
         }
         q_tile[row * Q_STRIDE + e % K_QUADS] = half_quad(K_CODES ? value.xzyw : value);
@@ -97,6 +119,8 @@ void main() {
     find_places(kv_head);
     uint cell = block_cell(slot, first_block);
     if (first_block < end_block) hold_k(cell);
+    const uint own_keys = ROWS == 1 ? n_keys : n_keys + row_of(row_of_tile());
+    const uint own_first = ROWS == 1 ? first_key : first_key_of(own_keys);
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
@@ -108,16 +132,16 @@ void main() {
         hold_k(cell);
         score_keys();
         barrier();
-        weigh_keys(block_pos, first_key, n_keys - 1);
-        store_v(max(first_key, block_pos) - block_pos, min(n_keys - block_pos, CELL_BLOCK));
+        weigh_keys(block_pos, own_first, own_keys - 1);
+        store_v(max(first_key, block_pos) - block_pos, min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK));
         barrier();
         add_values();
     }
     join_sums();
     const uint row = row_of_tile();
-    if (FINAL == 0 && key_part() == 0 && row >= begin_head && row < end_head) {
+    if (FINAL == 0 && key_part() == 0 && is_here(row)) {
         part[result_of(row) + HEAD_V] = m;
         part[result_of(row) + HEAD_V + 1] = l;
     }
-    put_results(FINAL == 0 ? 1.0 : l > 0.0 ? inverse_sum(m, l, uint(clamp(first_head + int(row), 0, int(n_heads) - 1))) : 0.0);
+    put_results(FINAL == 0 ? 1.0 : l > 0.0 ? inverse_sum(m, l, uint(clamp(first_head + int(head_of(row)), 0, int(n_heads) - 1))) : 0.0);
 }

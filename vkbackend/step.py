@@ -42,9 +42,15 @@ class Mix(IntEnum):
     """The kind of rows in a step, which selects the kernels. An IntEnum hashes three times as fast as an
     Enum."""
 
-    DECODE = 1  # Few rows, or only runs of one row.
+    DECODE = 1  # Only runs of one row.
     PREFILL = 2  # Only longer runs.
     BOTH = 3  # Runs of one row, then longer runs.
+    FEW = 4  # Few rows, some of one run: the kernels of DECODE, but attention reads K and V once for these.
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the kernels for decoding compute all rows."""
+        return self in (Mix.DECODE, Mix.FEW)
 
 
 def n_single(runs: Sequence[Run]) -> int:
@@ -105,7 +111,7 @@ class StepParams:
         logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
-        n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0
+        n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0
         self.header[:] = n_rows, n_runs, len(outputs), n_decode
         if n_rows == n_runs < FEW_RUNS:
             for i, run in enumerate(runs):

@@ -108,20 +108,24 @@ def attention(
         own_sinks = sinks.whole(d) if sinks else None
         if graph.kind.mix is not Mix.PREFILL:
             # In a mixed step decoding rows come first, at most one per slot.
-            n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
+            n = rows if graph.kind.mix.decodes else min(rows, caches[2].shape[0])
+            together = n if graph.kind.mix is Mix.FEW else 1
             n_kv = caches[0].shape[1] // head_dim_k
             tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
             decode = on.attn_decode_coop if tile_heads else on.attn_decode
             tiled = {"tile_heads": tile_heads} if tile_heads else {}
-            n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window, **tiled)
+            # Rows of one run share workgroups, so they need as many splits as one row.
+            n_splits = device_ops.attn_splits(
+                on.limits, -(-n // together), local, n_kv, caches[2].shape[1], window, **tiled
+            )
             q_n, out_n = q_view.rows(0, n), out.rows(0, n)
             if n_splits == 1:
-                decode(q_n, *caches, out_n, step, sinks=own_sinks, **how)
+                decode(q_n, *caches, out_n, step, sinks=own_sinks, run_rows=together, **how)
             else:
                 part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
-                decode(q_n, *caches, part, step, **how)
+                decode(q_n, *caches, part, step, run_rows=together, **how)
                 on.attn_combine(part, out_n, sinks=own_sinks)
-        if graph.kind.mix is not Mix.DECODE:
+        if not graph.kind.mix.decodes:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
             attend = on.attn_prefill_coop if by_units else on.attn_prefill
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)

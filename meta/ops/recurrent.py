@@ -8,7 +8,6 @@ from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops import Recorder, delta_work
-from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
@@ -89,7 +88,7 @@ def _rule(
     out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
-    if graph.kind.mix is Mix.DECODE:
+    if graph.kind.mix.decodes:
         on.delta_net(
             q, k, v, g, beta, cells, out, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride
         )

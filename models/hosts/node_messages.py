@@ -76,7 +76,7 @@ class Settle(_Call):
 class Record(_Call):
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
-    mix: Annotated[int, Meta(ge=1, le=3)]
+    mix: Annotated[int, Meta(ge=1, le=4)]
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
     summed: bool
     masked: bool

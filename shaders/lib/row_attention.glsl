@@ -1,5 +1,5 @@
-// Compute the attention of one row over one split of its keys, for up to HEADS q heads of one kv head. Online
-// softmax reads blocks of 32 keys. If FINAL is set, there is one split, and the shader writes the result.
+// Compute the attention of a tile of rows over one split of their keys, for up to HEADS q heads of one kv head.
+// A query is a head of a row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one split, and the shader writes the result.
 // Otherwise the shader writes part = (sum of p * v, maximum score, sum of p). Without keys the result is
 // zeros. The including file defines these functions.
 uint n_keys_of(uint row);
@@ -8,8 +8,10 @@ void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_o
 uint cell_of(uint j);
 float capped(float score);
 float inverse_sum(float m, float sum, uint head); // the factor that normalises a FINAL result
+#include "lib/row_tile.glsl"
 #include "lib/v_quads.glsl"
 
+const uint QUERIES = HEADS * ROWS;
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
 const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
@@ -33,14 +35,15 @@ const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
 const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
 const uint V_STEP = V_BATCH * V_GROUPS; // keys of V per iteration of the workgroup
 const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
-const uint SCORES = HEADS * CELL_BLOCK;
+const uint SCORES = QUERIES * CELL_BLOCK;
 
-shared vec4 q_tile[HEADS * K_QUADS];
-shared float dots[HEADS * LOCAL]; // a thread's partial score, or its keys' maximum score
+shared vec4 q_tile[QUERIES * K_QUADS];
+shared float dots[QUERIES * LOCAL]; // a thread's partial score, or its keys' maximum score
 shared float score[SCORES];
 shared float prob[SCORES];
-shared float head_max[2 * HEADS]; // maxima before and after a block
-shared float head_rescale[HEADS];
+shared float query_max[2 * QUERIES]; // maxima before and after a block
+shared float query_rescale[QUERIES];
+shared uint first_keys[ROWS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
@@ -49,43 +52,57 @@ uint thread = gl_LocalInvocationID.x;
 uint lane = thread % LANES; // index among the threads of a key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
-uint now = 0; // the half of head_max that is in use, 0 or 1
-float s[HEADS]; // scores of one key, or partial scores
-float l[HEADS]; // sums of p
-vec4 acc[HEADS * V_ROUNDS]; // sums of p * v
+uint now = 0; // the half of query_max that is in use, 0 or 1
+float s[QUERIES]; // scores of one key, or partial scores
+float l[QUERIES]; // sums of p
+vec4 acc[QUERIES * V_ROUNDS]; // sums of p * v
 
 void clear_sums() {
-    [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
-    [[unroll]] for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+    [[unroll]] for (uint a = 0; a < QUERIES; ++a) l[a] = 0.0;
+    [[unroll]] for (uint a = 0; a < QUERIES * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 }
 
-uint row, split, kv_head;
-int first_head; // The tile's q head number a is head first_head + a of this device.
+uint row, n_tile_rows, split, kv_head; // `row` is the tile's first row
+int first_head; // The tile's q head number h is head first_head + h of this device.
 uint begin_head, end_head; // this device's heads of the tile
-uint n_keys, first_key;
+uint n_keys, first_key; // of the first row; the next row has a key more
+uint block_pos;
 
-bool is_here(uint a) { return a >= begin_head && a < end_head; }
+bool is_here(uint a) {
+    const uint head = head_of(a);
+    const bool is_head = head >= begin_head && head < end_head;
+    if (ROWS == 1) return is_head;
+    return is_head && row_of(a) < n_tile_rows;
+}
+
+// Return whether a query attends to a key of the block. Some row attends to keys first_valid..n_valid.
+bool attends(uint a, uint key, uint first_valid, uint n_valid) {
+    if (ROWS == 1) return key >= first_valid && key < n_valid;
+    return block_pos + key >= first_keys[row_of(a)] && block_pos + key < n_keys + row_of(a);
+}
 
 void find_heads() {
     const uint tiles = (group + HEADS - 1) / HEADS;
-    kv_head = gl_WorkGroupID.x / tiles;
-    const uint first_in_group = gl_WorkGroupID.x % tiles * HEADS;
+    kv_head = gl_WorkGroupID.y / tiles;
+    const uint first_in_group = gl_WorkGroupID.y % tiles * HEADS;
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
 }
 
 void read_queries() {
-    for (uint e = thread; e < HEADS * K_QUADS; e += LOCAL) {
+    for (uint e = thread; e < QUERIES * K_QUADS; e += LOCAL) {
         const uint a = e / K_QUADS;
         vec4 value = vec4(0.0);
         if (is_here(a)) {
-            const uint at = q_off + (row * n_heads + uint(first_head + int(a))) * HEAD_K + 4 * (e % K_QUADS);
+            const uint index = (row + row_of(a)) * n_heads + uint(first_head + int(head_of(a)));
+            const uint at = q_off + index * HEAD_K + 4 * (e % K_QUADS);
             value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]) * scale;
         }
         q_tile[e] = value;
     }
-    for (uint a = thread; a < HEADS; a += LOCAL) head_max[a] = NEG_LARGE;
+    for (uint a = thread; a < QUERIES; a += LOCAL) query_max[a] = NEG_LARGE;
+    for (uint i = thread; ROWS > 1 && i < ROWS; i += LOCAL) first_keys[i] = first_key_of(n_keys + i);
     barrier();
 }
 
@@ -106,7 +123,7 @@ void multiply_key(uint base) {
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
             const uint quad = first + lane + i * LANES - base;
             const bool inside = K_EXACT || quad < K_QUADS;
-            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+            [[unroll]] for (uint a = 0; a < QUERIES; ++a) {
                 s[a] += inside ? dot(value[i], q_tile[a * K_QUADS + min(quad, K_QUADS - 1)]) : 0.0;
             }
         }
@@ -114,18 +131,18 @@ void multiply_key(uint base) {
 }
 
 void score_block(uint first_valid, uint n_valid) {
-    float top[HEADS];
-    [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
+    float top[QUERIES];
+    [[unroll]] for (uint a = 0; a < QUERIES; ++a) top[a] = NEG_LARGE;
     for (uint key = first_own_key; key < CELL_BLOCK; key += LOCAL) {
         const bool valid = key >= first_valid && key < n_valid;
-        [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
+        [[unroll]] for (uint a = 0; a < QUERIES; ++a) s[a] = 0.0;
         // All cells of a block exist, so reading invalid keys is safe.
         if (BATCH > 1 || valid) multiply_key((cell_of(key) * n_kv + kv_head) * K_QUADS);
-        [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+        [[unroll]] for (uint a = 0; a < QUERIES; ++a) {
             if (LANES > 1) {
                 dots[a * LOCAL + thread] = s[a];
             } else {
-                s[a] = valid ? capped(s[a]) : NEG_LARGE;
+                s[a] = attends(a, key, first_valid, n_valid) ? capped(s[a]) : NEG_LARGE;
                 score[a * CELL_BLOCK + key] = s[a];
                 top[a] = max(top[a], s[a]);
             }
@@ -137,10 +154,10 @@ void score_block(uint first_valid, uint n_valid) {
             const uint j = e % CELL_BLOCK;
             float sum = 0.0;
             [[unroll]] for (uint i = 0; i < LANES; ++i) sum += dots[e / CELL_BLOCK * LOCAL + j * LANES + i];
-            score[e] = j >= first_valid && j < n_valid ? capped(sum) : NEG_LARGE;
+            score[e] = attends(e / CELL_BLOCK, j, first_valid, n_valid) ? capped(sum) : NEG_LARGE;
         }
     } else {
-        [[unroll]] for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = top[a];
+        [[unroll]] for (uint a = 0; a < QUERIES; ++a) dots[a * LOCAL + thread] = top[a];
     }
     barrier();
 }
@@ -148,7 +165,7 @@ void score_block(uint first_valid, uint n_valid) {
 void soften_block(uint n_valid) {
     for (uint e = thread; e < SCORES; e += LOCAL) {
         const uint a = e / CELL_BLOCK;
-        const float m = head_max[now * HEADS + a];
+        const float m = query_max[now * QUERIES + a];
         float m_new = m;
         if (KEYS > 1) {
             for (uint i = a * LOCAL; i < (a + 1) * LOCAL; ++i) m_new = max(m_new, dots[i]);
@@ -159,8 +176,8 @@ void soften_block(uint n_valid) {
         }
         prob[e] = exp(score[e] - m_new);
         if (e % CELL_BLOCK == 0) {
-            head_max[(1 - now) * HEADS + a] = m_new;
-            head_rescale[a] = exp(m - m_new);
+            query_max[(1 - now) * QUERIES + a] = m_new;
+            query_rescale[a] = exp(m - m_new);
         }
     }
     now = 1 - now;
@@ -168,8 +185,8 @@ void soften_block(uint n_valid) {
 }
 
 void add_values(uint first_valid, uint n_valid) {
-    [[unroll]] for (uint a = 0; a < HEADS; ++a) {
-        const float rescale = head_rescale[a];
+    [[unroll]] for (uint a = 0; a < QUERIES; ++a) {
+        const float rescale = query_rescale[a];
         l[a] *= rescale;
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
     }
@@ -182,7 +199,7 @@ void add_values(uint first_valid, uint n_valid) {
         }
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint j = first + v_group + u * V_GROUPS;
-            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+            [[unroll]] for (uint a = 0; a < QUERIES; ++a) {
                 // 0 for masked keys
                 const float weight = prob[a * CELL_BLOCK + min(j, CELL_BLOCK - 1)];
                 const float p = V_EXACT || j < CELL_BLOCK ? weight : 0.0;
@@ -211,12 +228,13 @@ float join_groups(uint a) {
 }
 
 void put_result(uint a, float sum) {
-    const uint head = uint(first_head + int(a));
-    const float m = head_max[now * HEADS + a];
-    uint base = part_off + ((row * n_heads + head) * n_splits + split) * (HEAD_V + 2);
+    const uint head = uint(first_head + int(head_of(a)));
+    const uint index = (row + row_of(a)) * n_heads + head;
+    const float m = query_max[now * QUERIES + a];
+    uint base = part_off + (index * n_splits + split) * (HEAD_V + 2);
     float factor = 1.0;
     if (FINAL != 0) {
-        base = part_off + (row * n_heads + head) * HEAD_V;
+        base = part_off + index * HEAD_V;
         factor = sum > 0.0 ? inverse_sum(m, sum, head) : 0.0;
     } else if (thread == 0) {
         part[base + HEAD_V] = m;
@@ -232,8 +250,11 @@ void put_result(uint a, float sum) {
 }
 
 void main() {
-    row = gl_WorkGroupID.z;
-    split = gl_WorkGroupID.y;
+    // Consecutive workgroups have consecutive rows, so reads of the same keys are close in time.
+    row = gl_WorkGroupID.x;
+    n_tile_rows = rows_from(row);
+    if (n_tile_rows == 0) return;
+    split = gl_WorkGroupID.z;
     find_heads();
     n_keys = n_keys_of(row);
     first_key = first_key_of(n_keys);
@@ -246,14 +267,15 @@ void main() {
     read_queries();
     clear_sums();
     for (uint block = first_block; block < end_block; ++block) {
-        const uint n_valid = min(n_keys - block * CELL_BLOCK, CELL_BLOCK);
-        const uint first_valid = max(first_key, block * CELL_BLOCK) - block * CELL_BLOCK;
+        block_pos = block * CELL_BLOCK;
+        const uint n_valid = min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK);
+        const uint first_valid = max(first_key, block_pos) - block_pos;
         open_block(slot, block, n_keys);
         score_block(first_valid, n_valid);
         soften_block(n_valid);
         add_values(first_valid, n_valid);
     }
-    [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+    [[unroll]] for (uint a = 0; a < QUERIES; ++a) {
         float sum = l[a];
         if (V_GROUPS > 1) sum = join_groups(a);
         if (is_here(a) && thread < V_QUADS) put_result(a, sum);

@@ -49,7 +49,12 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
 # depends on them. A thread of a product has a sum for each of its N rows. mat_lane_id adds in the same order
 # for pairs in tiles, which it reads through `moe_group`.
 OF_ROWS = frozenset({"N", "GROUPED", "n_rows", "n_pairs"})
-OF_ROWS_IN = {"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}}  # numbers of elements, of output rows
+OF_ROWS_IN = {
+    **{"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}},  # numbers of elements, of output rows
+    # A workgroup computes ROWS rows. With more rows, a thread reads fewer vectors ahead, or a tile has more
+    # groups of rows.
+    **{"attn_decode": {"ROWS", "BATCH"}, "attn_decode_coop": {"ROWS", "ROW_GROUPS", "LOCAL"}},
+}
 
 
 def opened(shape: str, limits: Limits, n_devices: int = 2) -> Runner:
@@ -62,8 +67,11 @@ def opened(shape: str, limits: Limits, n_devices: int = 2) -> Runner:
 
 
 def steps(runner: Runner) -> Iterator[Step]:
+    """Record steps whose rows belong to one sequence or to as many sequences."""
     for rows in sorted({bucket(n) for n in range(1, MAX_VEC_ROWS + 1)}):
-        yield runner.mesh.recorded_step(StepKind.of_run(rows, rows))
+        kind = StepKind.of_run(rows, rows)
+        for mix in sorted({kind.mix, Mix.DECODE}, reverse=True):
+            yield runner.mesh.recorded_step(kind._replace(mix=mix))
 
 
 def work_of(step: Step) -> list[object]:
@@ -96,7 +104,7 @@ def test_few_rows_have_the_work_of_one_row(vendor: str, shape: str, exact: bool)
     limits = replace(VENDORS[vendor], choices=TUNED)
     limits = limits.exact() if exact else replace(limits, batch_invariant=True)
     one, *more = (work_of(step) for step in steps(opened(shape, limits)))
-    assert len(more) == 3 and all(work == one for work in more)
+    assert len(more) == 6 and all(work == one for work in more)
 
 
 def dispatches(step: Step) -> list[Dispatch]:

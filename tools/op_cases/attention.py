@@ -30,7 +30,7 @@ from vkbackend.tools.op_cases.setup import (
 @dataclass(frozen=True)
 class AttnDecode(Case):
     """Cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op combines
-    its splits."""
+    its splits. With `run_rows` above 1, a workgroup computes several rows of a run."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -48,6 +48,7 @@ class AttnDecode(Case):
     softcap: float = 0.0
     sinks: bool = False
     ring: int | None = None
+    run_rows: int = 1
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -60,7 +61,7 @@ class AttnDecode(Case):
         def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
             attend = r.attn_decode_coop if self.needs else r.attn_decode
-            attend(*args, sinks=v.get("sinks"), **_attention_options(self))
+            attend(*args, sinks=v.get("sinks"), run_rows=self.run_rows, **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -196,8 +197,22 @@ class AttnCombine(Case):
 
 
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
+_DRAFTS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))  # runs that cross the borders of blocks
 _HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
 _KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
+
+
+def _together(attend: type[AttnDecode]) -> list[Case]:
+    """Return cases in which a workgroup computes several rows: 2, 4 or 8."""
+    return [
+        attend(_DRAFTS, 2, 2, 64, 64, 3, run_rows=8),
+        attend(_DRAFTS, 4, 2, 32, 96, None, "q8_0", "q4_0", sinks=True, run_rows=5),
+        attend(_DRAFTS, 8, 2, 128, 64, None, "bf16", "q8_0", softcap=4.0, run_rows=8),
+        attend(_DRAFTS, 5, 2, 32, 32, 2, "q4_0", "f32", group=4, q_first=2, run_rows=8),
+        attend(_DRAFTS, 3, 1, 80, 48, 2, "f32", "f16", window=5, run_rows=3),
+        attend(((1, 300, 7), (0, 62, 4)), 4, 2, 16, 16, 3, window=65, ring=3, run_rows=8),
+        attend(((1, 300, 3), (0, 60, 8)), 4, 4, 16, 32, 3, chunk=63, sinks=False, run_rows=8),
+    ]
 
 
 def quick() -> list[Case]:
@@ -226,6 +241,8 @@ def quick() -> list[Case]:
         AttnDecodeCoop(_RUNS, 4, 1, 64, 64, 2, "f16", "q8_0", window=5, softcap=4.0),
         AttnDecodeCoop(((1, 300, 1),), 4, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecodeCoop(((1, 300, 1), (0, 63, 1)), 4, 1, 16, 16, n_splits=3, chunk=64),
+        *_together(AttnDecode),
+        *_together(AttnDecodeCoop),
         AttnCombine(),
         AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
@@ -296,6 +313,12 @@ def bench() -> list[Case]:
         for heads in (32, 64):
             for attend in (AttnDecode, AttnDecodeCoop):
                 cases.append(attend(((0, 4095, 1),), heads, 8, 128, 128, None, kind, kind))
+        for attend in (AttnDecode, AttnDecodeCoop):
+            eight = attend(((0, 4080, 8),), 32, 8, 128, 128, None, kind, kind)
+            cases += [eight, replace(eight, run_rows=8)]
+        cases += [
+            replace(AttnDecode(((0, 4080, 8),), 8, 8, 128, 128, None, kind, kind), run_rows=n) for n in (1, 8)
+        ]
         for op in (AttnPrefill, AttnPrefillCoop):
             cases.append(op(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
     return cases

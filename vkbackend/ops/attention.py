@@ -15,6 +15,7 @@ from vkbackend.ops.attention_tiles import (
     rows_cut,
     tile_of_rows,
     tile_of_units,
+    units_cut,
 )
 from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
@@ -200,6 +201,8 @@ class AttentionOps(Target):
         cells: View,
         part: View,
         step: View,
+        *,
+        run_rows: int = 1,
         **how: Unpack[AttentionKeywords],
     ) -> None:
         """Compute attention of each row to positions 0..pos of its slot.
@@ -215,10 +218,13 @@ class AttentionOps(Target):
         within its chunk of `chunk` positions (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c).
         `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
         `sinks` to attn_combine.
+
+        If a run has several rows, pass their number or more as `run_rows`. Then a workgroup reads K and V
+        once for several rows. The result has the same bits for any `run_rows`.
         """
         group = how.get("group") or _group(q, k)
-        cut = rows_cut(self.limits, q.shape[2], group)
-        consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch}
+        cut = rows_cut(self.limits, q.shape[2], group, run_rows)
+        consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch, "ROWS": cut.rows}
         self._attend_rows("attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, **how)
 
     def attn_decode_coop(
@@ -229,17 +235,20 @@ class AttentionOps(Target):
         cells: View,
         part: View,
         step: View,
+        *,
+        run_rows: int = 1,
         **how: Unpack[AttentionKeywords],
     ) -> None:
         """Compute attn_decode on matrix units, rounding `q`, `k`, `v` and probabilities to F16. The q heads
         of a KV head are a matrix's rows."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
-        tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
-        assert tile, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
+        cut = units_cut(self.limits, group, q.shape[2], head_v, run_rows)
+        assert cut, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
         _check_aligned(k, v)
-        consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0)}
-        variant, tiles = self.limits.matrix_units.api, -(-group // tile.rows)
+        tile, rows = cut
+        consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0), "ROWS": rows}
+        variant, tiles = self.limits.matrix_units.api, -(-group // (tile.rows // rows))
         views = (q, k, v, cells, part, step)
         self._attend_rows("attn_decode_coop", variant, views, tiles, consts, **how)
 
@@ -277,7 +286,7 @@ class AttentionOps(Target):
             (q, k, v, cells, sinks or q, part),
             push,
             {name: consts[name] for name in SPECS[op].consts},
-            (int(push["n_kv"]) * tiles, n_splits, n_rows),
+            (n_rows, int(push["n_kv"]) * tiles, n_splits),
             step,
             flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
         )

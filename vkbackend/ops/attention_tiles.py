@@ -11,7 +11,7 @@ from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
 MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
-MAX_TILE_HEADS = 8
+MAX_TILE_QUERIES = 8  # heads times rows
 MAX_SPLITS = 64  # 64 splits give a row with 4 KV heads 256 workgroups.
 MAX_UNIT_HEAD = 256  # Largest head on matrix units: its output is in a subgroup's registers.
 MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
@@ -28,7 +28,7 @@ def attn_splits(
     n_kv: int,
     blocks_per_slot: int,
     window: int = 0,
-    tile_heads: int = MAX_TILE_HEADS,
+    tile_heads: int = MAX_TILE_QUERIES,
 ) -> int:
     """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
     of keys. If results must not depend on the number of rows, few rows have the splits of one row."""
@@ -47,26 +47,25 @@ def batch_of(limits: Limits) -> int:
 
 class RowsCut(NamedTuple):
     """How attn_decode divides the q heads of a KV head: `tiles` workgroups of `heads` heads and `local`
-    threads."""
+    threads. A workgroup computes the heads of up to `rows` rows."""
 
     tiles: int
     heads: int
+    rows: int
     local: int
     batch: int
 
 
-def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
-    tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
+def rows_cut(limits: Limits, head_k: int, group: int, run_rows: int = 1) -> RowsCut:
+    """`run_rows` is the most rows of a run. Neither `rows` nor `batch` changes the order of additions."""
+    most = max(1, min(MAX_TILE_QUERIES, MAX_TILE // head_k))
+    tiles = -(-group // most)
     heads = -(-group // tiles)
-    # With more than 4 heads, eight vectors exceed Intel's registers.
-    batch = min(batch_of(limits), 8 if heads <= 4 else 4)
-    return RowsCut(
-        tiles,
-        heads,
-        8 if limits.is_cpu else 128,
-        batch,
-        # `local` must be a multiple or a divisor of CELL_BLOCK.
-    )
+    rows = min(run_rows, most // heads)
+    # With more than 4 queries, eight vectors exceed Intel's registers.
+    batch = min(batch_of(limits), 8 if heads * rows <= 4 else 4)
+    # `local` must be a multiple or a divisor of CELL_BLOCK.
+    return RowsCut(tiles, heads, rows, 8 if limits.is_cpu else 128, batch)
 
 
 class Tile(NamedTuple):
@@ -135,6 +134,21 @@ def tile_of_units(
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
     """Return whether to use attn_prefill_coop, which needs a GPU whose matrix sizes divide the heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
+
+
+def units_cut(
+    limits: Limits, group: int, head_k: int, head_v: int, run_rows: int = 1
+) -> tuple[Tile, int] | None:
+    """Return the tile of attn_decode_coop and the rows of a run per workgroup, which divide the tile. Return
+    None like `tile_of_units`. For more rows, a tile has more groups, but a group adds in the same order."""
+    one = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
+    for rows in (8, 4, 2):
+        if one and rows <= run_rows:
+            tile = tile_of_units(limits, group * rows, head_k, head_v, "attn_decode_coop")
+            assert tile and tile.consts["V_PARTS"] == one.consts["V_PARTS"], (tile, one)
+            if tile.rows // rows >= min(group, one.rows):
+                return tile, rows
+    return one and (one, 1)
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:

@@ -92,7 +92,7 @@ class ChosenOps(Target):
             (q, k, v, cells, chosen, part),
             push,
             {**consts, "FINAL": int(final), "BATCH": cut.batch},
-            (int(push["n_kv"]) * cut.tiles, n_splits, n_rows),
+            (n_rows, int(push["n_kv"]) * cut.tiles, n_splits),
             step,
             flops=2 * math.prod(q.shape[:2]) * chosen.shape[1] * (head_k + head_v),
         )

@@ -1,0 +1,29 @@
+// Tiles of up to ROWS consecutive rows of one run. The rows of a tile attend to the same blocks of cells, so the
+// tile reads each block once. The splits of a row's keys depend on its blocks, so rows of a tile have equal
+// splits, and the results have the same bits as in tiles of one row.
+
+// A tile's queries are the heads of its first row, then the heads of its next row. With one row, compilers do
+// not know that a query is below HEADS.
+uint row_of(uint query) { return ROWS == 1 ? 0 : query / HEADS; }
+
+uint head_of(uint query) { return ROWS == 1 ? query : query % HEADS; }
+
+// Return whether `row` has the blocks of the row before it.
+bool continues(uint row) {
+    const uvec2 own = step_params.rows[row].xy; // position, slot
+    const uvec2 before = step_params.rows[row - 1].xy;
+    const bool same_run = row < step_n_decode() && own == before + uvec2(1, 0);
+    const bool same_end = own.x / CELL_BLOCK == before.x / CELL_BLOCK;
+    return same_run && same_end && first_key_of(own.x + 1) / CELL_BLOCK == first_key_of(own.x) / CELL_BLOCK;
+}
+
+// Return the rows of the tile that begins with `row`, or 0 if no tile begins there.
+uint rows_from(uint row) {
+    if (ROWS == 1) return 1;
+    uint first = row;
+    while (first > 0 && continues(first)) --first;
+    if ((row - first) % ROWS != 0) return 0;
+    uint n = 1;
+    while (n < ROWS && row + n < n_rows && continues(row + n)) ++n;
+    return n;
+}

@@ -1,0 +1,56 @@
+"""attn_decode gives a row the same bits in a workgroup of several rows as alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from device_sets import wide, with_devices
+
+from vkbackend.limits import Limits
+from vkbackend.recording import Dispatch
+from vkbackend.runtime import Device
+from vkbackend.tools.op_cases.attention import AttnDecode
+from vkbackend.tools.op_cases.setup import Placed
+
+CHOOSES_DEVICES = True
+# Runs that cross a border of blocks at different rows, among them incomplete tiles.
+RUNS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))
+CASES = [AttnDecode(RUNS, 4, 2, 32, 32, 3, "f16", "q8_0", window=40)]
+MORE = [
+    AttnDecode(RUNS, 2, 2, 64, 64, 3),
+    AttnDecode(RUNS, 4, 2, 128, 64, 3, "f16", "q8_0", window=40),
+    AttnDecode(RUNS, 3, 1, 80, 40, None, "f32", "bf16", sinks=True, softcap=4.0),
+    AttnDecode(RUNS, 5, 2, 32, 32, 2, "q4_0", "f16", group=4, q_first=2, chunk=63),
+    AttnDecode(RUNS, 4, 4, 128, 128, 2, "q8_0", "q8_0"),
+]
+
+# By default, only the driver that compiles quickly runs.
+FEW = with_devices([], CASES)
+PARAMS = [*FEW, *map(wide, with_devices(MORE, []))]
+
+
+def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray, int]:
+    """Return the words of the result, and the rows per workgroup."""
+    placed = Placed(device, case.setup(np.random.default_rng(48)))
+    try:
+        recording = placed.record(limits)
+        device.run(recording)
+        rows = [dict(c.consts)["ROWS"] for c in recording.accesses() if isinstance(c, Dispatch)]
+        return device.read(placed.views["y"]).view(np.uint32).copy(), rows[0]
+    finally:
+        placed.close()
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize(("case", "device"), PARAMS, indirect=["device"], scope="session")
+def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Device, is_cpu: bool) -> None:
+    """With the constants for a CPU and for a GPU."""
+    limits = replace(device.limits, is_cpu=is_cpu)
+    want, one = result(case, device, limits)
+    assert one == 1
+    for most in (2, 5, 8):
+        got, rows = result(replace(case, run_rows=most), device, limits)
+        assert rows == min(most, 8 // (case.group or case.n_heads // case.n_kv))
+        np.testing.assert_array_equal(got, want)
