@@ -12,7 +12,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
 from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.split import Ranges
-from vkbackend.meta.step_kind import Wanted
+from vkbackend.meta.step_kind import Wanted, bucket
 from vkbackend.meta.tensor import Inputs
 from vkbackend.meta.transport import Transfers
 from vkbackend.ops import top_k_chunks
@@ -39,7 +39,8 @@ def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, V
 
 
 def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
-    return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
+    """Return the views of a step with `n_outputs` rows, whose recording has `bucket(n_outputs)` rows."""
+    return places(region, bucket(n_outputs), k, top_k_chunks(limits, n_vocab, k)[1])
 
 
 class Outputs:
@@ -135,12 +136,13 @@ class Outputs:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
                 views = found_in(region, n_outputs, k, device.limits, end - begin)
                 host = views[0].buffer.host  # type: ignore[union-attr]
-                positions = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
-                ids.append(positions.astype(np.int64) + begin)
-                logits.append(host[views[1].offset : views[1].end].view(np.float32).reshape(n_outputs, k))
+                positions = host[views[0].offset : views[0].end].view(np.uint32).reshape(-1, k)
+                ids.append(positions[:n_outputs].astype(np.int64) + begin)
+                values = host[views[1].offset : views[1].end].view(np.float32).reshape(-1, k)
+                logits.append(values[:n_outputs])
                 if summed:
                     read = host[views[2].offset : views[2].end].view(np.float32)
-                    sums.append(read.reshape(views[2].shape))
+                    sums.append(read.reshape(views[2].shape)[:n_outputs])
         every, value = np.concatenate(ids, axis=1), np.concatenate(logits, axis=1)
         order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
         log_sums = log_of_sums(np.concatenate(sums, axis=1)) if summed else None

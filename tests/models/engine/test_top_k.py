@@ -73,6 +73,21 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
     runner.close()
 
 
+@pytest.mark.parametrize("devices", [["numpy"] * 3, *SETS], ids=str)
+def test_three_rows_in_a_step_that_is_padded_to_four(large: Synthetic, devices: list[str]) -> None:
+    runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=3)
+    runs = [Run(slot, slot, 1, 0) for slot in range(3)]
+    logits = runner.step([5, 6, 7], runs, range(3)).copy()
+    want = np.log(np.exp(logits - logits.max(axis=1)[:, None]).sum(axis=1)) + logits.max(axis=1)
+    masks = np.full((3, -(-runner.n_vocab // 32)), 0xFFFFFFFE, np.uint32)
+    for mask, summed in ((None, False), (None, True), (masks, False)):
+        best = runner.step_top_k([5, 6, 7], runs, range(3), 5, mask, summed)
+        assert np.array_equal(best.logits, np.take_along_axis(logits, best.ids, 1))
+        assert np.array_equal(best.ids[:, 0], logits.argmax(axis=1))
+        assert not summed or (best.log_sums is not None and np.abs(best.log_sums - want).max() < 1e-4)
+    runner.close()
+
+
 @pytest.mark.parametrize("devices", [["numpy", "numpy"], wide(DEVICE_SETS[0]), DEVICE_SETS[1]], ids=str)
 def test_tokens_equal_tokens_from_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
