@@ -56,6 +56,7 @@ class Generation:
             n_keep=options.n_keep or 0,
             n_discard=options.n_discard,
             adapters=self.adapters,
+            draft_max=options.draft_max,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:

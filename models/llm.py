@@ -48,7 +48,7 @@ class LLM(Chats, Slots):
     keywords.
 
     The attributes are path, n_ctx, n_slots, n_vocab, device_names, chat_template (or None), chat_templates
-    (by name), prediction (for measured devices) and notes.
+    (by name), prediction (for measured devices), notes and speculation (names of drafters).
 
     Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
     DeviceLost, Timeout, and ForkedProcess in a forked process.
@@ -78,7 +78,7 @@ class LLM(Chats, Slots):
             except (UnsupportedModel, GGUFError) as error:
                 no_tokenizer = str(error)
                 stop_ids = end_ids(gguf)
-        self.n_keep = wanted.n_keep
+        self.n_keep, self.speculation = wanted.n_keep, wanted.speculation
         self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
         tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
         info = self._mailbox.info

@@ -338,6 +338,9 @@ class GenerateKeywords(AnswerKeywords, total=False):
     """The adapters of this request and their scales, by name or number, such as {"sql": 0.5}; at most 4.
     Adapters that are not listed are not used, so {} means none. None (default): the model's default
     scales."""
+    draft_max: int | None
+    """How many tokens a draft has at most; 0: none are drafted. None (default): the model's `draft_max`,
+    which is 7 by default."""
     priority: int
     """Which waiting request runs first: the lowest number (default: 0). Each unit counts as ten seconds of
     waiting, so no request waits for ever."""
@@ -367,6 +370,7 @@ class GenerateOptions(SamplingParams):
     n_keep: int | None = option(None, optional(whole(-1, MAX_CONTEXT, " (-1: the complete prompt)")))
     n_discard: int = option(0, whole(0, MAX_CONTEXT))
     lora: tuple[tuple[str | int, float], ...] | None = option(None, adapter_scales)
+    draft_max: int | None = option(None, optional(whole(0, 1 << 16)))
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 

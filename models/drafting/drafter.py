@@ -36,11 +36,13 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """If `stores` is set, drafting writes to the cells of the drafted positions, which the engine reserves
-    before."""
+    """`source` names the acceptance that is expected of its drafts. `seconds` is the time that one more token
+    of all wanted drafts takes, or 0 if it is short. If `stores` is set, drafting writes to the cells of the
+    drafted positions, which the engine reserves before."""
 
-    @property
-    def stores(self) -> bool: ...
+    source: str
+    seconds: float
+    stores: bool
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""

@@ -39,7 +39,7 @@ class Completion:
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean
-    host time of an all-reduce).
+    host time of an all-reduce). If tokens were drafted, draft_n and draft_n_accepted count them.
     """
 
     text: str
@@ -62,24 +62,27 @@ def report(timings: Timings | None) -> dict[str, float]:
         f"{part}_tokens_per_second": raw[f"{part}_n"] / raw[f"{part}_s"] if raw[f"{part}_s"] else 0.0
         for part in ("prompt", "decode")
     }
+    drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
     return {
         "prompt_n": t.prompt_n, "prompt_ms": 1e3 * t.prompt_s,
         "prompt_tokens_per_second": rates["prompt_tokens_per_second"],
         "decode_n": t.decode_n, "decode_ms": 1e3 * t.decode_s,
         "decode_tokens_per_second": rates["decode_tokens_per_second"],
         "n_reduces": t.n_reduces, "reduce_us": 1e6 * t.reduce_s / t.n_reduces if t.n_reduces else 0.0,
+        **drafts,
     }  # fmt: skip
 
 
 def total(reports: Sequence[dict[str, float]]) -> dict[str, float]:
 
     def summed(name: str) -> float:
-        return sum(r[name] for r in reports)
+        return sum(r.get(name, 0) for r in reports)
 
     return report(
         Timings(
             int(summed("prompt_n")), summed("prompt_ms") / 1e3, int(summed("decode_n")),
             summed("decode_ms") / 1e3, int(summed("n_reduces")),
             sum(r["reduce_us"] * r["n_reduces"] for r in reports) / 1e6,
+            int(summed("draft_n")), int(summed("draft_n_accepted")),
         )
     )  # fmt: skip

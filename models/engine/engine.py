@@ -11,11 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
-from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
-from vkbackend.models.engine.drafters import drafter_of
+from vkbackend.models.engine.drafters import speculation_of
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
@@ -62,20 +61,14 @@ class Engine:
     micro-batches as the runner accepts, and waits for the oldest."""
 
     def __init__(
-        self, runner: Runner, budget: PrefillBudget | None = None, drafter: Drafter | None = None
+        self, runner: Runner, budget: PrefillBudget | None = None, speculation: Speculation | None = None
     ) -> None:
         self.runner, states = runner, runner.states
         share = runner.options.prefix_cache
         self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
         if states:
             states.spare = self.cache.snapshots.spare
-        self._speculation = None
-        if drafter is not None:
-            # A context shift leaves the last position empty.
-            end = runner.n_ctx - runner.options.context_shift
-            most = min(runner.n_ubatch, runner.max_outputs)
-            options = runner.options
-            self._speculation = Speculation(drafter, end, most, options.draft_max, options.draft_min)
+        self._speculation = speculation
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -86,11 +79,11 @@ class Engine:
             is_recurrent=states is not None,
             share=share,
             budget=budget,
-            speculation=self._speculation,
+            speculation=speculation,
         )
         self.grammars = Grammars(runner.n_vocab, runner.max_outputs)
         self._slots = SlotRequests(runner, self.cache, self.scheduler)
-        self._results = StepResults(runner, self.cache, self._speculation)
+        self._results = StepResults(runner, self.cache, speculation)
         self._times = StepTimes(runner)
         self._by_id: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
@@ -108,7 +101,7 @@ class Engine:
 
     @classmethod
     def of(cls, runner: Runner) -> Engine:
-        return cls(runner, drafter=drafter_of(runner))
+        return cls(runner, speculation=speculation_of(runner))
 
     @property
     def info(self) -> EngineInfo:
@@ -129,6 +122,8 @@ class Engine:
             "n_waiting": len(self.scheduler.waiting) + len(self.grammars),
             "n_requests": self._n_submitted,
             **self._times.report(),
+            **(self._speculation.stats() if self._speculation else {}),
+            **self._results.stats(),
         }
 
     def close(self) -> None:
@@ -286,6 +281,8 @@ class Engine:
         cost = self._times.end(step.began, step.n_rows)
         if not cost.recorded:
             self.scheduler.budget.took(step.n_decode, step.n_rows - step.n_decode, cost.step_s)
+            if self._speculation is not None and step.n_decode == step.n_rows:
+                self._speculation.learn(step.n_rows, cost.step_s)
         for sequence in self._results.take(step.batch, rows, cost, self._news):
             self._end(sequence)
 

@@ -80,9 +80,9 @@ class Grammars:
             if matcher is None:
                 rows[:] = 0xFFFFFFFF
             elif n_outputs:
-                matcher.find()
-                n = min(rows.shape[1], len(matcher.words))
-                rows[:, :n], rows[:, n:] = matcher.words[:n], 0
+                matcher.find(sequence.draft)
+                n = min(rows.shape[1], matcher.words.shape[1])
+                rows[:, :n], rows[:, n:] = matcher.words[:n_outputs, :n], 0
         return self._masks[:row]
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ class Generate:
     n_keep: int = 0  # The first tokens that a context shift keeps.
     n_discard: int = 0  # Tokens that a context shift discards; 0: half of the others.
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
+    draft_max: int | None = None  # Tokens of a draft at most; None: the model's limit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ Request = (
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Totals of the steps that computed a sequence. `prompt` counts rows of its prompt, and `decode` counts
-    generated tokens."""
+    generated tokens after the first. `draft_n` counts drafted tokens."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -159,6 +160,8 @@ class Timings:
     decode_s: float = 0.0
     n_reduces: int = 0
     reduce_s: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vkbackend.errors import VkbackendError
+from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.engine.cache.mark import Mark, shifted
 from vkbackend.models.engine.messages import (
     Answer,
@@ -58,6 +59,8 @@ class Sequence:
     has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
     shifted_at: int = -1  # `n_generated` at the last context shift.
     draft: Tokens[int] = ()  # Guesses of the tokens after `tokens`, while a step verifies them.
+    draft_source: str = ""
+    acceptance: Acceptance | None = None  # of drafts, if there were any
     n_matched: int = 0  # How many tokens of `draft` were right so far.
     replays: bool = False  # Generated tokens are computed again, because a recurrent state went back.
     n_drafted: int = 0
@@ -104,6 +107,7 @@ class Sequence:
     def advance(self, n: int, cost: StepCost) -> None:
         self.in_flight, self.served = False, cost.number
         self.n_stored += n
+        self.n_drafted += len(self.draft)
         self.replays = self.replays and self.n_wanted > 0
         if self.n_stored + self.n_discarded <= len(self.request.tokens):
             self.prompt_n += n
@@ -119,6 +123,7 @@ class Sequence:
         if self.n_matched == len(self.draft) or self.draft[self.n_matched] != token:
             return False
         self.n_matched += 1
+        self.n_accepted += 1
         self.n_stored += 1
         return True
 
@@ -126,8 +131,6 @@ class Sequence:
         """Forget the draft. The slot continues from the first `n_stored` positions. There are fewer than
         before the draft if a recurrent state was restored."""
         self.replays = n_stored < self.n_stored
-        self.n_drafted += len(self.draft)
-        self.n_accepted += self.n_matched
         self.draft, self.n_matched, self.n_stored = (), 0, n_stored
 
     def shift(self, n_kept: int, n_discarded: int) -> None:
@@ -202,9 +205,8 @@ class Sequence:
         return Event(self.request.id, slot=self.slot, error=ErrorData.of(error))
 
     def timings(self) -> Timings:
-        return Timings(
-            self.prompt_n, self.prompt_s, self.decode_n, self.decode_s, self.n_reduces, self.reduce_s
-        )
+        times = self.prompt_n, self.prompt_s, self.decode_n, self.decode_s, self.n_reduces, self.reduce_s
+        return Timings(*times, self.n_drafted, self.n_accepted)
 
 
 Batch = list[tuple[Sequence, int, int]]  # (sequence, number of rows, number of rows with logits)

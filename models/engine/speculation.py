@@ -9,73 +9,164 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from typing import Any
 
-from vkbackend.models.drafting.drafter import Drafter, Want
+from vkbackend.models.drafting.acceptance import Acceptance
+from vkbackend.models.drafting.drafter import Draft, Drafter, Want
+from vkbackend.models.drafting.prices import StepPrices, best_length, best_lengths
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# The kernels of larger steps add in another order, so the last bits of their logits differ from the logits of
-# single rows.
-MAX_ROWS = MAX_VEC_ROWS
+PROBE = 16  # If no draft pays, one is tried in this many steps, to learn the acceptance.
+
+Reserve = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A draft has `n_min` to `n_max` tokens. `end` is the first position that has no cell. A step with drafts
+    has at most `max_rows` rows. It never has more than MAX_VEC_ROWS, because the kernels of larger steps add
+    in another order, and their logits differ in the last bits."""
+
+    end: int
+    max_rows: int
+    n_max: int = MAX_VEC_ROWS - 1
+    n_min: int = 0
 
 
 class Speculation:
-    """`max_rows` limits a step with drafts, and `end` is the first position that has no cell. A draft has
-    `n_min` to `n_max` tokens."""
+    """The first drafter with a draft for a sequence wins."""
 
-    def __init__(self, drafter: Drafter, end: int, max_rows: int, n_max: int, n_min: int) -> None:
-        self._drafter, self._end, self._n_max, self._n_min = drafter, end, n_max, n_min
-        self._max_rows = min(MAX_ROWS, max_rows)
+    def __init__(
+        self, drafters: Sequences[Drafter], limits: Limits, prices: StepPrices | None = None
+    ) -> None:
+        self._drafters, self._limits = drafters, limits
+        self._max_rows = min(MAX_VEC_ROWS, limits.max_rows)
+        self._prices = prices or StepPrices()
+        self._common = Acceptance()
+        self._drafter_of: dict[int, Drafter] = {}  # by slot
+        self._n_steps = 0
         self.n_drafts = self.n_drafted = self.n_accepted = 0
+        self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
 
-    def draft(self, line: Sequences[Sequence], reserve: Callable[[int, int], bool]) -> None:
+    def draft(self, line: Sequences[Sequence], reserve: Reserve) -> None:
         """Set `draft` of each sequence. All sequences decode. `reserve` takes free cells for the positions of
         a slot up to an end, or returns False."""
         for sequence in line:
             sequence.draft = ()
-        n_left = self._max_rows - sum([sequence.n_wanted for sequence in line])
-        if n_left <= 0 or not line:
+        n_rows = sum([sequence.n_wanted for sequence in line])
+        n_left = self._max_rows - n_rows
+        # Without the time of plain decoding, no draft is known to pay.
+        if not line or n_left <= 0 or not self._prices.is_measured(n_rows):
             return
-        share = -(-n_left // len(line))
-        drafting: list[Sequence] = []
-        wants: list[Want] = []
-        for sequence in line:
-            n = min(share, self._most(sequence))
-            if n > 0 and self._drafter.stores:
-                n *= reserve(sequence.slot, sequence.n_stored + sequence.n_wanted + n)
-            if n > 0:
-                drafting.append(sequence)
-                wants.append(Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n))
-        if not wants:
-            return
-        drafts = [list(draft.tokens) for draft in self._drafter.draft(wants)]
-        lengths = [0] * len(drafts)
-        for at in range(share):  # share the rows evenly: first tokens, then second tokens
-            for i, draft in enumerate(drafts):
-                if n_left and at < len(draft):
-                    lengths[i], n_left = at + 1, n_left - 1
-        for sequence, draft, n in zip(drafting, drafts, lengths, strict=True):
-            sequence.draft = draft[:n] if n >= self._n_min else ()
+        self._n_steps += 1
+        tries = self._n_steps % PROBE == 0
+        waiting = [(s, n) for s in line if (n := min(n_left, self._most(s))) > 0]
+        drafted: list[tuple[Sequence, Draft]] = []
+        for drafter in self._drafters:
+            if waiting:
+                waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
+        survivals = [_survival(sequence, draft) for sequence, draft in drafted]
+        lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
+        for (sequence, draft), n in zip(drafted, lengths, strict=True):
+            if n and n >= self._limits.n_min:
+                sequence.draft, sequence.draft_source = draft.tokens[:n], draft.source
 
     def _most(self, sequence: Sequence) -> int:
-        request = sequence.request
-        # Before its first generated token, a sequence may read a state that the prefix cache can evict.
+        request, limits = sequence.request, self._limits
+        # A sequence without a generated token may read a state that the prefix cache takes back.
         if not isinstance(request, Generate) or not sequence.n_generated or sequence.served < 0:
             return 0
-        if request.structure is not None:
-            return 0
-        n = min(self._n_max, self._end - sequence.n_stored - sequence.n_wanted)
+        n = min(limits.n_max, limits.end - sequence.n_stored - sequence.n_wanted)
+        if request.draft_max is not None:
+            n = min(n, request.draft_max)
         if request.max_tokens is not None:
             n = min(n, request.max_tokens - sequence.n_generated - 1)
         return n
 
+    def _ask(
+        self,
+        drafter: Drafter,
+        waiting: list[tuple[Sequence, int]],
+        drafted: list[tuple[Sequence, Draft]],
+        n_rows: int,
+        tries: bool,
+        reserve: Reserve,
+    ) -> list[tuple[Sequence, int]]:
+        """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
+        most = self._max_rows
+        if drafter.seconds:
+            rates = [self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]
+            rate = sum(rates) / len(rates)
+            most = best_length(n_rows, len(waiting), rate, self._prices, self._max_rows, drafter.seconds)
+            most = most or int(tries)
+            if not most:
+                return waiting
+        left: list[tuple[Sequence, int]] = []
+        if drafter.stores:
+            ends = [s.n_stored + s.n_wanted + min(n, most) for s, n in waiting]
+            fits = [reserve(s.slot, end) for (s, _), end in zip(waiting, ends, strict=True)]
+            left = [entry for entry, fit in zip(waiting, fits, strict=True) if not fit]
+            waiting = [entry for entry, fit in zip(waiting, fits, strict=True) if fit]
+        wants = [Want(s.slot, s.number, s.tokens, s.history, min(n, most)) for s, n in waiting]
+        for (sequence, n), draft in zip(waiting, drafter.draft(wants) if wants else [], strict=True):
+            draft = _cut(sequence, draft)
+            if draft.tokens:
+                drafted.append((sequence, draft))
+                self._drafter_of[sequence.slot] = drafter
+                self._acceptance(sequence)
+            else:
+                left.append((sequence, n))
+        return left
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance:
+        if sequence.acceptance is None:
+            sequence.acceptance = Acceptance(self._common)
+        return sequence.acceptance
+
     def verified(self, sequence: Sequence) -> None:
-        """Count a verified draft and its accepted tokens."""
+        """Learn from a draft before the sequence forgets it."""
+        n_drafted, n_accepted = len(sequence.draft), sequence.n_matched
         self.n_drafts += 1
-        self.n_drafted += len(sequence.draft)
-        self.n_accepted += sequence.n_matched
-        self._drafter.took(sequence.slot, sequence.n_matched)
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
+        for at in range(n_accepted):
+            self.n_accepted_at[at] += 1
+        self._acceptance(sequence).learn(sequence.draft_source, n_drafted, n_accepted)
+        self._drafter_of[sequence.slot].took(sequence.slot, n_accepted)
+
+    def learn(self, n_rows: int, seconds: float) -> None:
+        """Count the time of a decoding step whose recording existed."""
+        self._prices.learn(n_rows, seconds)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "n_drafts": self.n_drafts,
+            "n_drafted": self.n_drafted,
+            "n_accepted": self.n_accepted,
+            "n_accepted_at": list(self.n_accepted_at),
+        }
 
     def close(self) -> None:
-        self._drafter.close()
+        for drafter in self._drafters:
+            drafter.close()
+
+
+def _survival(sequence: Sequence, draft: Draft) -> list[float]:
+    """Return the probability of each token that it and all tokens before it are accepted."""
+    assert sequence.acceptance is not None
+    rate = sequence.acceptance.rate(draft.source)
+    return [rate ** (j + 1) for j in range(len(draft.tokens))]
+
+
+def _cut(sequence: Sequence, draft: Draft) -> Draft:
+    """Cut the draft before an end token, after which no row is needed, and where the grammar forbids it."""
+    assert isinstance(sequence.request, Generate)
+    stop_ids, tokens = sequence.request.stop_ids, draft.tokens
+    n = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    matcher = sequence.sampler.matcher if sequence.sampler else None
+    if matcher and n:
+        n = min(n, matcher.n_valid(tokens[:n]))
+    return draft if n == len(tokens) else Draft(tokens[:n], draft.source)

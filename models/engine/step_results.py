@@ -25,6 +25,12 @@ class StepResults:
         # Without windows and recurrent states, the prefix cache changes only when a block becomes full.
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
+        self._n_draws = self._n_tokens = 0
+
+    def stats(self) -> dict[str, float]:
+        """Return the tokens that a sequence got in a step, on average."""
+        return {"tokens_per_step": self._n_tokens / self._n_draws if self._n_draws else 0.0}
+
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
         """Choose the next tokens from the step's output rows, and add the answers to `news`. Return the
         sequences that have ended."""
@@ -56,7 +62,9 @@ class StepResults:
             news.add(event)
             if event.done:
                 over.append(sequence)
+        self._n_draws += len(drawing)
         while drawing:
+            self._n_tokens += len(drawing)
             drawing = self._answer(drawing, rows, news, over)
         for sequence, start in drafted:
             self._verified(sequence, start)

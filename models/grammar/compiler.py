@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
+MAX_DRAFTED = 8  # Rows of a step with drafts.
 MAX_ERROR = 600  # Characters.
 EXIT_S = 10.0  # Twice a grammar's limit. `close` kills the process, but cannot stop a library call.
 
@@ -41,25 +43,42 @@ class Vocabulary:
 
 class Matcher:
     """The state of an answer in its grammar. `find` sets one bit of `words` for each token that may come
-    next, lowest bit first."""
+    next, lowest bit first. Row i of `words` is for the token after the first i drafted tokens."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
-        self._matcher, self.words = matcher, np.zeros(mask_words(n_vocab), np.uint32)
+        self._matcher, self.words = matcher, np.zeros((1, mask_words(n_vocab)), np.uint32)
+        self._row = 0
 
     @property
     def is_over(self) -> bool:
         return bool(self._matcher.is_stopped())
 
-    def find(self) -> None:
-        """Compute `words`. Beyond the limits all bits are 0, and `stuck` returns the reason."""
-        self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
+    def n_valid(self, draft: Sequence[int]) -> int:
+        """Return how many tokens of the draft the grammar allows."""
+        return int(self._matcher.validate_tokens(list(draft)))
+
+    def find(self, draft: Sequence[int] = ()) -> None:
+        """Compute the rows of `words` for a draft of valid tokens. Beyond the limits all bits are 0, and
+        `stuck` returns the reason."""
+        n = 1 + len(draft)
+        if n > len(self.words):
+            self.words = np.zeros((MAX_DRAFTED, self.words.shape[1]), np.uint32)
+        address, row_nbytes = self.words.ctypes.data, self.words[0].nbytes
+        self._row = 0
+        if n == 1:
+            self._matcher.unsafe_compute_mask_ptr(address, row_nbytes)
+        else:
+            self.words[:n] = 0  # llguidance writes no rows after an end token.
+            matcher: Any = self._matcher  # The library's stubs lack this method.
+            matcher.unsafe_compute_mask_ptr_with_draft_token(address, row_nbytes, list(draft))
         if self._matcher.is_error():
-            self.words[:] = 0
+            self.words[:n] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
         """Return the ids of allowed tokens in ascending order. Raises VkbackendError if no token is
         allowed."""
-        ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
+        bits = np.unpackbits(self.words[self._row].view(np.uint8), bitorder="little")
+        ids = np.flatnonzero(bits[:n_vocab])
         if not len(ids):
             raise self.stuck()
         return ids
@@ -67,6 +86,7 @@ class Matcher:
     def take(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             raise self.stuck()
+        self._row = min(self._row + 1, len(self.words) - 1)
 
     def stuck(self) -> VkbackendError:
         why = _error_line(self._matcher.get_error()) or "it allows no token of the vocabulary here"

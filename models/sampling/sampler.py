@@ -16,6 +16,7 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of, logprobs_o
 from vkbackend.models.sampling.mirostat import Mirostat
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.penalties import dry_penalties, penalize, recent, subtract
+from vkbackend.ops import MAX_VEC_ROWS
 
 History = Sequence[int]
 Step = Callable[[Candidates, History], None]
@@ -34,7 +35,7 @@ class Sampler:
         self.random = np.random.Generator(np.random.PCG64(params.seed))
         self.logprobs: Logprobs | None = None
         self._n_chosen = 0
-        self._dried: dict[int, dict[int, float]] = {}  # DRY's penalties by number of tokens so far.
+        self._dried: dict[tuple[int, ...], dict[int, float]] = {}  # DRY's penalties, for a few histories.
         self._mirostat = Mirostat(params.mirostat, params.mirostat_tau, params.mirostat_eta)
         self._bias = {token: -bias for token, bias in params.logit_bias}
         self._early = {token: math.inf for token in params.stop_token_ids} if params.min_tokens else {}
@@ -69,7 +70,6 @@ class Sampler:
         With a draft, the number is enough for every row of the draft."""
         n = self._n_candidates
         if self._varies:
-            self._dried.clear()  # A rejected draft had other tokens.
             ends = [[*history, *draft[:k]] for k in range(1, len(draft) + 1)] if draft else []
             n = self._n_decisive + max(len(self._lowered(end)) for end in (history, *ends))
         return n and max(n, self._n_shown)
@@ -174,16 +174,17 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """DRY's penalties are cached, because they take 130 us for a text of 4,000 tokens."""
-        n = len(history)
-        if n not in self._dried:
-            if not self._varies:
+        """DRY's penalties are cached, because they take 130 us for a text of 4,000 tokens. Histories of one
+        length differ at most in a draft's tokens."""
+        key = len(history), *history[-MAX_VEC_ROWS:]
+        if key not in self._dried:
+            if len(self._dried) >= 2 * MAX_VEC_ROWS:
                 self._dried.clear()
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
             values = p.dry_multiplier, p.dry_base, p.dry_allowed_length
-            self._dried[n] = dry_penalties(window, *values, self._breakers)
-        return self._dried[n]
+            self._dried[key] = dry_penalties(window, *values, self._breakers)
+        return self._dried[key]
 
     def _lowered(self, history: History) -> set[int]:
         p, lowered = self.params, {*self._bias, *self._forbidden()}

@@ -13,12 +13,15 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, wide
+from device_sets import DEVICE_SETS, QUICKEST, wide
+from drafts import Guesses
+from scheduling import drafting
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models import generation_maker
 from vkbackend.models.conversation import Chat
+from vkbackend.models.engine import engine
 from vkbackend.models.llm import LLM
 from vkbackend.models.model_tokens import vocabulary_of
 from vkbackend.models.placement import traced_steps
@@ -131,6 +134,39 @@ def test_masks_on_the_devices_give_the_same_text_as_complete_rows(
     assert run() == whole
     check(POINT, whole[0])
     assert re.fullmatch("[a-z]{3}( [a-z]{2}){2}", whole[2])
+
+
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_drafts_give_the_same_answers(models: Path, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    """Half of the drafted tokens are random, so most drafts break the grammar at some token."""
+    if top_k:
+        monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
+        monkeypatch.setattr(traced_steps, "MAX_TOP_K", top_k)
+    kinds: list[dict[str, Any]] = [
+        {"json_schema": POINT}, {"regex": "[a-z]{3}( [a-z]{2}){5}", "temperature": 0, "logprobs": 2},
+        {"regex": "[a-z]{3}( [a-z]{2}){5}", "repeat_penalty": 1.2}, {"max_tokens": 20},
+    ]  # fmt: skip
+
+    def run() -> list[list[tuple[Any, ...]]]:
+        with LLM(
+            models / "stories-narrow-Q8_0.gguf", devices=QUICKEST, n_ctx=128, speculation="ngram"
+        ) as llm:
+            streams = [list(llm.stream("Once upon", **{"seed": 4, **kind})) for kind in kinds]
+            return [[(c.token, c.text, c.logprobs) for c in stream] for stream in streams]
+
+    monkeypatch.setattr(engine, "speculation_of", lambda runner: None)
+    plain = run()
+    texts = [[token for token, *_ in stream] for stream in plain]
+
+    drafter = Guesses(lambda want: texts[want.number][len(want.history) - n_prompt :], 0.7, 1, 512)
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128) as llm:
+        n_prompt = len(llm.tokenize("Once upon"))
+    monkeypatch.setattr(engine, "speculation_of", lambda runner: drafting(runner, drafter))
+    again = run()
+    for a, b in zip(plain, again, strict=True):
+        assert [x[0] for x in a] == [x[0] for x in b]
+    assert again == plain
+    assert drafter.n_accepted > 20 and drafter.n_drafted > drafter.n_accepted
 
 
 def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 from fake_runner import FakeRunner
 
 from vkbackend.models.drafting.drafter import Drafter
+from vkbackend.models.drafting.prices import StepPrices
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.drafters import limits_of
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
     Answer,
@@ -17,6 +19,7 @@ from vkbackend.models.engine.messages import (
     News,
     Request,
 )
+from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -33,7 +36,23 @@ def make(
     budget: PrefillBudget | None = None, drafter: Drafter | None = None, **options: Any
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(**options, undoes=drafter is not None)
-    return Engine(runner, budget or Everything(), drafter), runner  # type: ignore[arg-type]
+    return Engine(runner, budget or Everything(), drafting(runner, drafter)), runner  # type: ignore[arg-type]
+
+
+class Constant(StepPrices):
+    """Every step takes a second, so drafts are as long as possible and no step depends on the clock."""
+
+    def seconds(self, n_rows: int) -> float:
+        return 1.0
+
+    def is_measured(self, n_rows: int) -> bool:
+        return True
+
+
+def drafting(runner: Any, *drafters: Drafter | None) -> Speculation | None:
+    """Return a speculation that always drafts, or None without drafters."""
+    given = [drafter for drafter in drafters if drafter is not None]
+    return Speculation(given, limits_of(runner), Constant()) if given else None
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:

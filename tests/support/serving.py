@@ -46,6 +46,7 @@ class FakeModel:
     n_slots: int = 2
     n_vocab: int = 256
     n_keep: int = 0
+    speculation: tuple[str, ...] = ()
     letter: str = "x"
     active: int = 0
     begun: int = 0

@@ -135,6 +135,9 @@ def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> N
     for part in ("prompt", "decode"):
         rate = t[f"{part}_tokens_per_second"]
         err.print(f"{part} {t[f'{part}_n']:6d} tokens {t[f'{part}_ms']:10.1f} ms {rate:10.1f} tokens/s")
+    if n := t.get("draft_n"):
+        right = t["draft_n_accepted"]
+        err.print(f"draft  {n:6d} tokens {right:10d} accepted ({100 * right / n:.0f} %)")
     if t["n_reduces"]:
         err.print(f"reduce {t['n_reduces']:6d} times  {t['reduce_us']:10.1f} us each")
     err.print(f"seed   {seed}")

@@ -218,6 +218,7 @@ def timings_of(tally: Tally) -> dict[str, float]:
         "predicted_ms": decode_ms,
         "predicted_per_token_ms": decode_ms / decode_n if decode_n else 0.0,
         "predicted_per_second": t.get("decode_tokens_per_second", 0.0),
+        **{name: t[name] for name in ("draft_n", "draft_n_accepted") if name in t},
     }
 
 

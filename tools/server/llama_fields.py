@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
-from vkbackend.models.options import MAX_CONTEXT
+from vkbackend.models.options import MAX_CONTEXT, MAX_DRAFT
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import J, Piece, Tally, raw_chunk
 from vkbackend.tools.server.service import Service
@@ -59,6 +59,10 @@ class LlamaFields:
             self.options["n_keep"] = min(self.n_keep, MAX_CONTEXT)
         if self.n_discard:
             self.options["n_discard"] = min(self.n_discard, MAX_CONTEXT)
+        if (n_max := fields.whole("speculative.n_max", 0, MAX_INT, -1)) >= 0:
+            self.options["draft_max"] = min(n_max, MAX_DRAFT)
+        for name in ("speculative.n_min", "speculative.p_min"):
+            fields.number(name, 0, MAX_INT, 0)  # The flags of the server apply.
         if self.n_probs:
             self.options["logprobs"] = self.n_probs
         if self.slot >= 0:

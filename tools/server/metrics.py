@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Figure = Callable[..., None]  # Adds a metric to the text.
 BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
@@ -45,6 +46,16 @@ class Metrics:
     first_token: Histogram = field(default_factory=Histogram)
     whole_request: Histogram = field(default_factory=Histogram)
 
+    def _drafts(self, figure: Figure, add: Figure, stats: Mapping[str, Any]) -> None:
+        name = "llamacpp:spec_decode_num_"
+        figure(f"{name}drafts_total", "counter", "Drafts verified.", stats["n_drafts"])
+        figure(f"{name}draft_tokens_total", "counter", "Tokens drafted.", stats["n_drafted"])
+        figure(f"{name}accepted_tokens_total", "counter", "Drafted tokens accepted.", stats["n_accepted"])
+        name += "accepted_tokens_per_pos_total"
+        counts = enumerate(stats["n_accepted_at"])
+        add(name, "counter", "Drafted tokens accepted, by their position in the draft.",
+            *(f'{name}{{position="{at}"}} {n}' for at, n in counts))  # fmt: skip
+
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
         """Return all metrics. `stats` are the engine's statistics. `now` contains other values with help
         texts."""
@@ -75,6 +86,8 @@ class Metrics:
                n_tokens / decode_s if decode_s else 0.0)  # fmt: skip
         figure("llamacpp:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
                self.cached_tokens)  # fmt: skip
+        if "n_drafts" in stats:
+            self._drafts(figure, add, stats)
         n_steps = stats.get("n_steps", 0)
         figure("llamacpp:n_busy_slots_per_decode", "gauge", "Tokens generated per engine step.",
                self.tokens / n_steps if n_steps else 0.0)  # fmt: skip

@@ -153,7 +153,8 @@ async def slots(service: Service, request: Request) -> Response:
     for i in range(llm.n_slots):
         tally = service.running.get(i)
         row: dict[str, Any] = {
-            "id": i, "n_ctx": llm.n_ctx, "speculative": False, "is_processing": tally is not None
+            "id": i, "n_ctx": llm.n_ctx, "speculative": bool(llm.speculation),
+            "is_processing": tally is not None,
         }  # fmt: skip
         rows.append(row if tally is None else row | _busy_slot(llm, tally))
     return Json(rows)

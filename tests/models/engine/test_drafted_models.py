@@ -13,7 +13,7 @@ from drafts import Guesses
 from oracles.fixture import N_VOCAB, PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
-from scheduling import Everything, events_of, tokens_of
+from scheduling import Everything, drafting, events_of, tokens_of
 
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.engine import Engine
@@ -70,7 +70,7 @@ def cases(names: tuple[str, ...], few: tuple[str, ...]) -> list[Any]:
 
 def generate(runner: Runner, params: SamplingParams, drafter: Guesses | None = None) -> list[list[int]]:
     """A new engine has an empty prefix cache, so all runs compute the prompts in the same steps."""
-    engine = Engine(runner, Everything(), drafter)
+    engine = Engine(runner, Everything(), drafting(runner, drafter))
     tokens: dict[int, list[int]] = {i: [] for i in range(len(PROMPTS))}
     for i, prompt in enumerate(PROMPTS):
         engine.submit(Generate(i, tuple(prompt), N_TOKENS, params))

@@ -12,11 +12,11 @@ from device_sets import DEVICE_SETS, covering, some, wide
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.heads import HEADS, with_good_head, with_head
 from runners import load_runner
-from scheduling import finish, tokens_of
+from scheduling import drafting, finish, tokens_of
 
-from vkbackend.models.drafting.drafter import Draft, Want
+from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.drafting.heads import HeadDrafter
-from vkbackend.models.drafting.in_turn import InTurn
+from vkbackend.models.engine.drafters import drafters_of
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.placement import traced_steps
@@ -52,7 +52,8 @@ def outcome(
     **options: Any,
 ) -> Outcome:
     options = OPTIONS | {"speculation": speculation, "n_slots": 3} | options
-    engine = Engine.of(load_runner(path, devices=devices, **options))
+    runner = load_runner(path, devices=devices, **options)
+    engine = Engine(runner, speculation=drafting(runner, *drafters_of(runner)))
     launch, n_steps, texts = engine.runner.launch, 0, []
 
     def counted(*args: Any) -> Any:
@@ -88,9 +89,9 @@ def model(folder: Path, name: str, gain: float | None) -> Path:
 
 
 def same(path: Path, devices: list[str], chains: list[dict[str, Any]], **options: Any) -> Outcome:
-    plain, drafting = (outcome(path, devices, chains, kind, **options) for kind in (None, "mtp"))
-    assert drafting.texts == plain.texts and drafting.n_drafted > 0 and drafting.n_steps <= plain.n_steps
-    return drafting
+    plain, drafted = (outcome(path, devices, chains, kind, **options) for kind in (None, "mtp"))
+    assert drafted.texts == plain.texts and drafted.n_drafted > 0 and drafted.n_steps <= plain.n_steps
+    return drafted
 
 
 @pytest.mark.parametrize("name", ["glm4moe", *(wide(pytest.param(n, id=n)) for n in HEADS if n != "glm4moe")])
@@ -119,11 +120,11 @@ def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None
     """The first token comes with the prompt, and three steps of 8 rows give 23 more. A draft exchanges two
     sums, or one where attention and experts are added."""
     path = model(folder, name, 0.0)
-    plain, drafting = (outcome(path, TWO, CHAINS[:1], kind, n_slots=1) for kind in (None, "mtp"))
-    assert drafting.texts == plain.texts and drafting.n_accepted == drafting.n_drafted == 20
-    assert (plain.n_steps, drafting.n_steps) == (24, 4)
+    plain, drafted = (outcome(path, TWO, CHAINS[:1], kind, n_slots=1) for kind in (None, "mtp"))
+    assert drafted.texts == plain.texts and drafted.n_accepted == drafted.n_drafted == 20
+    assert (plain.n_steps, drafted.n_steps) == (24, 4)
     of_drafts = 20 * (1 if name.startswith("cohere2moe") else 2)
-    assert drafting.n_reduces == plain.n_reduces // 24 * 4 + of_drafts
+    assert drafted.n_reduces == plain.n_reduces // 24 * 4 + of_drafts
 
 
 def test_few_blocks_and_random_heads(folder: Path) -> None:
@@ -158,36 +159,6 @@ def test_devices_choose_the_drafted_token(
     assert drafts[0][0].tolist() == drafts[1][0].tolist()
     assert drafts[0][1] is not None and drafts[1][1] is not None
     assert np.allclose(drafts[0][1], drafts[1][1], rtol=1e-5) and (drafts[0][1] < 1).all()
-
-
-class Fixed:
-    """A drafter that returns the same tokens for every want."""
-
-    def __init__(self, tokens: list[int], stores: bool) -> None:
-        self.tokens, self.stores = tokens, stores
-        self.asked: list[int] = []
-        self.n_accepted: list[int] = []
-
-    def draft(self, wants: list[Want]) -> list[Draft]:
-        self.asked.append(len(wants))
-        return [Draft(self.tokens if want.slot else []) for want in wants]
-
-    def took(self, slot: int, n_accepted: int) -> None:
-        self.n_accepted.append(n_accepted)
-
-    def close(self) -> None:
-        self.n_accepted.append(-1)
-
-
-def test_drafters_in_turn() -> None:
-    first, second = Fixed([1], False), Fixed([2], True)
-    chain = InTurn([first, second])  # type: ignore[list-item]
-    drafts = chain.draft([Want(slot, slot, [5], [5], 3) for slot in (0, 1)])
-    assert [list(draft.tokens) for draft in drafts] == [[], [1]]
-    assert chain.stores and (first.asked, second.asked) == ([2], [1])
-    chain.took(1, 1)
-    chain.close()
-    assert (first.n_accepted, second.n_accepted) == ([1, -1], [-1])
 
 
 def test_the_time_of_a_drafted_token_is_learned() -> None:

@@ -11,11 +11,23 @@ from drafts import Guesses, always_right
 from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
+from scheduling import (
+    GREEDY,
+    Constant,
+    Everything,
+    check_sound,
+    drafting,
+    events_of,
+    finish,
+    make,
+    prompt,
+    tokens_of,
+)  # fmt: skip
 
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Pause, Resume
+from vkbackend.models.engine.speculation import Limits, Speculation
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.ops import CELL_BLOCK
 
@@ -161,6 +173,57 @@ def test_context_end() -> None:
         events = finish(engine, [Generate(0, prompt(n_prompt), None, GREEDY)])[0]
         assert tokens_of(events) == continuation(prompt(n_prompt), n_out)
         assert events[-1].finish_reason == "length" and runner.n_rows == 16
+
+
+# ---- the drafters ----
+
+
+def test_drafters_in_turn() -> None:
+    """The second drafter is asked only where the first has no draft, and each learns of its own drafts."""
+    first = always_right(lambda want: truth(want) * (len(want.tokens) % 2), 3)
+    second = right(2)
+    runner = FakeRunner(n_slots=2, n_ctx=128, undoes=True)
+    engine = Engine(runner, Everything(), drafting(runner, first, second))  # type: ignore[arg-type]
+    done = finish(engine, [Generate(i, prompt(5, i), 40, GREEDY) for i in range(2)])
+    for i in range(2):
+        assert tokens_of(done[i]) == continuation(prompt(5, i), 40)
+    assert 0 < second.n_asked <= first.n_asked
+    assert first.n_accepted == first.n_drafted > 0 < second.n_drafted == second.n_accepted
+    engine.close()
+    assert first.closed == second.closed == 1
+
+
+def test_an_expensive_drafter_is_asked_only_if_it_pays() -> None:
+    """A token of the drafter takes as long as a step, which is the constant price of all steps here."""
+    drafter = Guesses(lambda want: [43] * want.n, 1.0, 0, N_PLAIN)
+    drafter.seconds = 1.0
+    engine, _ = make(n_ctx=256, drafter=drafter)
+    finish(engine, [Generate(0, prompt(5), 200, GREEDY)])
+    assert 5 < drafter.n_asked < 20, "it is tried in every 16th step"
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(0, False), (2, True), (None, True)])
+def test_a_request_limits_its_drafts(limit: int | None, asked: bool) -> None:
+    drafter = right()
+    engine, runner = make(n_ctx=128, drafter=drafter)
+    events = finish(engine, [Generate(0, prompt(5), 60, GREEDY, draft_max=limit)])[0]
+    assert bool(drafter.n_asked) is asked
+    most = max(run.n_rows for runs in runner.steps[1:] for run in runs)
+    assert most == 1 + min(7, 7 if limit is None else limit)
+    timings = events[-1].timings
+    assert timings is not None and timings.draft_n == timings.draft_n_accepted == drafter.n_accepted
+    assert engine.stats()["n_drafted"] == drafter.n_drafted
+    assert engine.stats()["tokens_per_step"] == pytest.approx(60 / (60 - drafter.n_accepted))
+
+
+def test_short_drafts_are_ignored() -> None:
+    runner = FakeRunner(n_ctx=128)
+    limits = Limits(128, 16, n_min=3)
+    drafter = Guesses(truth, 1.0, 1, N_PLAIN)
+    engine = Engine(runner, Everything(), Speculation([drafter], limits, Constant()))  # type: ignore[arg-type]
+    finish(engine, [Generate(0, prompt(5), 60, GREEDY)])
+    rows = {run.n_rows for runs in runner.steps[1:] for run in runs}
+    assert rows <= {1, 4, 5, 6, 7, 8} and len(rows) > 3
 
 
 # ---- the middle of a draft ----

@@ -233,3 +233,16 @@ def test_no_candidate_is_finite() -> None:
 def test_invalid_sampler_names(name: object) -> None:
     with pytest.raises(InvalidArgument, match="not a sampler; there are: penalties"):
         SamplingParams(samplers=["top_p", name])  # type: ignore[arg-type]
+
+
+def test_dry_after_a_rejected_draft() -> None:
+    """Candidates are counted for drafted tokens, which may not become the history."""
+    params = SamplingParams(temperature=0, dry_multiplier=5.0, dry_allowed_length=1, dry_sequence_breakers=())
+    sampler, fresh = Sampler(params), Sampler(params)
+    logits = np.linspace(1, 0, 50, dtype=np.float32)
+    ids = np.arange(50)
+    sampler.n_candidates([1, 2, 0, 1, 2], [0, 1, 2])
+    for history in ([1, 2, 0, 1, 2], [1, 2, 0, 1, 2, 3], [1, 2, 0, 1, 2, 3, 1]):
+        assert sampler.choose(ids, logits, history) == fresh.choose(ids, logits, history)
+    penalized = [1, 2, 0, 1, 2, 0]
+    assert sampler.n_candidates([1, 2, 0, 1, 2], [0]) >= fresh.n_candidates(penalized)

@@ -179,6 +179,8 @@ const statsOf = (timings) => ({
   perSecond: timings.predicted_per_second,
   prompt: timings.prompt_n + timings.cache_n,
   cached: timings.cache_n,
+  drafted: timings.draft_n ?? 0,
+  accepted: timings.draft_n_accepted ?? 0,
 });
 
 function reason(error) {

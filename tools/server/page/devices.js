@@ -77,6 +77,10 @@ function engineRows(engine, nDevices) {
     ["step, median", `${number(engine.step_ms_p50 ?? 0)} ms`],
     ["step, 99th percentile", `${number(engine.step_ms_p99 ?? 0)} ms`],
   ];
+  if (engine.n_drafted) {
+    rows.push(["tokens per step", number(engine.tokens_per_step)]);
+    rows.push(["drafted tokens accepted", `${number((100 * engine.n_accepted) / engine.n_drafted)} %`]);
+  }
   const reduce = engine.reduce_us;
   const cost = nDevices < 2 ? "one device: none" : reduce ? `${number(reduce)} µs` : "none yet";
   rows.push(["per reduce", cost]);

@@ -150,6 +150,7 @@ function statsText(stats) {
   const parts = [];
   if (stats.tokens) parts.push(`${number(stats.tokens)} tokens`);
   if (stats.perSecond) parts.push(`${number(stats.perSecond)} tokens/s`);
+  if (stats.drafted) parts.push(`${number((100 * stats.accepted) / stats.drafted)} % of drafts accepted`);
   if (stats.prompt) {
     const kept = stats.cached ? `, ${number(stats.cached)} cached` : "";
     parts.push(`prompt ${number(stats.prompt)}${kept}`);

@@ -1,0 +1,39 @@
+"""Learns how often drafted tokens are accepted.
+
+A rate is for one source of drafts, because an n-gram of six tokens is right more often than one of three.
+Rates of a sequence begin with the rate of all sequences.
+"""
+
+from __future__ import annotations
+
+PRIOR = 0.5
+STRONG = {"ngram-6": 0.8}  # Measured on edited files (models/drafting/ngram.py).
+WEIGHT = 2.0  # The prior counts as this many tokens.
+DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
+
+
+class Acceptance:
+    """`common` has the rates that a sequence begins with."""
+
+    def __init__(self, common: Acceptance | None = None) -> None:
+        self._common = common
+        self._counts: dict[str, tuple[float, float]] = {}  # source -> (accepted, tried) tokens
+
+    def rate(self, source: str) -> float:
+        """Return the probability that a token is accepted if the tokens before it were."""
+        accepted, tried = self._counts.get(source, (0.0, 0.0))
+        prior = self._common.rate(source) if self._common else STRONG.get(source, PRIOR)
+        return (accepted + WEIGHT * prior) / (tried + WEIGHT)
+
+    def learn(self, source: str, n_drafted: int, n_accepted: int) -> None:
+        """Tokens after the first rejected token were not tried."""
+        accepted, tried = self._counts.get(source, (0.0, 0.0))
+        n_tried = n_accepted + (n_accepted < n_drafted)
+        self._counts[source] = DECAY * accepted + n_accepted, DECAY * tried + n_tried
+        if self._common:
+            self._common.learn(source, n_drafted, n_accepted)
+
+
+def expected_tokens(rate: float, n_drafted: int) -> float:
+    """Return the expected tokens of a step (Leviathan et al. 2023, arXiv:2211.17192, equation 1)."""
+    return float(sum(rate**k for k in range(n_drafted + 1)))

@@ -1,0 +1,124 @@
+"""The number of rows follows measured times and learned acceptance."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vkbackend.models.drafting.acceptance import Acceptance, expected_tokens
+from vkbackend.models.drafting.prices import REFRESH, StepPrices, best_length, best_lengths
+
+pytestmark = pytest.mark.no_vulkan
+
+FLAT = {1: 1.0, 2: 1.03, 4: 1.06, 8: 1.1}  # a GPU, across devices
+STEEP = {1: 1.0, 2: 1.41, 4: 2.37, 8: 3.94}  # lavapipe, two devices
+
+
+def priced(times: dict[int, float]) -> StepPrices:
+    prices = StepPrices()
+    for rows, seconds in times.items():
+        for _ in range(3):
+            prices.learn(rows, seconds)
+    return prices
+
+
+@pytest.mark.parametrize(
+    ("times", "rate", "expected"),
+    [
+        (FLAT, 0.9, 7),
+        (FLAT, 0.3, 3),
+        (FLAT, 0.02, 0),
+        (STEEP, 0.8, 1),
+        (STEEP, 0.9, 3),
+        (STEEP, 0.97, 7),
+        (STEEP, 0.4, 0),
+    ],
+)
+def test_one_draft(times: dict[int, float], rate: float, expected: int) -> None:
+    survivals = [[rate ** (j + 1) for j in range(7)]]
+    assert best_lengths(1, 1, survivals, priced(times), 8) == [expected]
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.booleans(), st.integers(2, 8))
+def test_the_value_is_the_best_of_all_lengths(rates: list[float], flat: bool, most: int) -> None:
+    prices, n = priced(FLAT if flat else STEEP), len(rates)
+    most = max(most, n)
+    survivals = [[rate ** (j + 1) for j in range(7)] for rate in rates]
+
+    def value(lengths: tuple[int, ...]) -> float:
+        tokens = n + sum(sum(draft[:k]) for draft, k in zip(survivals, lengths, strict=True))
+        return tokens / prices.known(n + sum(lengths))
+
+    chosen = best_lengths(n, n, survivals, prices, most)
+    every = (k for k in itertools.product(range(8), repeat=n) if n + sum(k) <= most)
+    assert value(tuple(chosen)) == pytest.approx(max(map(value, every)))
+
+
+def test_padding_is_filled() -> None:
+    """Three sequences are computed in four rows, so one drafted token is free."""
+    survivals = [[0.1], [0.2], [0.05]]
+    assert best_lengths(3, 3, survivals, priced({4: 1.0, 8: 9.0}), 8) == [0, 1, 0]
+
+
+def test_a_draft_is_tried_where_none_pays() -> None:
+    survivals = [[0.01, 0.0]]
+    assert best_lengths(1, 1, survivals, priced(STEEP), 8) == [0]
+    assert best_lengths(1, 1, survivals, priced(STEEP), 8, tries=True) == [1]
+    assert best_lengths(8, 8, [[0.9]] * 8, priced(FLAT), 8, tries=True) == [0] * 8
+
+
+def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
+    """Unmeasured steps are assumed to be cheap. After the tries, the choice is that of known times."""
+    prices, chosen = StepPrices(), []
+    for _ in range(8):
+        [n] = best_lengths(1, 1, [[0.8 ** (j + 1) for j in range(7)]], prices, 8)
+        chosen.append(n)
+        prices.learn(1 + n, STEEP[1 + n])
+    assert chosen[0] == 0 and set(chosen) == {0, 1, 3, 7} and chosen[4:] == [1] * 4
+
+
+def test_slow_steps_are_ignored_and_old_times_forgotten() -> None:
+    prices = priced(FLAT)
+    prices.learn(2, 100.0)
+    assert prices.seconds(2) == 1.03
+    for _ in range(REFRESH):
+        prices.learn(1, 1.0)
+    assert prices.is_measured(1) and not prices.is_measured(8)
+
+
+def test_an_expensive_drafter_drafts_less() -> None:
+    prices = priced(FLAT)
+    lengths = [best_length(1, 1, 0.7, prices, 8, seconds) for seconds in (0.0, 0.1, 0.3, 1.0)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] >= 5 and lengths[-1] == 0
+    assert best_length(3, 3, 0.9, prices, 8, 0.0) == 1, "three drafts of two tokens exceed 8 rows"
+
+
+def test_acceptance_is_learned_by_source_and_shared_with_new_sequences() -> None:
+    common = Acceptance()
+    first = Acceptance(common)
+    assert first.rate("ngram-6") == 0.8 and first.rate("ngram-3") == 0.5
+    for _ in range(50):
+        first.learn("ngram-3", 7, 0)
+    assert first.rate("ngram-3") < 0.05 and first.rate("ngram-6") == 0.8
+    assert Acceptance(common).rate("ngram-3") < 0.06
+    for _ in range(60):
+        first.learn("ngram-3", 3, 3)
+    assert first.rate("ngram-3") > 0.9
+
+
+def test_the_learned_rate_is_the_rate() -> None:
+    rng, acceptance = random.Random(1), Acceptance()
+    rates = []
+    for _ in range(2000):
+        n = next((j for j in range(7) if rng.random() > 0.7), 7)
+        acceptance.learn("x", 7, n)
+        rates.append(acceptance.rate("x"))
+    assert sum(rates[50:]) / len(rates[50:]) == pytest.approx(0.7, abs=0.03)
+
+
+def test_expected_tokens() -> None:
+    assert expected_tokens(0.5, 3) == pytest.approx((1 - 0.5**4) / 0.5) and expected_tokens(1, 7) == 8
