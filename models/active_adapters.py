@@ -45,7 +45,9 @@ class ActiveAdapters:
         for adapter, scale in wanted:
             number = self.number(adapter)
             if number in scales:
-                raise InvalidArgument(f"lora: adapter {adapter!r} occurs twice; give its scale once")
+                raise InvalidArgument(
+                    f"lora: adapter {adapter!r} occurs twice; give its scale once", argument="lora"
+                )
             scales[number] = scale
         return scales
 

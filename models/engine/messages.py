@@ -264,17 +264,18 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
 def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[AdapterInfo]) -> None:
     """Raises InvalidArgument for unknown ids, an id that occurs twice, too many adapters or absurd scales."""
     ids = [number for number, _ in adapters]
+    problem = ""
     if bad := [number for number in ids if not 0 <= number < len(known)]:
         listed = ", ".join(f"{info.id} ({info.name})" for info in known) or "none"
-        raise InvalidArgument(f"adapter {bad[0]} is unknown; the model was opened with: {listed}")
-    if len(set(ids)) < len(ids):
-        raise InvalidArgument(f"an adapter occurs twice in {ids}; give its scale once")
-    if len(ids) > MAX_ADAPTERS:
-        raise InvalidArgument(
-            f"{len(ids)} adapters are active, at most {MAX_ADAPTERS} can be; give `lora` with fewer of them"
-        )
-    if absurd := [scale for _, scale in adapters if not abs(scale) <= MAX_SCALE]:
-        raise InvalidArgument(f"the adapter scale {absurd[0]} is not in -{MAX_SCALE:g}..{MAX_SCALE:g}")
+        problem = f"adapter {bad[0]} is unknown; the model was opened with: {listed}"
+    elif len(set(ids)) < len(ids):
+        problem = f"an adapter occurs twice in {ids}; give its scale once"
+    elif len(ids) > MAX_ADAPTERS:
+        problem = f"{len(ids)} adapters would be active, and at most {MAX_ADAPTERS} can be"
+    elif absurd := [scale for _, scale in adapters if not abs(scale) <= MAX_SCALE]:
+        problem = f"the scale {absurd[0]} is not in -{MAX_SCALE:g}..{MAX_SCALE:g}"
+    if problem:
+        raise InvalidArgument(f"lora: {problem}", argument="lora")
 
 
 def check_slot(slot: int, n_slots: int) -> None:

@@ -41,7 +41,7 @@ def set_props(s: Servers) -> None:
 
 def models(s: Servers) -> None:
     answer = s.verbose.get("/v1/models")[1]
-    [entry], [shown] = answer["data"], answer["models"]
+    [entry, *_], [shown] = answer["data"], answer["models"]
     assert entry["aliases"] == ["demo", "tiny"] and entry["tags"] == ["small"] and shown["name"] == "demo"
     meta = entry["meta"]
     assert meta["n_ctx"] == meta["n_ctx_train"] == 512 and meta["vocab_type"] == 1 and meta["n_vocab"] == 1024

@@ -224,9 +224,5 @@ def without_effect(s: Servers) -> None:
     assert native(s.plain, **internal)["content"] == native(s.plain)["content"]
 
 
-def adapters(s: Servers) -> None:
-    assert native(s.plain, lora=[]) and refused(s.plain, "lora", [{"id": 0, "scale": 1.0}])
-
-
 def adaptive(s: Servers) -> None:
     assert native(s.plain, adaptive_target=-1) and refused(s.plain, "adaptive_target", 0.5)

@@ -56,6 +56,7 @@ class FakeModel:
     chat_template: str | None = None
     chat_templates: dict[str, str] = field(default_factory=dict)
     device_names: tuple[str, ...] = ("fake",)
+    adapters: tuple[dict[str, Any], ...] = ()
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode("utf-8", "replace"))

@@ -16,6 +16,7 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vkbackend.tools.server import (
+    adapters,
     chat_completions,
     completions,
     llama_completion,
@@ -41,6 +42,8 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/models", native.models),
     ("GET", "/models/{name:path}", native.one_model),
     ("GET", "/props", native.props),
+    ("GET", "/lora-adapters", adapters.adapters),
+    ("POST", "/lora-adapters", adapters.set_adapters),
     ("POST", "/props", native.set_props),
     ("GET", "/slots", native.slots),
     ("POST", "/slots/{slot}", native.slot_action),

@@ -65,18 +65,34 @@ async def read_fields(
         return await asyncio.to_thread(decode, body, limits)
 
 
+async def read_entries(
+    receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
+) -> list[Fields]:
+    """Read and decode a body that is a list of objects. Raises Refusal, ClientGone, InvalidArgument."""
+    body = await read_body(receive, headers, limits)
+    async with large:
+        value = await asyncio.to_thread(_value_of, body, limits)
+    if not isinstance(value, list):
+        raise Refusal(400, f"the body is a JSON {_json_type(value)}; send a list of objects")
+    return [Fields(_typed(f"[{i}]", entry, dict, "an object"), f"[{i}].") for i, entry in enumerate(value)]
+
+
 def decode(body: bytes, limits: Limits) -> Fields:
+    value = _value_of(body, limits)
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is a JSON {_json_type(value)}; send an object")
+    return Fields(value)
+
+
+def _value_of(body: bytes, limits: Limits) -> Any:
     if not body.strip():
         raise Refusal(400, "the body is empty; send a JSON object")
     if depth_of(body) > limits.json_depth:
         raise Refusal(400, f"the body is nested deeper than {limits.json_depth} levels; flatten it")
     try:
-        value = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Refusal(400, f"the body is a JSON {_json_type(value)}; send an object")
-    return Fields(value)
 
 
 def depth_of(body: bytes) -> int:

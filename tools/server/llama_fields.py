@@ -23,7 +23,6 @@ MAX_INT = (1 << 31) - 1
 MAX_RESPONSE_FIELDS = 64
 # (field, harmless values, why other values are refused)
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("lora", ([],), "adapters are not supported; merge the adapter into the model"),
     ("adaptive_target", (-1, -1.0), "this sampler is not supported"),
     ("parse_tool_calls", (True,), "calls are parsed if the request has tools; omit the tools"),
     ("grammar_lazy", (False,), "a grammar applies from the first token; tool calls need no lazy grammar"),

@@ -36,7 +36,7 @@ def settings_of(options: Mapping[str, Any], max_tokens: int | None) -> dict[str,
         "ignore_eos": bool(options.get("ignore_eos")),
         "grammar": options.get("grammar") or "",
         "timings_per_token": bool(options.get("timings_per_token")),
-        "lora": [],
+        "lora": [{"id": number, "scale": scale} for number, scale in options.get("lora", ())],
     }
 
 

@@ -43,7 +43,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
 def as_chat(fields: Fields) -> Fields:
     """Raises InvalidArgument."""
     kept: dict[str, Any] = {
-        name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
+        name: fields.get(name)
+        for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs", "model", "lora")
     }
     messages: list[dict[str, Any]] = []
     system = [text for text in _texts(fields, "system") if not text.startswith(BILLING)]

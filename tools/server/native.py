@@ -50,13 +50,28 @@ async def models(service: Service, request: Request) -> Response:
         "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
         "description": "", "tags": [""], "capabilities": ["completion"], "parameters": "", "details": details,
     }  # fmt: skip
-    return Json({"models": [shown], "object": "list", "data": [_model_entry(service) | {"meta": meta}]})
+    entries = [_model_entry(service) | {"meta": meta}, *_adapter_entries(service, llm)]
+    return Json({"models": [shown], "object": "list", "data": entries})
 
 
 async def one_model(service: Service, request: Request) -> Response:
-    if request.path_params["name"] not in (service.config.alias, *service.config.other_names):
-        raise Refusal(404, "no such model; /v1/models lists the available one", code="model_not_found")
-    return Json(_model_entry(service))
+    name = request.path_params["name"]
+    if name in (service.config.alias, *service.config.other_names):
+        return Json(_model_entry(service))
+    for entry in _adapter_entries(service, service.ready()):
+        if name in (entry["id"], *entry["aliases"]):
+            return Json(entry)
+    raise Refusal(404, "no such model; /v1/models lists the available ones", code="model_not_found")
+
+
+def _adapter_entries(service: Service, llm: LLM) -> list[dict[str, Any]]:
+    """Return an entry for each adapter, which a request can name as its model."""
+    base = service.config.alias
+    return [
+        _model_entry(service)
+        | {"id": f"{base}:{adapter['name']}", "aliases": [adapter["name"]], "parent": base}
+        for adapter in llm.adapters
+    ]
 
 
 def _model_entry(service: Service) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from vkbackend.checks import whole_number
 from vkbackend.errors import VkbackendError
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
-from vkbackend.tools.server.body import Fields, read_fields
+from vkbackend.tools.server.adapter_fields import adapter_options
+from vkbackend.tools.server.body import Fields, read_entries, read_fields
 from vkbackend.tools.server.failures import OPENAI, Api, Refusal, as_refusal
 from vkbackend.tools.server.generations import J, Piece, Tally, merged
 from vkbackend.tools.server.guard import Guard
@@ -105,6 +106,11 @@ class Service:
         headers = dict(request.scope["headers"])
         return await read_fields(request.receive, headers, self.config.limits, self._large)
 
+    async def entries(self, request: Request) -> list[Fields]:
+        """Read a body that is a list of objects."""
+        headers = dict(request.scope["headers"])
+        return await read_entries(request.receive, headers, self.config.limits, self._large)
+
     def ready(self) -> LLM:
         """Raises Refusal (503) if the model is not ready."""
         llm = self.model.llm
@@ -115,7 +121,9 @@ class Service:
         def tokenize(text: str) -> list[int]:
             return llm.tokenize(text, add_special=False)
 
-        return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
+        names = self.config.alias, *self.config.other_names
+        options = sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
+        return options | adapter_options(fields, llm, names)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
         """Return the limit from the first of `names` in the request, or the server's limit. None, or -1 in

@@ -12,7 +12,6 @@ from vkbackend.tools.server.service import Service
 
 EMBEDDINGS = "embeddings are not supported yet; use llama-server for them"
 RERANKING = "reranking is not supported yet; use llama-server for it"
-ADAPTERS = "LoRA adapters are not supported yet; merge the adapter into the model and serve the result"
 SPEECH = "audio is not supported yet; send a transcript as text"
 ROUTER = "the server has one model; start another server for another model"
 STREAMS = "a stream that has ended cannot be resumed; send the request again"
@@ -25,8 +24,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/embeddings", EMBEDDINGS),
     ("POST", "/rerank", RERANKING),
     ("POST", "/reranking", RERANKING),
-    ("GET", "/lora-adapters", ADAPTERS),
-    ("POST", "/lora-adapters", ADAPTERS),
     ("POST", "/audio/transcriptions", SPEECH),
     ("POST", "/models", ROUTER),
     ("DELETE", "/models", ROUTER),

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import llama_server_adapters as adapters
 import llama_server_endpoints as endpoints
 import llama_server_fields as fields
 import pytest
 from asked import TEXT, Servers, native
+from llama_server_adapters import demo_adapters
 from serving import FakeModel, served
 
 from vkbackend.models.llm import LLM
@@ -30,9 +32,11 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two servers share one model. The second is verbose and has all endpoints."""
+    """Two servers share one model with two adapters, whose default scales are 0. The second is verbose and
+    has all endpoints."""
     folder = str(tmp_path_factory.mktemp("slots"))
     options: dict[str, Any] = {"n_ctx": 512, "n_slots": 2, "n_ubatch": 32, "kv_cells": 1024}
+    options |= {"lora": demo_adapters(tmp_path_factory.mktemp("adapters")), "lora_init_without_apply": True}
     model = LLM(demo_model(), devices="numpy", **options)
     plain = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
     rich = Config(
@@ -76,6 +80,8 @@ CASES: dict[str, Callable[[Servers], None]] = {
     "`POST /messages`": endpoints.messages,
     "counts of tokens": endpoints.counts,
     "`POST /infill`": endpoints.infill,
+    "`GET /lora-adapters`": adapters.shown,
+    "`POST /lora-adapters`": adapters.defaults,
     "`POST /tokenize`, `/detokenize`": endpoints.tokenize,
     "`POST /apply-template`": endpoints.apply_template,
     "`GET /slots`": endpoints.slots,
@@ -109,7 +115,8 @@ CASES: dict[str, Callable[[Servers], None]] = {
     "`reasoning_format`, `reasoning_budget_tokens`": fields.reasoning,
     "`chat_template_kwargs`": fields.template_variables,
     "`n_cache_reuse`, `backend_sampling`, internal fields": fields.without_effect,
-    "`lora`": fields.adapters,
+    "`lora`": adapters.of_a_request,
+    "`model`": adapters.as_a_model,
     "`adaptive_target`": fields.adaptive,
 }
 

@@ -128,7 +128,12 @@ def test_fields_of_llama_server(server: Command, direct: LLM) -> None:
     )
     mixed = server.address.post("/completion", {"prompt": [432, " upon"], "n_predict": 1})[1]
     assert mixed["tokens_evaluated"] == 1 + len(direct.tokenize(" upon", add_special=False))
-    for name, value in (("n_keep", -2), ("cache_prompt", 1), ("lora", [{"id": 0}]), ("n_indent", "4")):
+    for name, value in (
+        ("n_keep", -2),
+        ("cache_prompt", 1),
+        ("lora", [{"id": 0, "scale": 1.0}]),
+        ("n_indent", "4"),
+    ):
         status, answer, _ = server.address.post("/completion", {"prompt": TEXT, name: value})
         assert status == 400 and answer["error"]["param"] == name
     events = server.address.events("/completion", {"prompt": TEXT, "n_predict": 3, "stream": True})
