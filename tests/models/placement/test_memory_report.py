@@ -1,0 +1,129 @@
+"""The memory report equals the plan and the bytes that devices allocate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_sets import covering, device_infos
+from oracles.fixture import write
+from oracles.heads import with_head
+from runners import load_runner
+
+from vkbackend.buffer import Home
+from vkbackend.meta.step_kind import StepKind
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.fit import sizes_with
+from vkbackend.models.placement.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
+from vkbackend.models.placement.traced_steps import step_shape, step_sizes
+from vkbackend.step import Run
+
+needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+
+
+@pytest.mark.parametrize(
+    ("provider", "devices"),
+    covering(
+        ["auto", "scatter", "host-sum"],
+        [pytest.param(["0", "0"], id="0,0", marks=needs_device), pytest.param(["numpy"] * 3, id="3 x numpy")],
+    ),
+)
+def test_memory_report_equals_the_plan(models: Path, devices: list[str], provider: str) -> None:
+    path = models / "stories-narrow-Q8_0.gguf"
+    options = {"n_ctx": 64, "n_ubatch": 16, "kv_offload": False, "reduce_provider": provider}
+    runner = load_runner(path, devices=devices, **options)
+    n, limits = len(devices), [device.limits for device in runner.mesh.devices]
+    shape = step_shape(runner.model, runner.layout, runner.options, 16)
+    steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
+    types = {load.name: load.dtype for load in runner.layout.loads}
+    planned = sizes_with(runner.model, types, runner.mesh.devices, steps)(runner.options)
+    for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
+        assert {home: row[home] for home in HOMES} == {home: plan.homes[home] for home in HOMES}
+        assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
+    runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15])
+    assert [row["scratch"] for row in runner.memory()] == [steps.scratch(d) for d in range(n)]
+    runner.close()
+
+
+MIXED_FILES = ("narrow-F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "qwen2-Q8_0")
+REPORTED: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (2, {"tensor_split": [3, 1]}),
+    (3, {"tensor_split": [5, 0, 2], "split_policy": "llama.cpp"}),
+    (5, {"kv_offload": False, "n_gpu_layers": 2}),
+    (8, {"override_tensor": (("ffn", "CPU"),), "type_k": "q8_0"}),
+    (2, {"split_mode": "layer", "n_slots": 3}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "options"),
+    covering(MIXED_FILES, [pytest.param(*r, id=f"{r[0]}-{r[1]}") for r in REPORTED]),
+)
+def test_the_memory_report_equals_the_allocator_and_adds_up(
+    models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+) -> None:
+    if "narrow" in name and options.get("type_k") == "q8_0":
+        options = options | {"type_k": "bf16"}
+    path = models / f"stories-{name}.gguf"
+    check_report(path, ["numpy"] * n, **options)
+
+
+@needs_device
+@pytest.mark.runtimes
+@pytest.mark.parametrize(
+    ("name", "lacking"), [("w256-IQ3_S", ""), ("moe8x-Q4_0", "host_import")], ids=["w256-IQ3_S", "moe8x-Q4_0"]
+)
+def test_the_memory_report_of_real_devices(
+    models: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
+) -> None:
+    monkeypatch.setenv("VKBACKEND_DISABLE", lacking)
+    path = models / f"stories-{name}.gguf"
+    check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
+    check_report(path, ["0"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_memory_report_counts_a_head(tmp_path: Path, n: int) -> None:
+    path = write(with_head("glm-dsa"), tmp_path / "model.gguf")
+    check_report(path, ["numpy"] * n, speculation="mtp")
+
+
+def check_report(path: Path, devices: list[str], **options: Any) -> None:
+    runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
+    try:
+        layout, mesh = runner.layout, runner.mesh
+        mesh.recorded_step(StepKind.of_run(1, 1, runner.max_top_k))
+        limits = [device.limits for device in mesh.devices]
+        steps = step_sizes(
+            runner.model, layout, runner.options, limits, step_shape(runner.model, layout, runner.options, 4)
+        )
+        report = allocations(layout, mesh.devices, steps)
+        for row, held, device in zip(runner.memory(), report, mesh.devices, strict=True):
+            assert {home: row[home] for home in HOMES} == {home: held.homes[home] for home in HOMES}
+            assert sum(held.homes.values()) == sum(held.items.values()) and held.items["padding"] >= 0
+            nbytes = {
+                home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")
+            }
+            assert nbytes == {home: row[home] for home in nbytes}
+        pages = Home.PAGES, Home.MAPPED
+        counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home not in pages)
+        counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)
+        counted += sum(row["mapped"] for row in runner.memory())
+        assert all(
+            bool(row["mapped"]) == d.maps_files for row, d in zip(runner.memory(), mesh.devices, strict=True)
+        )
+        parts = itemised(layout, report)
+        assert parts["held"] == counted == sum(parts[item] for item in ITEMS)
+        assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, layout.loads))
+        with GGUF.open(path) as gguf:
+            stored = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        tied = [
+            load for load in layout.loads if load.name == "output.weight" and load.name not in gguf.tensors
+        ]
+        wider = parts["model"] - stored - sum(map(stored_nbytes, tied))
+        vectors = sum(stored_nbytes(load) for load in layout.loads if len(load.shape) == 1)
+        assert 0 <= wider <= vectors, "the file's bytes, but for vectors that devices hold as f32"
+    finally:
+        runner.close()
