@@ -176,6 +176,7 @@ def numbers(s: Servers) -> None:
     shown = settings(s, temperature=-1, top_k=3, top_p=0.5, dry_base=1.2, repeat_last_n=7, seed=5)
     want = {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "dry_base": 1.2, "repeat_last_n": 7, "seed": 5}
     assert {name: shown[name] for name in want} == want
+    assert settings(s, top_k=-1)["top_k"] == 0
     assert refused(s.plain, "top_p", 1.5) and refused(s.plain, "top_k", "3")
 
 

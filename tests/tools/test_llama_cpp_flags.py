@@ -444,6 +444,12 @@ def test_ranges_of_bench() -> None:
     assert [test.n_prompt for test in bench.tests_of(parse(*"bench -p 16-32+8 -n 0".split()))] == [16, 24, 32]
 
 
+def test_all_tokens_as_minus_one(run: Run) -> None:
+    words = ("-p", "Once upon a time", "--temp", "1", "--seed", "3")
+    texts = [answer(run, *words, "--top-k", k)["text"] for k in ("-1", "0")]
+    assert texts[0] == texts[1]
+
+
 def test_until_the_context_is_full(run: Run) -> None:
     words = ("-p", "Once upon a time", "-c", "40", "--ignore-eos", "--context-shift", "-n", "-2", "--json")
     code, out, err = run("generate", *words)

@@ -97,6 +97,8 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
             args.override_tensor = host_patterns(args, gguf.tensors)
     if getattr(args, "max_tokens", None) == -2:
         args.max_tokens, args.context_shift = -1, False  # -2: until the context is full
+    if args.top_k < 0:
+        args.top_k = 0  # llama.cpp takes both for all tokens
     if args.temperature < 0:
         note(args, f"--temp {args.temperature:g} is 0: the likeliest token")
         args.temperature = 0.0

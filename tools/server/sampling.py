@@ -35,6 +35,8 @@ def sampling_of(
     for name in SAME:
         if (value := fields.get(name)) is not None:
             options[name] = value
+    if type(options.get("top_k")) is int:
+        options["top_k"] = max(0, options["top_k"])  # -1 is the same as 0: all tokens
     if isinstance(letters := fields.get("samplers"), str) and set(letters) <= set(LETTERS):
         options["samplers"] = [LETTERS[letter] for letter in letters]  # as in llama-server
     if isinstance(options.get("samplers"), list) and len(options["samplers"]) > MAX_SAMPLERS:
