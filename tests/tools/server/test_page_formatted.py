@@ -103,6 +103,11 @@ def test_long_code_keeps_the_page_usable(page: Any, question: str, length: int) 
     assert page.evaluate("clearTimeout(window.timer), window.longest") < 10_000
 
 
+def test_an_answer_with_too_many_elements_is_plain_text(page: Any) -> None:
+    ask(page, "many words")
+    assert len(texts(page)[-1]) == 900_000 and page.locator(f"{BODY} *").count() == 1
+
+
 def test_a_text_that_takes_too_long_remains_plain(page: Any) -> None:
     """A worker that does not answer is ended at its deadline; the next text has a new worker."""
     page.route("**/page/worker.js", lambda route: route.fulfill(body=STUCK, content_type="text/javascript"))

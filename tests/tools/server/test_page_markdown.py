@@ -124,6 +124,24 @@ def test_a_growing_text_parses_like_the_complete_text(run: Run) -> None:
     assert not wrong, min(wrong, key=lambda pieces: len("".join(pieces)))
 
 
+def test_the_number_of_elements_is_limited(run: Run) -> None:
+    """A block with too many parts, and the text after the last allowed block, are plain text."""
+    heavy = ["- a\n" * 9000, "|a|b|\n|-|-|\n" + "|1|2|\n" * 9000, "$a$ " * 25_000, "a\n" * 25_000]
+    texts = [*heavy, "- a\n" * 2000]
+    kinds = run("markdown.js", "(m, texts) => texts.map((text) => m.parse(text)[0].type)", texts)
+    assert kinds == ["text", "text", "text", "text", "list"]
+    function = """(m, text) => {
+        const stream = new m.BlockStream(), whole = new m.BlockStream().push(text, true).settled, found = [];
+        for (let n = 0; n < text.length; n += 999) found.push(...stream.push(text.slice(0, n)).settled);
+        found.push(...stream.push(text, true).settled);
+        return [JSON.stringify(found) === JSON.stringify(whole), whole.length, whole.at(-1)];
+    }"""
+    source = "".join(f"{i}\n\n" for i in range(7000))
+    is_same, n, last = run("markdown.js", function, source)
+    assert is_same and n == 5000
+    assert last == {"type": "text", "text": source[source.index("4999\n") :].removesuffix("\n") + "\n"}
+
+
 PIECES = (
     "*", "**a ", "_a", "``` ` ``", "[", "[](a", "![a](", "<http:", "> ", "- ", "a:", "http://", "|",
     "a|b\n-|-\n", "~", "\\", "1. a\n", "&", "*a_b", "*a*\n", "$a ", "$a$", "\\(", "\\[\n",

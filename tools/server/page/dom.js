@@ -2,7 +2,7 @@
 
 /**
  * Create an element. `data-*` and `aria-*` become attributes, `on*` become listeners, and all others become
- * properties.
+ * properties. Children are nodes, strings and lists of them.
  */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -12,8 +12,13 @@ export function element(tag, properties = {}, ...children) {
     else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, value);
     else made[name] = value;
   }
-  made.append(...children);
-  return made;
+  return appended(made, children);
+}
+
+/** Append nodes and strings one by one, because a call has a limited number of arguments. */
+export function appended(parent, children) {
+  for (const child of children.flat(Infinity)) parent.append(child);
+  return parent;
 }
 
 export function button(text, onclick, properties = {}) {

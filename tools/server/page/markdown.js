@@ -1,8 +1,10 @@
 // Parses Markdown into blocks for render.js. HTML remains text, and images become links.
-// A block is {type, ...}. The types are heading, paragraph, code, formula, quote, list, table and
-// rule.
+// A block is {type, ...}. The types are heading, paragraph, code, formula, quote, list, table,
+// rule and text.
 
+import { formulaAt } from "./formulas.js";
 import { parseInline } from "./inline.js";
+import { MAX_BLOCKS, limited } from "./limits.js";
 
 const MAX_DEPTH = 12; // nested lists and quotes
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*([^\s`]*)/;
@@ -11,31 +13,36 @@ const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: {1,4}(?! )| +|$)/;
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
-const FORMULA = /^[ \t]*(\$\$|\\\[)/;
-const MAX_FORMULA_LINES = 100; // limits the time for unclosed formulas
 const TASK = /^\[([ xX])\] /;
 
 export function parse(text) {
-  return parseLines(linesOf(text), 0).map((found) => found.block);
+  const lines = linesOf(text);
+  return parseLines(lines, 0).map((found) => limited(found, lines));
 }
 
 /** A parser of growing text. Only the blocks that may still change are parsed again. */
 export class BlockStream {
   constructor() {
     this.offset = 0; // where settled blocks end
+    this.left = MAX_BLOCKS; // The text after them remains plain.
   }
 
   /** Parse the text so far. Return newly settled blocks and blocks that may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
-    const found = parseLines(lines.map(cleaned), 0);
+    const plain = lines.map(cleaned);
+    const found = parseLines(plain, 0, this.left);
     // An incomplete line "-" may become "- item" and join the previous block. A table is recognized by its
     // second line.
     const isSure = found.length > 0 && isDefinite(found.at(-1), lines.length);
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
     if (isWhole) this.offset = text.length;
     else if (n) for (let i = 0; i < found[n].line; i++) this.offset += lines[i].length + 1;
-    const blocks = found.map((one) => one.block);
+    const blocks = found.map((one) => limited(one, plain));
+    if (blocks.length === this.left) {
+      blocks[this.left - 1] = { type: "text", text: plain.slice(found.at(-1).line).join("\n") };
+    }
+    this.left -= n;
     return { settled: blocks.slice(0, n), open: blocks.slice(n) };
   }
 }
@@ -73,11 +80,11 @@ function dedent(line, n) {
   return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
 }
 
-/** Parse lines into blocks, whose first line determines their type. */
-function parseLines(lines, depth) {
+/** Parse lines into at most `most` blocks, whose first line determines their type. */
+function parseLines(lines, depth, most = Infinity) {
   const found = [];
   let at = 0;
-  while (at < lines.length) {
+  while (at < lines.length && found.length < most) {
     if (isBlank(lines[at])) {
       at++;
       continue;
@@ -116,30 +123,6 @@ function codeAt(lines, at, [, mark, language]) {
   }
   if (text.at(-1) === "") text.pop(); // the line is incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
-}
-
-/** Parse a formula that has its lines to itself. Formulas have no blank lines, so an unclosed mark is text. */
-function formulaAt(lines, at) {
-  const open = FORMULA.exec(lines[at]);
-  if (!open) return null;
-  const close = open[1] === "$$" ? "$$" : "\\]";
-  const sourceTo = (end) => lines.slice(at, end).map((line) => line.trim()).join("\n");
-  const text = [];
-  let line = lines[at].slice(open[0].length);
-  for (let next = at + 1; next <= at + MAX_FORMULA_LINES; next++) {
-    const end = line.indexOf(close);
-    text.push(end < 0 ? line : line.slice(0, end));
-    if (end >= 0) {
-      const isAlone = !line.slice(end + close.length).trim() && text.join("").trim();
-      if (!isAlone) return null;
-      return [{ type: "formula", text: text.join("\n").trim(), source: sourceTo(next), isOpen: false }, next];
-    }
-    line = lines[next] ?? "";
-    const isEnd = next >= lines.length - 1 && isBlank(line); // the last line may still grow
-    if (isEnd) return [{ type: "formula", text: "", source: sourceTo(next), isOpen: true }, lines.length];
-    if (isBlank(line)) return null;
-  }
-  return null;
 }
 
 function quoteAt(lines, at, depth) {

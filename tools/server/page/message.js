@@ -59,9 +59,9 @@ export class MessageView {
   /** Show the complete text, which is Markdown only in answers. */
   fill() {
     const { node } = this;
-    if (node.role === "assistant") this.body.replaceChildren(...markdown(node.content));
+    if (node.role === "assistant") this.body.replaceChildren(markdown(node.content));
     else this.body.replaceChildren(...folded(node.role === "tool" ? "pre" : "p", node.content));
-    if (node.reasoning) this.thought.replaceChildren(...markdown(node.reasoning));
+    if (node.reasoning) this.thought.replaceChildren(markdown(node.reasoning));
   }
 
   /** `read` is the part of the prompt that the model has read, or null. */

@@ -1,10 +1,11 @@
 // Renders Markdown blocks with only createElement and text nodes. Links may be http, https or mailto. Images
 // become links and are never loaded.
 
-import { announce, button, copy, element } from "./dom.js";
+import { announce, appended, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";
 import { colour, formula } from "./typeset.js";
 
+const MAX_READ = 10_000; // characters of a block that screen readers announce
 const EMPHASIS = { strong: "strong", em: "em", del: "del" };
 
 function inlines(nodes) {
@@ -16,9 +17,9 @@ function inlines(nodes) {
     if (node.type === "link") {
       const mark = node.image ? ["image: "] : [];
       const link = { href: node.href, rel: "noopener noreferrer", target: "_blank" };
-      return element("a", link, ...mark, ...inlines(node.nodes));
+      return element("a", link, mark, inlines(node.nodes));
     }
-    return element(EMPHASIS[node.type], {}, ...inlines(node.nodes));
+    return element(EMPHASIS[node.type], {}, inlines(node.nodes));
   });
 }
 
@@ -45,15 +46,15 @@ function list({ start, isLoose, items }, isSettled) {
     if (task !== null) {
       inner.unshift(element("span", { role: "img", "aria-label": task ? "done" : "open" }, task ? "☑" : "☐"), " ");
     }
-    made.append(element("li", { className: task === null ? "" : "task" }, ...inner));
+    made.append(element("li", { className: task === null ? "" : "task" }, inner));
   }
   return made;
 }
 
 function table({ align, head, rows }) {
-  const cell = (tag) => (nodes, i) => element(tag, { className: align[i] }, ...inlines(nodes));
-  const row = (tag) => (cells) => element("tr", {}, ...cells.map(cell(tag)));
-  const made = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, ...rows.map(row("td"))));
+  const cell = (tag) => (nodes, i) => element(tag, { className: align[i] }, inlines(nodes));
+  const row = (tag) => (cells) => element("tr", {}, cells.map(cell(tag)));
+  const made = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, rows.map(row("td"))));
   return element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, made);
 }
 
@@ -61,30 +62,39 @@ function table({ align, head, rows }) {
 export function rendered(block, isSettled = true) {
   switch (block.type) {
     case "heading": // The page itself has h1 and h2.
-      return element(`h${Math.min(6, block.level + 2)}`, {}, ...inlines(block.nodes));
+      return element(`h${Math.min(6, block.level + 2)}`, {}, inlines(block.nodes));
     case "paragraph":
-      return element("p", {}, ...inlines(block.nodes));
+      return element("p", {}, inlines(block.nodes));
     case "code":
       return codeBlock(block, isSettled);
     case "formula":
       return element("p", {}, block.isOpen ? block.source : formula({ ...block, isDisplay: true }));
     case "quote":
-      return element("blockquote", {}, ...block.blocks.map((inner) => rendered(inner, isSettled)));
+      return element("blockquote", {}, block.blocks.map((inner) => rendered(inner, isSettled)));
     case "list":
       return list(block, isSettled);
     case "table":
       return table(block);
+    case "text":
+      return element("p", { className: "plain" }, block.text);
     default:
       return element("hr");
   }
 }
 
-export const markdown = (text) => parse(text).map((block) => rendered(block));
+/** Return a fragment of an answer's elements. */
+export function markdown(text) {
+  const live = new LiveText(document.createDocumentFragment(), () => {});
+  live.update(text, true);
+  return live.container;
+}
 
 /** A renderer of growing text. Elements of settled blocks never change, so screen readers read them once. */
 export class LiveText {
-  constructor(container) {
+  /** `read(text)` announces a settled block. */
+  constructor(container, read = announce) {
     this.container = container;
+    this.read = read;
     this.stream = new BlockStream();
     this.open = []; // elements that may change
     this.kinds = [];
@@ -97,11 +107,11 @@ export class LiveText {
     for (const block of settled) {
       const made = rendered(block);
       this.container.append(made);
-      announce(made.textContent);
+      this.read(made.textContent.slice(0, MAX_READ));
     }
     this.open = open.map((block) => rendered(block, false));
     this.kinds = open.map((block) => block.type);
-    this.container.append(...this.open);
+    appended(this.container, this.open);
   }
 
   /** Append to a growing code block, so that it keeps its element and scroll position. */

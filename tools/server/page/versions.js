@@ -25,7 +25,7 @@ export function compare(conversation, node, choose) {
         button(isCurrent ? "Shown" : "Use this", use, { className: isCurrent ? "" : "primary", disabled: isCurrent, "aria-label": `Use version ${i + 1}` }),
       ),
       question,
-      element("div", { className: "body", tabIndex: 0, role: "region", "aria-label": `Text of version ${i + 1}` }, ...markdown(answer?.content ?? "")),
+      element("div", { className: "body", tabIndex: 0, role: "region", "aria-label": `Text of version ${i + 1}` }, markdown(answer?.content ?? "")),
       element("p", { className: "error" }, answer?.error ?? ""),
       element("p", { className: "quiet" }, answer?.stopped ? "Stopped" : ""),
     );
