@@ -120,7 +120,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Return the bytes per second of multiplying matrices larger than every cache by a row."""
+    """Return the bytes per second at which matrices that exceed every cache are multiplied by a row."""
     info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)

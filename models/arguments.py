@@ -190,7 +190,7 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def speculation_list(name: str, value: Any) -> tuple[str, ...]:
-    """Read names of drafters, also llama.cpp's names. "none" and None mean no drafts."""
+    """Read names of drafters. The names of llama.cpp are accepted too. "none" and None mean no drafts."""
     if value is None:
         return ()
     expected = f"expected {', '.join(SPECULATIONS)} or none, or several of them"

@@ -119,7 +119,8 @@ def test_on_vulkan(adapted: Adapted, devices: list[str]) -> None:
 
 
 def test_on_a_quantized_base(tmp_path: Path, dense: Adapted) -> None:
-    """The update is exact, so the difference between two scales depends on the base only by rounding."""
+    """In a Q8_0 model, unused adapters change nothing. Used adapters give the logits of the merged model,
+    except for the rounding of Q8_0."""
     path = write(dense.fixture, tmp_path / "q8.gguf", quantize=True)
     logits = []
     for lora, choice in (((), ()), (dense.files, ()), (dense.files, CHOICES[3])):
