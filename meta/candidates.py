@@ -1,4 +1,4 @@
-"""Read the result of a step, either all logits or the best allowed tokens of each output row."""
+"""Read the result of a step: all logits, the best allowed tokens, or the hidden state of each output row."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ class Outputs:
         self._devices, self._vocab, self._nodes = devices, vocab, nodes
         self._masks = [inputs.mask for inputs in inputs_of]
         self._places = [[inputs.logits for inputs in inputs_of]]
+        self._hidden = [[inputs.hidden for inputs in inputs_of]]
         for _ in range(1, n_places):
-            regions = list(self._places[0])
+            regions, hidden = list(self._places[0]), list(self._hidden[0])
             for d, device in enumerate(devices):
-                if device.node and (region := regions[d]):
+                if device.node and nbytes[d]:
                     buffer = device.buffer(nbytes[d], Home.STAGING, "logits")
-                    regions[d] = replace(region, buffer=buffer)
+                    for views in (regions, hidden):
+                        views[d] = (view := views[d]) and replace(view, buffer=buffer)
             self._places.append(regions)
+            self._hidden.append(hidden)
 
     def write_masks(self, masks: np.ndarray) -> None:
         """Write the next step's masks, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first."""
@@ -105,7 +108,8 @@ class Outputs:
     def _gather(self, n_outputs: int, wanted: Wanted, place: int) -> Transfers:
         assert self._nodes
         views: list[View | None] = []
-        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
+        of_place = self._hidden[place] if wanted.hidden else self._places[place]
+        for device, region, (begin, end) in zip(self._devices, of_place, self._vocab, strict=True):
             if region is None:
                 views.append(None)
                 continue
@@ -127,6 +131,15 @@ class Outputs:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
                 host = region.buffer.host[: region.nbytes].view(np.float32)  # type: ignore[union-attr]
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
+
+    def read_hidden(self, n_outputs: int, place: int = 0) -> np.ndarray:
+        """Return a copy of the hidden states, float32 [n_outputs, n_embd]."""
+        views = zip(self._devices, self._hidden[place], strict=True)
+        device, region = next((device, view) for device, view in views if view is not None)
+        device.invalidate(region.buffer)  # type: ignore[arg-type]
+        host = region.buffer.host[: region.nbytes].view(np.float32)  # type: ignore[union-attr]
+        rows: np.ndarray = host.reshape(region.shape)[:n_outputs].copy()
+        return rows
 
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
         k, summed = wanted.top_k, wanted.summed

@@ -40,6 +40,8 @@ class StepShape:
     halves: int = 0  # Minimum rows of a halved step, or 0 for never.
     n_slots: int = 0  # Most runs of a step, or 0 for a run per row.
     adapters: int = 0  # Most adapters of a row.
+    n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
+    encodes: bool = False  # Rows attend to later rows. Steps output hidden states alone, and never decode.
 
     def places(self) -> tuple[dict[str, int], int]:
         """Return (byte offset of each RoPE table and of ADAPTERS, total bytes) of the parameters. These
@@ -55,6 +57,20 @@ class StepShape:
     def adapter_words(self) -> int:
         return StepKind(self.n_rows, self.n_outputs, Mix.DECODE, adapters=self.adapters).adapter_words
 
+    @property
+    def hidden_device(self) -> int:
+        """Return the device that outputs hidden states, the first that computes the output."""
+        return self.active.get("", (0,))[0]
+
+    @property
+    def n_hidden(self) -> int:
+        """Return how many hidden states a step may output: as many as fit the memory for logits, and at least
+        one. In an encoder every row may be an output."""
+        if self.encodes or not self.n_embd:
+            return self.n_rows if self.n_embd else 0
+        fits = max(1, self._vocab_nbytes(self.hidden_device) // (4 * self.n_embd))
+        return min(self.n_rows, 1 << fits.bit_length() - 1)
+
     def logits_nbytes(self, device: int) -> int:
         begin, end = self.vocab[device]
         return 4 * self.n_outputs * (end - begin)
@@ -65,8 +81,13 @@ class StepShape:
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
-    def outputs_nbytes(self, device: int) -> int:
+    def _vocab_nbytes(self, device: int) -> int:
         return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
+
+    def outputs_nbytes(self, device: int) -> int:
+        """Return the bytes of a device's output region, for logits and masks, or for hidden states."""
+        hidden = 4 * self.n_hidden * self.n_embd if device == self.hidden_device else 0
+        return max(self._vocab_nbytes(device), hidden)
 
     def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
         offsets, total = self.places()
@@ -76,20 +97,22 @@ class StepShape:
         }
         begin, end = self.vocab[device]
         words, at = self.mask_words(device), aligned(self.logits_nbytes(device))
+        hidden = region if self.n_embd and device == self.hidden_device else None
         return Inputs(
             View(local, 0, (STEP_NBYTES // 4,), "u32"),
             rope,
             View(host, 0, (total // 4,)),
             View(local, 0, (total // 4,)),
-            View(region, 0, (self.n_outputs, end - begin)) if region else None,
+            View(region, 0, (self.n_outputs, end - begin)) if region and begin < end else None,
             View(region, at, (self.n_outputs, words), "u32") if region and words else None,
             View(local, offsets[ADAPTERS], (self.adapter_words,), "u32") if self.adapters else None,
+            View(hidden, 0, (self.n_hidden, self.n_embd)) if hidden else None,
         )
 
     def unplaced(self, device: int) -> Inputs:
         """Return `inputs` without memory."""
         buffer = nowhere()
-        return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
+        return self.inputs(device, buffer, buffer, buffer if self.outputs_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +174,9 @@ def measure(
 def step_kinds(shape: StepShape) -> list[StepKind]:
     """Return the kinds of steps that may need the most memory, the largest first. Steps with fewer output
     rows, or with logits instead of candidates, need less."""
+    if shape.encodes:
+        kind = StepKind(shape.n_rows, shape.n_rows, Mix.PREFILL, Wanted(hidden=True))
+        return [kind._replace(adapters=shape.adapters)]
     few, n_slots = min(shape.n_rows, MAX_VEC_ROWS), shape.n_slots or shape.n_rows
     mixes: list[tuple[int, Mix]] = []
     if shape.n_rows > few:

@@ -28,11 +28,13 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 class Wanted(NamedTuple):
     """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. If `summed` is
     set, the result also has log(sum(exp(logits))) of the row, for the tokens' probabilities. If `ahead` is
-    set, the multi-token prediction head computes the result."""
+    set, the multi-token prediction head computes the result. If `hidden` is set, the result is the row's
+    hidden state after the final norm, without logits."""
 
     top_k: int = 0
     summed: bool = False
     ahead: bool = False
+    hidden: bool = False
 
 
 MAX_ADAPTERS = 4  # of a row

@@ -28,6 +28,18 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
+def same_bits(x: Tensor) -> Tensor:
+    """Return x with the bits of its first device on all active devices, because drivers round norms
+    differently."""
+    x = whole(x)
+    holders = holders_of(x)
+    if len(holders) < 2:
+        return x
+    views = [view if d == holders[0] else None for d, view in enumerate(x.views)]
+    shared = Tensor(x.graph, x.rows, x.width, split.partial((holders[0],)), views)
+    return x.graph.all_reduce(shared, wire="f32")[0]
+
+
 def latest(x: Tensor) -> Tensor:
     """Return the tensor that replaced x, or x if none did."""
     while x.whole is not None:

@@ -87,6 +87,7 @@ class Inputs:
     logits: View | None  # Host-visible f32 [max_outputs, the device's vocabulary rows].
     mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
     adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
+    hidden: View | None = None  # On one device, f32 [n_hidden, n_embd] in the memory of `logits`.
 
 
 class TensorGraph(Protocol):

@@ -11,7 +11,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.active_adapters import ActiveAdapters
 from vkbackend.models.arguments import continuation_count, slot_number, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Mailbox
-from vkbackend.models.engine.messages import SetVocabulary, check_tokens
+from vkbackend.models.engine.messages import ONLY_EMBEDS, SetVocabulary, check_tokens
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
 from vkbackend.models.options import GenerateKeywords, GenerateOptions
@@ -80,6 +80,8 @@ class GenerationMaker:
 
     def ids_of(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
         self._mailbox.check_open()
+        if self._info.encodes:
+            raise UnsupportedModel(ONLY_EMBEDS)
         is_text = isinstance(prompt, str)
         given = self.tokenizer.encode(text_of("text", prompt), True, parse_special) if is_text else prompt
         ids = token_ids("prompt", given, PROMPT)

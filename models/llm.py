@@ -17,6 +17,8 @@ from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.active_adapters import ActiveAdapters
 from vkbackend.models.arguments import adapter_scales, text_of, token_ids
 from vkbackend.models.chats.methods import Chats
+from vkbackend.models.embeddings.heads import Heads
+from vkbackend.models.embeddings.methods import Embeddings
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.completion import Chunk, Completion
@@ -40,7 +42,7 @@ from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options_class import takes
 
 
-class LLM(Chats, Slots):
+class LLM(Chats, Slots, Embeddings):
     """A GGUF model on one or several Vulkan devices.
 
     `path` is a .gguf file, or any part of a split model. `process` runs the engine in a separate process.
@@ -48,7 +50,8 @@ class LLM(Chats, Slots):
     keywords.
 
     The attributes are path, n_ctx, n_slots, n_vocab, device_names, chat_template (or None), chat_templates
-    (by name), prediction (for measured devices), notes and speculation (names of drafters).
+    (by name), prediction (for measured devices), notes, speculation (names of drafters), is_encoder (the
+    model generates no text) and n_text (the most tokens of a text to embed).
 
     Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
     DeviceLost, Timeout, and ForkedProcess in a forked process.
@@ -70,6 +73,7 @@ class LLM(Chats, Slots):
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(wanted.path) as gguf:
             self.chat_templates, suppressed = chat_templates(gguf), suppressed_ids(gguf)
+            self.heads = Heads.read(gguf)
             self.chat_template = self.chat_templates.get("default")
             no_tokenizer = ""
             try:
@@ -87,6 +91,7 @@ class LLM(Chats, Slots):
             self._mailbox, tokens, self._adapters, self.n_keep, self._apart, no_tokenizer
         )
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
+        self.is_encoder, self.n_text = info.encodes, info.n_text
         self.path = wanted.path
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
         self.notes = list(info.notes)

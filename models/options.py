@@ -46,6 +46,7 @@ MAX_QUEUE = 1 << 20
 MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 MAX_GPU = 1 << 16
 MAX_DRAFT = MAX_VEC_ROWS - 1  # A step with drafts has at most MAX_VEC_ROWS rows.
+ATTENTION = ("causal", "non-causal")
 SPLIT_MODES = ("none", "layer", "tensor", "hosts")
 
 File = str | os.PathLike[str]
@@ -90,6 +91,9 @@ class _ModelKeywords(TypedDict, total=False):
     n_keep: int
     """How many tokens of a prompt a context shift keeps, besides BOS (default: 0); -1 for the complete
     prompt."""
+    attention: str | None
+    """"causal" or "non-causal" attention of an embedding model: a token attends to the earlier tokens, or to
+    all tokens of its text. None (default): as the file says."""
     n_queue: int
     """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
@@ -175,6 +179,7 @@ class Options(RopeOptions):
     prefix_cache: bool = option(True, switch)
     context_shift: bool = option(False, switch)
     n_keep: int = option(0, whole(-1, MAX_CONTEXT, " (-1: the complete prompt)"))
+    attention: str | None = option(None, optional(choice(ATTENTION)))
     n_queue: int = option(4096, whole(1, MAX_QUEUE))
     type_k: str = option("f16", cache_type)
     type_v: str = option("f16", cache_type)

@@ -80,6 +80,8 @@ uint result_of(uint row) {
     return part_off + (FINAL != 0 ? index * HEAD_V : (index * n_splits + gl_WorkGroupID.z) * (HEAD_V + 2));
 }
 
+float bias_of(uint key_pos) { return 0.0; }
+
 void put(uint row, uint d, float value) {
     if (is_here(row)) part[result_of(row) + d] = value;
 }

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute causal attention for a tile of TQ rows of one run, by online softmax over blocks of 32 keys. The
+// Compute attention for a tile of TQ rows of one run, by online softmax over blocks of 32 keys. The
 // workgroup ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after
 // the last tile write zeros to the rows outside all runs. TQ limits shared memory to 15.6 KiB.
 #include "lib/types.glsl"
@@ -12,11 +12,12 @@ layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
 layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
-layout(constant_id = 8) const uint BATCH = 1; // quads in flight
+layout(constant_id = 8) const uint HAS_SLOPES = 0;
+layout(constant_id = 9) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head;
+    uint q_off, k_off, v_off, cells_off, sinks_off, slopes_off, y_off;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head, causal;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -24,9 +25,10 @@ layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
-layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 5) readonly buffer Slopes { float slopes[]; };
+layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 
-#define STEP_BINDING 6
+#define STEP_BINDING 7
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
@@ -147,8 +149,9 @@ void score_block(Block block) {
         // sums. The first unmasked key clears these sums, because exp(NEG_LARGE - m) is 0.
         const uint row_pos = tile.first_pos + s_row0 + a;
         const uint key_pos = block.pos + score_key;
-        const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
+        const bool masked = key_pos >= end_key_of(row_pos, tile.end) || key_pos < first_key_of(row_pos);
         if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
+        if (HAS_SLOPES != 0) s[a] += distance_bias(row_pos, key_pos, head);
         if (masked) s[a] = NEG_LARGE;
         score[(s_row0 + a) * CELL_BLOCK + score_key] = s[a];
     }
@@ -216,7 +219,7 @@ void main() {
         zero_rows(tile.first_row, head);
         return;
     }
-    const uint n_keys = tile.first_pos + tile.n;
+    const uint n_keys = end_key_of(tile.first_pos + tile.n - 1, tile.end);
     first_key = first_key_of(tile.first_pos);
 
     read_queries();

@@ -18,14 +18,15 @@ layout(constant_id = 10) const uint HAS_SINKS = 0;
 layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
+layout(constant_id = 14) const uint HAS_SLOPES = 0;
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
 #include "lib/coop.glsl"
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head;
+    uint q_off, k_off, v_off, cells_off, sinks_off, slopes_off, y_off;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head, causal;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -37,9 +38,10 @@ layout(set = 0, binding = 2) buffer VCache1 { uint v1[]; };
 layout(set = 0, binding = 2) buffer VCache4 { uvec4 v4[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
-layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 5) readonly buffer Slopes { float slopes[]; };
+layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 
-#define STEP_BINDING 6
+#define STEP_BINDING 7
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
@@ -54,6 +56,10 @@ QueryTile tile;
 
 uint head() { return first_head + gl_WorkGroupID.y; }
 
+float bias_of(uint key_pos) {
+    return HAS_SLOPES != 0 ? distance_bias(tile.first_pos + row_of_tile(), key_pos, head()) : 0.0;
+}
+
 void put(uint row, uint d, float value) {
     if (row < tile.n) y[y_off + ((tile.first_row + row) * n_heads + head()) * HEAD_V + d] = value;
 }
@@ -65,7 +71,7 @@ void main() {
         zero_rows(tile.first_row, head());
         return;
     }
-    const uint n_keys = tile.first_pos + tile.n;
+    const uint n_keys = end_key_of(tile.first_pos + tile.n - 1, tile.end);
     const uint first_key = first_key_of(tile.first_pos);
 
     for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
@@ -77,6 +83,7 @@ void main() {
     find_places(kv_head);
     const uint row_pos = tile.first_pos + row_of_tile();
     const uint first_seen = max(first_key, first_key_of(row_pos));
+    const uint last_seen = end_key_of(row_pos, tile.end) - 1;
     clear_sums();
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
@@ -103,7 +110,7 @@ void main() {
             hold_v(cell);
             store_v(first_valid, n_valid);
         }
-        weigh_keys(block_pos, first_seen, row_pos);
+        weigh_keys(block_pos, first_seen, last_seen);
         if (KEEPS) store_v(first_valid, n_valid);
         barrier();
         add_values();

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Look up rows of the table: y[r] = w[id(r)], or zeros if row r or its id does not exist. The id is the token
-// of row r (ids = 0), the row of output r (ids = 1), or the position of row r (ids = 2). The buffer w has one
-// piece of the table, beginning at row `first`. Pieces are dispatched in order, and only the first piece
-// writes zeros.
+// of row r (ids = 0), the row of output r (ids = 1), the position of row r (ids = 2), or the type of row r
+// (ids = 3). The buffer w has one piece of the table, beginning at row `first`. Pieces are dispatched in
+// order, and only the first piece writes zeros.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
@@ -22,7 +22,8 @@ void main() {
     const uint k = 4 * global_index();
     if (k >= n_embd) return;
     const uint n_ids = ids == 1 ? step_n_outputs() : step_n_rows();
-    const uint id = ids == 1 ? step_output(row) : ids == 0 ? step_params.rows[row].z : step_params.rows[row].x;
+    const uvec4 of_row = step_params.rows[row];
+    const uint id = ids == 1 ? step_output(row) : ids == 0 ? of_row.z : ids == 2 ? of_row.x : of_row.w;
     const bool found = row < n_ids && id >= first && id - first < n_vocab;
     if (!found && first > 0) return;
     vec4 value = vec4(0.0);

@@ -67,6 +67,7 @@ float join_lanes() {
 }
 
 float norm_of(uint row) {
+    if (eps < 0.0) return logit_scale; // the router reads h without a norm
     for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
         float sum = 0.0;
         for (uint i = v; i < n_embd; i += LANES) {

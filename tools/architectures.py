@@ -1,14 +1,15 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
 Columns are derived from the weights, caches and states of a small model. The flag --json names each column's
-tests (`pytest --all`). The flag --md prints the table of docs/architectures.md.
+tests (`pytest --all`). The flag --md prints the tables of docs/architectures.md. Encoders are in a table of
+their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.memory_specs import StateSpec, kv_of
-from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS
+from vkbackend.models.architectures.registry import ARCHITECTURES, ENCODERS, MODELS
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.tools.console import console, table, write_json
@@ -149,8 +150,11 @@ def proofs() -> dict[str, list[str]]:
     }
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    cells = [row.cells() for row in rows]
+def encoders() -> list[dict[str, str]]:
+    return [{"encoder": name, "models": models} for name, models in ENCODERS.items()]
+
+
+def markdown(cells: Sequence[Mapping[str, str]]) -> str:
     lines = [list(cells[0]), ["---"] * len(cells[0]), *(list(row.values()) for row in cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -172,10 +176,11 @@ def run(args: argparse.Namespace) -> None:
         return
     out = console()
     if args.md:
-        out.print(markdown(rows), markup=False, soft_wrap=True)
+        tables = markdown([row.cells() for row in rows]), markdown(encoders())
+        out.print("\n\n".join(tables), markup=False, soft_wrap=True)
         return
-    cells = [row.cells() for row in rows]
-    out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
+    for cells in ([row.cells() for row in rows], encoders()):
+        out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
     out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names the tests of each column", markup=False)
 
 

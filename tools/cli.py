@@ -33,6 +33,7 @@ COMMANDS = {  # name -> (module of this folder, description)
     "models": ("architectures", "List the supported architectures"),
     "generate": ("generate", "Generate text with a GGUF model"),
     "chat": ("chat", "Chat with a GGUF model"),
+    "embedding": ("embedding", "Print the embeddings of texts"),
     "serve": ("serve", "Serve a GGUF model over HTTP: OpenAI's, Anthropic's and llama-server's APIs"),
     "info": ("model_info", "Show metadata and tensors of a GGUF model"),
     "hosts": ("hosts", "Run a command over several hosts, or check their network"),
@@ -74,6 +75,7 @@ examples:
   vkbackend generate -p "Once upon a time" -n 64 -dev 0,0
   vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
   vkbackend chat -m model.gguf -dev 0,1
+  vkbackend embedding -m model.gguf -f texts.txt --embd-output-format json
   vkbackend serve -m model.gguf -dev 0,1 --port 8080
   vkbackend hosts run --hostfile hosts.txt -- serve -m model.gguf
   vkbackend info model.gguf

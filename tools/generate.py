@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from vkbackend.device_info import DeviceInfo
-from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.errors import VkbackendError
 from vkbackend.models.arguments import HOST, token_limit
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.tools.console import console, tell_notes, write_json
 from vkbackend.tools.flags.llama_cpp import settle
+from vkbackend.tools.flags.prompt import add_prompt_arguments, read_prompt
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import (
@@ -36,14 +35,7 @@ from vkbackend.tools.flags.text import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", metavar="FILE", help="the model, a .gguf file (default: the embedded demo model)")
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
-        "-p",
-        "--prompt",
-        metavar="TEXT",
-        help="the text to continue (default: piped text, or nothing)",
-    )
-    prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
+    add_prompt_arguments(parser, "the text to continue (default: piped text, or nothing)")
     add("--no-parse-special", dest="parse_special", action="store_false",
         help="treat special tokens in the prompt, for example <|im_start|>, as plain text")  # fmt: skip
     add("--display-prompt", action="store_true", help="write the prompt before the text")
@@ -55,28 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print one JSON object instead of the text: text, tokens, logprobs, prompt_tokens, "
         "finish_reason, seed, devices, memory (bytes), timings (ms, tokens/s, us per reduce)")  # fmt: skip
     add_shared_arguments(parser)
-
-
-def read_prompt(args: argparse.Namespace) -> str:
-    """Return the prompt without one final newline."""
-    name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
-    if name is None:
-        return args.prompt or ""
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode().removesuffix("\n")
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(
-            f"the prompt file {name!r} cannot be read: {error}; give a UTF-8 text"
-        ) from None
-
-
-def text_is_piped() -> bool:
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def describe(info: DeviceInfo | None) -> dict[str, Any]:

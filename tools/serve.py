@@ -27,6 +27,7 @@ from vkbackend.models.options import Options
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
+from vkbackend.tools.flags.pooling import add_pooling_arguments, check_pooling
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.templates import add_template_arguments, template_of
@@ -72,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer a last message of the assistant instead of continuing it")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
     add_template_arguments(parser, then="; a request's own values win")
+    add_pooling_arguments(parser)
+    add = parser.add_argument
+    add("--embedding", "--embeddings", dest="embedding", action="store_true",
+        help="only embed; without the flag, all that the model can do is served")  # fmt: skip
+    add("--rerank", "--reranking", dest="reranking", action="store_true",
+        help="only rerank; without the flag, all that the model can do is served")  # fmt: skip
     _add_security(parser)
     _add_bounds(parser)
     add_shared_arguments(parser)
@@ -186,6 +193,9 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
     from vkbackend.tools.server.service import Config
 
     whole_number("port", args.port, 0, 65535)
+    check_pooling(args)
+    if args.embedding and args.reranking:
+        raise InvalidArgument("--embedding and --reranking exclude each other; leave one out, or both")
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
     checked = read_keys(keys, args.api_key_file)
     for name in ("cors_methods", "cors_headers"):
@@ -250,6 +260,10 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.props,
         getattr(args, "is_verbose", False),
         args.prefill_assistant,
+        args.pooling,
+        args.embd_normalize,
+        args.embedding,
+        args.reranking,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 MAX_ROWS = 512  # per micro-batch.
 MAX_RUNS = 128  # per micro-batch.
 FEW_RUNS = 5  # For fewer runs, a Python loop is faster than numpy.
+NEVER = (1 << 32) - 1
 MAX_SNAPSHOTS = 64  # Recurrent states per slot. Cell numbers have 16 bits.
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
@@ -27,7 +28,8 @@ class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
     cells of the recurrent state that the run reads and writes, by default the cell with the slot's number. A
     run at position 0 reads no state. After a run with `undoes` set, the slot can continue from the run's
-    beginning. `adapters` are the ids and scales of the rows' adapters."""
+    beginning. `adapters` are the ids and scales of the rows' adapters. In an encoder, positions from `second`
+    on belong to the second text of a pair (0: no pair)."""
 
     slot: int
     first_row: int
@@ -36,6 +38,7 @@ class Run:
     states: tuple[int, int] | None = None
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
+    second: int = 0
 
 
 class Mix(IntEnum):
@@ -106,14 +109,16 @@ class StepParams:
         runs: Sequence[Run],
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
+        typed: bool = False,
     ) -> None:
         """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
-        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row."""
+        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`, the
+        last word of a row is 1 for the second text of a pair and 0 otherwise, instead of state cells."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0
         self.header[:] = n_rows, n_runs, len(outputs), n_decode
-        if n_rows == n_runs < FEW_RUNS:
+        if n_rows == n_runs < FEW_RUNS and not typed:
             for i, run in enumerate(runs):
                 read, written = run.states or (run.slot, run.slot)
                 self.runs[i] = run.slot, run.first_row, 1, run.first_pos
@@ -134,4 +139,7 @@ class StepParams:
         else:
             rows[:, 0] = table[:, 3]
         rows[:, 1], rows[:, 2], rows[:, 3] = table[:, 0], tokens, cells
+        if typed:
+            seconds = np.array([run.second or NEVER for run in runs], np.uint32)
+            rows[:, 3] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])
         self.outputs[: len(outputs)] = outputs

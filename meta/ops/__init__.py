@@ -21,12 +21,12 @@ from vkbackend.meta.ops.elementwise import (
 )
 from vkbackend.meta.ops.matrix import linear
 from vkbackend.meta.ops.rows import center, columns, head_norm, layer_norm, rms_norm
-from vkbackend.meta.ops.vocabulary import embed, logits, outputs
-from vkbackend.meta.sums import add, together, whole
+from vkbackend.meta.ops.vocabulary import embed, hidden_states, logits, outputs
+from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
     "add", "add_vector", "attention", "center", "columns", "embed", "gate_rows", "gelu", "gelu_mul",
-    "head_norm", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul", "outputs", "relu2",
-    "rms_norm", "rope", "scale", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai", "together", "whole",
-    "xielu",
+    "head_norm", "hidden_states", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
+    "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale", "sigmoid_mul", "silu_mul", "softcap",
+    "swiglu_oai", "together", "whole", "xielu",
 ]  # fmt: skip

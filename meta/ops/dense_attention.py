@@ -80,19 +80,26 @@ def attention(
     chunk: int = 0,
     softcap: float = 0.0,
     sinks: Weight | None = None,
+    causal: bool = True,
+    slopes: Weight | None = None,
 ) -> Tensor:
-    """Return causal grouped-query attention (Ainslie et al. 2023), softmax(scale q k^T) v, as [rows, heads *
+    """Return grouped-query attention (Ainslie et al. 2023), softmax(scale q k^T) v, as [rows, heads *
     head_dim_v].
 
     If `window` is set, a row attends to the last `window` positions, including its own. If `chunk` is set, a
     row attends to its own chunk of `chunk` positions. A `softcap` c replaces each score s by c * tanh(s / c).
     `sinks` [heads], split like the heads, has a logit per head for the softmax's denominator (Xiao et al.
-    2024).
+    2024). If `causal` is False, a row also attends to the later rows of its run, and with a `window` to
+    window / 2 positions on each side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads]
+    (Press et al. 2022).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
+    if slopes:
+        split.per_head_weight("attention slopes", state, slopes.state, head_dim_v)
+    assert (causal and not slopes) or graph.kind.mix is Mix.PREFILL, graph.kind
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
         if out is None:
@@ -128,5 +135,6 @@ def attention(
         if not graph.kind.mix.decodes:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
             attend = on.attn_prefill_coop if by_units else on.attn_prefill
+            how |= {"causal": causal, "slopes": slopes.whole(d) if slopes else None}
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)
     return y

@@ -17,7 +17,7 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
     """Return the rows of `table` [n_vocab, n_embd] for the step's tokens, on every device. `ids` may select
-    positions instead of tokens."""
+    positions or types instead of tokens."""
     y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
@@ -33,6 +33,14 @@ def outputs(x: Tensor) -> Tensor:
         step = graph.inputs[d].step
         graph.on(d, "outputs").embed(x.on(d), y.on(d), step, ids=device_ops.OUTPUTS)
     return y
+
+
+def hidden_states(x: Tensor) -> None:
+    """Write the output rows x [n_outputs, n_embd] to the host-visible region of one device."""
+    x, graph = whole(x), x.graph
+    for d, inputs in enumerate(graph.inputs):
+        if inputs.hidden is not None:
+            graph.on(d, "hidden").copy(x.on(d), inputs.hidden.rows(0, graph.kind.n_outputs))
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:

@@ -68,10 +68,10 @@ class Config:
         )
 
 
-def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
-    """Set the sliding window of the layers whose flag in `local` is true."""
+def with_windows(config: Config, window: int, local: Sequence[bool], rope: str = "rope") -> Config:
+    """Set the sliding window and the RoPE table of the layers whose flag in `local` is true."""
     layers = [
-        replace(layer, window=window if is_local else 0)
+        replace(layer, window=window, rope=rope) if is_local else replace(layer, window=0)
         for layer, is_local in zip(config.layers, local, strict=True)
     ]
     return replace(config, layers=tuple(layers))

@@ -32,11 +32,17 @@ class Decoder(DecoderWeights):
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
 
     def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
-        if graph.n_outputs:
+        if graph.n_outputs and graph.kind.wanted.hidden:
+            ops.hidden_states(self.hidden_outputs(h, w))
+        elif graph.n_outputs:
             ops.logits(self.normed_outputs(h, w), w("output"), softcap=self.config.softcap)
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        return self.scaled(self.output_norm(ops.outputs(h), w))
+        return self.scaled(self.hidden_outputs(h, w))
+
+    def hidden_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        """Return the hidden states of the output rows, after the final norm."""
+        return self.output_norm(ops.outputs(h), w)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Scale the input of the output matrix. The default returns `x`."""
@@ -86,10 +92,12 @@ class Decoder(DecoderWeights):
             head_dim_k=layer.head_dim,
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
-            window=cache.window,
+            window=layer.window if self.encodes else cache.window,
             chunk=layer.chunk,
             softcap=self.config.attn_softcap,
             sinks=w.get("attn_sinks.weight"),
+            causal=not self.encodes,
+            slopes=w.get("attn_slopes.weight"),
         )
         return linear(self.gate(a, x, w), w, "attn_output")
 

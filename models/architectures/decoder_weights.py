@@ -36,6 +36,7 @@ class DecoderWeights:
     half_split = True  # RoPE pairs element i with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # Norms before attention and FFN.
+    causal = True  # Rows do not attend to later rows, unless the file's attention.causal differs.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
 
     def __init__(self, gguf: GGUF) -> None:
@@ -54,6 +55,7 @@ class DecoderWeights:
         self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self.control: Mapping[int, np.ndarray] = {}
+        self.encodes = not gguf.boolean(f"{gguf.architecture}.attention.causal", self.causal)
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()
         self.n_adapters = 0
@@ -85,15 +87,20 @@ class DecoderWeights:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        return set()
+        return {"output.weight"} if self.encodes else set()
 
-    def weights(self) -> list[WeightSpec]:
+    def outer_weights(self) -> list[WeightSpec]:
+        """Return the weights outside the layers."""
         c = self.config
         specs = [
             WeightSpec("token_embd.weight", (c.n_vocab, c.n_embd), host=True),
             WeightSpec("output_norm.weight", (c.n_embd,)),
             WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
         ]
+        return specs[:2] if self.encodes else specs
+
+    def weights(self) -> list[WeightSpec]:
+        c, specs = self.config, self.outer_weights()
         for il in range(self.n_layer):
             if (values := self.control.get(il)) is not None:
                 specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))
@@ -170,7 +177,9 @@ class DecoderWeights:
 
     def kv(self, il: int) -> MemorySpec:
         layer = self.config.layers[il]
-        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window or layer.chunk)
+        # An encoder's step has the complete text, so no position leaves a window's cells.
+        window = 0 if self.encodes else layer.window or layer.chunk
+        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=window)
 
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
         tables = dict(self.rope_tables)

@@ -30,7 +30,7 @@ class Model(Decoder):
 
     def read_config(self, gguf: GGUF) -> Config:
         c = super().read_config(gguf)
-        window = int(gguf.u32("gemma3.attention.sliding_window", 0))
+        window = int(gguf.u32(f"{gguf.architecture}.attention.sliding_window", 0))
         layers = list(c.layers)
         windowed = read_windowed(gguf, len(layers), PERIOD)
         for il, layer in enumerate(layers):

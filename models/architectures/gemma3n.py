@@ -120,7 +120,7 @@ class Model(PerLayerInputs):
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
         return streams.add_to_all(h, w("control_vector")) if il in self.control else h
 
-    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+    def hidden_outputs(self, h: Tensor, w: Weights) -> Tensor:
         """Scale each stream to the magnitude of the first, and return the norm of their mean."""
         h, n, m = ops.outputs(h), self.n_embd, self.n_stream
         others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)

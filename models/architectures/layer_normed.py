@@ -43,9 +43,8 @@ class LayerNormed(Decoder):
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
         return self.norm_weights(super().feed_forward_weights(il), f"blk.{il}.")
 
-    def weights(self) -> list[WeightSpec]:
-        specs = super().weights()
-        return [*self.norm_weights(specs[:3], ""), *specs[3:]]
+    def outer_weights(self) -> list[WeightSpec]:
+        return self.norm_weights(super().outer_weights(), "")
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         x = self.norm(h, w, "attn_norm")

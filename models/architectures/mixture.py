@@ -22,7 +22,7 @@ GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gatin
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
-ALONE = {"relu2_alone": ops.relu2}  # activations without a gate
+ALONE = {"relu2_alone": ops.relu2, "gelu_alone": ops.gelu}  # activations without a gate
 
 
 @dataclass(frozen=True, slots=True)

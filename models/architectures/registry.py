@@ -68,7 +68,18 @@ MODELS = {
     "hunyuan-dense": "dense Hunyuan",
     "hunyuan-moe": "Hunyuan-A13B",
 }
-ARCHITECTURES = tuple(MODELS)
+ARCHITECTURES = tuple(MODELS)  # they generate text
+ENCODERS = {  # they compute embeddings alone
+    "bert": "BERT, RoBERTa, XLM-R, such as BGE, E5, MiniLM, bge-m3",
+    "nomic-bert": "nomic-embed-text 1, 1.5",
+    "nomic-bert-moe": "nomic-embed-text 2",
+    "jina-bert-v2": "jina-embeddings-v2",
+    "jina-bert-v3": "jina-embeddings-v3",
+    "modern-bert": "ModernBERT, granite-embedding R2, gte-reranker",
+    "gemma-embedding": "EmbeddingGemma",
+    "eurobert": "EuroBERT, jina-embeddings-v5",
+    "neo-bert": "NeoBERT",
+}
 
 
 def load_model(gguf: GGUF, with_heads: bool = False) -> Model:
@@ -76,12 +87,12 @@ def load_model(gguf: GGUF, with_heads: bool = False) -> Model:
     UnsupportedModel, which lists the architectures."""
     gguf.with_heads = with_heads
     name = gguf.architecture
-    if name not in ARCHITECTURES:
-        near = get_close_matches(name, ARCHITECTURES, 1, 0.5)
+    if name not in (known := (*ARCHITECTURES, *ENCODERS)):
+        near = get_close_matches(name, known, 1, 0.5)
         nearest = f", of which {near[0]!r} has the nearest name" if near else ""
         raise UnsupportedModel(
             f"{gguf.paths[0]}: architecture {name!r} is not supported; "
-            f"supported are: {', '.join(ARCHITECTURES)}{nearest}"
+            f"supported are: {', '.join(known)}{nearest}"
         )
     class_ = model_class(name)
     if gguf.with_heads:

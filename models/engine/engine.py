@@ -21,6 +21,7 @@ from vkbackend.models.engine.messages import (
     Cancel,
     Close,
     CopySlot,
+    Embed,
     EngineInfo,
     EraseSlot,
     ErrorData,
@@ -38,6 +39,7 @@ from vkbackend.models.engine.messages import (
     SetVocabulary,
     Stats,
     check_adapters,
+    check_encoder,
     check_slot,
     check_tokens,
 )
@@ -80,6 +82,8 @@ class Engine:
             share=share,
             budget=budget,
             speculation=speculation,
+            max_hidden=runner.max_hidden,
+            encodes=runner.encodes,
         )
         self.grammars = Grammars(runner.n_vocab, runner.max_outputs)
         self._slots = SlotRequests(runner, self.cache, self.scheduler)
@@ -109,7 +113,7 @@ class Engine:
         names = r.device_names()
         lines = r.prediction.lines(names) if r.prediction else []
         sizes = r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch
-        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters)
+        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters, r.encodes)
 
     @property
     def busy(self) -> bool:
@@ -142,7 +146,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Errors of the request become an event."""
         match request:
-            case Generate() | Logits():
+            case Generate() | Logits() | Embed():
                 self._accept(request)
             case Cancel():
                 if (sequence := self._by_id.get(request.id)) is not None:
@@ -162,7 +166,7 @@ class Engine:
             case Close():
                 self.close()
 
-    def _accept(self, request: Generate | Logits) -> None:
+    def _accept(self, request: Generate | Logits | Embed) -> None:
         try:
             self._check(request)
             sampler = None
@@ -183,12 +187,14 @@ class Engine:
         if request.deadline_s is not None:
             self._deadlines.add(sequence, now + request.deadline_s)
 
-    def _check(self, request: Generate | Logits) -> None:
+    def _check(self, request: Generate | Logits | Embed) -> None:
         runner = self.runner
         if self._broken:
             raise self._broken.exception()
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
         check_adapters(request.adapters, runner.adapters)
+        if runner.encodes:
+            check_encoder(request, runner.n_ubatch)
         if isinstance(request, Generate) and request.slot is not None:
             check_slot(request.slot, runner.n_slots)
         n_waiting = len(self.scheduler.waiting) + len(self.grammars)

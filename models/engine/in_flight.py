@@ -31,24 +31,28 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         first, start = len(tokens), sequence.n_stored
         draft = sequence.draft
         undoes = bool(draft) or sequence.replays
-        runs.append(Run(sequence.slot, first, n, start, undoes=undoes))
+        runs.append(Run(sequence.slot, first, n, start, undoes=undoes, second=sequence.second))
         if sequence.mark:
             runs[-1].adapters = adapters_at(sequence.mark, start)
-        n_decode += n if sequence.decodes else 0
+        n_decode += n if sequence.decodes and not sequence.is_embedded else 0
         if n == 1:
             tokens.append(sequence.tokens[start])
         else:
             tokens += sequence.tokens[start : start + n]
             tokens += draft
-        if n_outputs:
+        if n_outputs == 1 and n > 1 and sequence.takes_first:
+            outputs.append(first)
+        elif n_outputs:
             outputs += range(first + n - n_outputs, first + n)
     return tokens, runs, outputs, n_decode
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
     """Return how many candidates are enough for every sequence. If the number exceeds `most`, request
-    complete rows."""
+    complete rows. A step has hidden states for all sequences or for none."""
     k, summed = 0, False
+    if batch[0][0].is_embedded:
+        return Wanted(hidden=any(n_outputs for *_, n_outputs in batch))
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler
         if n_outputs:

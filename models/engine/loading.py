@@ -39,8 +39,9 @@ from vkbackend.models.placement.traced_steps import (
     unadapted,
 )
 from vkbackend.models.rope_options import state_rope
+from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS
+from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 
 class Loading:
@@ -58,6 +59,9 @@ class Loading:
         self._gguf, self._joining, self._devices = gguf, joining, devices
         self._leads, self._interleave = joining is None or joining.leads, interleave
         state_rope(gguf, options)
+        if options.attention:
+            is_causal = options.attention == "causal"
+            gguf.stated = {**gguf.stated, f"{gguf.architecture}.attention.causal": is_causal}
         self.model = model = load_model(gguf, options.with_heads)
         if options.control_vectors:
             sizes = model.n_layer - model.n_ahead, model.n_embd
@@ -73,7 +77,9 @@ class Loading:
         self._types = check_weights(gguf, model)
         n_ctx = options.n_ctx or model.n_ctx_train
         self.notes = notes(gguf, model, n_ctx)
-        self.options = with_a_share(replace(options, n_ctx=n_ctx))
+        self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
+        if model.encodes:
+            self.options = options = for_encoder(options)
         self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * options.n_slots), MAX_ROWS)
         self.prediction: Prediction | None = None
         self.layout: Layout
@@ -121,6 +127,7 @@ class Loading:
         halves = in_halves(devices, options)
         if self._interleave is not None and len(devices) > 1 and options.split_mode == "tensor":
             halves = self._interleave
+        halves = halves and not model.encodes
         limits = [device.limits for device in devices]
         self.shape = step_shape(model, layout, options, self.n_ubatch, halves)
         if model.low_rank and (names := unadapted(model, layout, options, limits, self.shape)):
@@ -178,6 +185,16 @@ class Loading:
 def _identity(fingerprint: str, adapters: Sequence[AdapterInfo]) -> str:
     digests = "".join(adapter.digest for adapter in adapters)
     return hashlib.sha256((fingerprint + digests).encode()).hexdigest() if adapters else fingerprint
+
+
+def for_encoder(options: Options) -> Options:
+    """Return the options of an encoder, whose slots hold nothing between steps: as many slots as a step may
+    have texts, which share the cells of one step."""
+    n_slots = max(options.n_slots, min(MAX_RUNS, options.n_ubatch // 4 or 1))
+    n_cells = max(options.n_ctx, options.n_ubatch) + n_slots * CELL_BLOCK
+    return replace(
+        options, n_slots=n_slots, kv_cells=n_cells, prefix_cache=False, context_shift=False, kv_offload=True
+    )
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vkbackend import errors
-from vkbackend.errors import InvalidArgument, PromptTooLong, VkbackendError
+from vkbackend.errors import InvalidArgument, PromptTooLong, UnsupportedModel, VkbackendError
 from vkbackend.meta.step_kind import MAX_ADAPTERS
 from vkbackend.models.adapters.loaded import AdapterInfo
 from vkbackend.models.arguments import MAX_SCALE
@@ -32,6 +32,12 @@ class EngineInfo:
     prediction: tuple[str, ...] = ()  # expected times of an automatic split
     notes: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
+    encodes: bool = False  # The model computes hidden states alone, and generates no text.
+
+    @property
+    def n_text(self) -> int:
+        """Return the most tokens of a text to embed."""
+        return min(self.n_ctx, self.n_ubatch) if self.encodes else self.n_ctx
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,20 @@ class Logits:
     tokens: tuple[int, ...]
     priority: int = 0
     deadline_s: float | None = None
+    adapters: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Compute the hidden states of all positions, or of the first or the last one. The rows arrive in several
+    events. In an encoder, tokens from position `second` on are the second text of a pair (0: no pair)."""
+
+    id: int
+    tokens: tuple[int, ...]
+    rows: Literal["all", "first", "last"] = "all"
+    priority: int = 0
+    deadline_s: float | None = None
+    second: int = 0
     adapters: tuple[tuple[int, float], ...] = ()
 
 
@@ -144,7 +164,7 @@ class Close:
 
 
 Request = (
-    Generate | SetVocabulary | Logits | Memory | Stats
+    Generate | SetVocabulary | Logits | Embed | Memory | Stats
     | SaveState | LoadState | CopySlot | EraseSlot | Cancel | Pause | Resume | Close
 )  # fmt: skip
 
@@ -207,6 +227,7 @@ class Event:
     tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this event, n_vocab]
+    hidden: np.ndarray | None = None  # float32 [rows of this event, n_embd]
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
     logprobs: Logprobs | None = None
@@ -276,6 +297,23 @@ def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[Adapte
         problem = f"the scale {absurd[0]} is not in -{MAX_SCALE:g}..{MAX_SCALE:g}"
     if problem:
         raise InvalidArgument(f"lora: {problem}", argument="lora")
+
+
+ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
+
+
+def check_encoder(request: Generate | Logits | Embed, n_ubatch: int) -> None:
+    """Raises UnsupportedModel if an encoder is to generate text, and PromptTooLong if a step has too few rows
+    for the text, whose tokens attend to each other."""
+    if not isinstance(request, Embed):
+        raise UnsupportedModel(ONLY_EMBEDS)
+    if (n := len(request.tokens)) > n_ubatch:
+        raise PromptTooLong(
+            f"the text has {n} tokens and a step of this encoder holds {n_ubatch}; shorten the text, or open "
+            f"the model with a larger n_ubatch (-ub)",
+            n_tokens=n,
+            n_ctx=n_ubatch,
+        )
 
 
 def check_slot(slot: int, n_slots: int) -> None:

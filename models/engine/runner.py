@@ -29,7 +29,7 @@ from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
+from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
@@ -86,6 +86,7 @@ class Runner:
         self.n_slots, self.n_ubatch = self.options.n_slots, loading.n_ubatch
         self._shape = shape = loading.shape
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
+        self.max_hidden, self.n_embd, self.encodes = shape.n_hidden, self.model.n_embd, shape.encodes
         self._tables = self.kv.groups
         self._params, self._second = StepParams(), StepParams()
         self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
@@ -101,6 +102,11 @@ class Runner:
         """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab],
         which the next step overwrites. Rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
+
+    def step_hidden(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
+        """Run one micro-batch and return the hidden states of its output rows, float32 [len(outputs),
+        n_embd]."""
+        return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted(hidden=True)))[1]
 
     def step_top_k(
         self,
@@ -175,6 +181,8 @@ class Runner:
         n, k, computed, place = handle
         if n:
             self.mesh.outputs.collect(n, computed, place)
+        if computed.hidden:
+            return None, self.mesh.outputs.read_hidden(n, place), None
         if k:
             ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, place)
             return ids[:, :k], logits[:, :k], log_sums
@@ -184,12 +192,15 @@ class Runner:
 
     def recorded_step(self, batch: MicroBatch, wanted: Wanted) -> Step:
         n_rows, n_outputs, runs = len(batch.tokens), len(batch.outputs), batch.runs
-        assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
+        most = self.max_hidden if wanted.hidden else self.max_outputs
+        assert 0 < n_rows <= self.n_ubatch and n_outputs <= most and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         halves = 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in batch.outputs)
         halves = halves and not wanted.ahead
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
         mix = mix_of(rows // 2 if halves else rows, n_alone, len(runs))
+        if self.encodes:
+            mix = Mix.PREFILL
         kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)
         if self.adapters and (width := width_of(runs)):
             kind = kind._replace(adapters=width)
@@ -209,7 +220,7 @@ class Runner:
             self._params.fill(tokens[:half], front, [], mix)
             second.fill(tokens[half:], back, [i - half for i in outputs], mix)
         else:
-            self._params.fill(tokens, runs, outputs, mix)
+            self._params.fill(tokens, runs, outputs, mix, typed=self.encodes)
         positions = self._params.rows[: half or n_rows, 0]
         if second:
             positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])

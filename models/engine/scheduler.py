@@ -15,7 +15,7 @@ from vkbackend.models.engine.cache.blocks import Copy, SlotContent
 from vkbackend.models.engine.cache.mark import n_alike, next_start
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.cache.prefix_tree import Node
-from vkbackend.models.engine.messages import Event, Logits
+from vkbackend.models.engine.messages import Event
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
@@ -46,8 +46,12 @@ class RowsLeft:
     n_prompt: int  # rows that prompts may still get
     n_outputs: int
     n_decode: int
+    cuts: bool = True  # Whether a step may compute a part of a prompt. An encoder needs the complete text.
 
     def rows_for(self, sequence: Sequence, decodes: bool, is_recurrent: bool) -> int:
+        if not self.cuts:
+            n = sequence.n_wanted
+            return n if n <= self.n and sequence.n_outputs(n) <= self.n_outputs else 0
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
@@ -61,7 +65,7 @@ class RowsLeft:
         n_outputs = min(self.n_outputs, max(1, self.n_outputs - self.n_decode))
         if sequence.n_outputs(n) <= n_outputs:
             return n
-        if isinstance(sequence.request, Logits):
+        if sequence.needs_all_rows:
             return min(n, n_outputs)
         return n - (self.n_outputs == 0)  # the last row of a prompt needs an output
 
@@ -72,7 +76,8 @@ class RowsLeft:
 
 
 class Scheduler:
-    """A step has at most `n_ubatch` rows and `max_outputs` rows with logits."""
+    """A step has at most `n_ubatch` rows, and `max_outputs` rows with logits or `max_hidden` with hidden
+    states. If `encodes`, a text is computed in one step."""
 
     def __init__(
         self,
@@ -87,6 +92,8 @@ class Scheduler:
         share: bool,
         budget: PrefillBudget | None = None,
         speculation: Speculation | None = None,
+        max_hidden: int = 0,
+        encodes: bool = False,
     ) -> None:
         self.cache, self.waiting, self.budget = cache, Waiting(), budget or PrefillBudget()
         self.speculation = speculation
@@ -96,6 +103,7 @@ class Scheduler:
         self.n_preempted = 0
         self.begun: list[Event] = []  # Progress events of new prompts.
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
+        self._max_hidden, self._encodes = max_hidden, encodes
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
         # the next request needs blocks, and none was freed since the last try
@@ -231,7 +239,8 @@ class Scheduler:
 
         The sequence that was computed least recently gets rows first. One row is reserved for each decoding
         sequence, and prompts share the other rows within the budget. The first sequence gets a row, unless
-        the budget allows no rows for its prompt.
+        the budget allows no rows for its prompt. This sequence also decides whether the step outputs logits
+        or hidden states.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
         computed: set[object] = set()  # keys of blocks that steps in flight compute
@@ -239,6 +248,11 @@ class Scheduler:
             in_flight = [s for s in self.running if s.in_flight]
             computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
             line = line[: -(-(len(line) + len(in_flight)) // n_steps)]
+        if line and line[0].is_embedded:
+            batch = self._embedded([s for s in line if s.is_embedded], computed)
+            return [entry for entry in batch if entry[0].slot >= 0]
+        if any([s.is_embedded for s in line]):
+            line = [s for s in line if not s.is_embedded]
         n_decode = sum([s.decodes for s in line])
         if n_decode == len(line) <= min(self._n_ubatch, self._max_outputs):
             batch = self._decoding(line)
@@ -283,10 +297,24 @@ class Scheduler:
                 batch.append((sequence, n, n_outputs))
         return batch
 
+    def _embedded(self, line: list[Sequence], computed: set[object]) -> Batch:
+        left = RowsLeft(self._n_ubatch, self._n_ubatch, self._max_hidden, 0, cuts=not self._encodes)
+        batch: Batch = []
+        for sequence in line:
+            if sequence.slot < 0 or not self._moves_on(sequence, computed):
+                continue
+            n = left.rows_for(sequence, False, self._is_recurrent)
+            if n > 0 and self._has_room(sequence, n):
+                n_outputs = sequence.n_outputs(n)
+                left.take(n, n_outputs, decodes=False)
+                batch.append((sequence, n, n_outputs))
+        batch.sort(key=lambda entry: entry[1] > 1)
+        return batch
+
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
         """Make the prompt use blocks that other sequences have computed. Return False if another sequence
         computes the prompt's next block now."""
-        if isinstance(sequence.request, Logits) or not sequence.request.uses_cache:
+        if not sequence.uses_cache:
             return True
         slot, tokens, mark = sequence.slot, sequence.tokens, sequence.mark
         sequence.n_stored = self.cache.extend(slot, tokens, sequence.n_stored, mark)

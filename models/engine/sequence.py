@@ -11,6 +11,7 @@ from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.engine.cache.mark import Mark, shifted
 from vkbackend.models.engine.messages import (
     Answer,
+    Embed,
     ErrorData,
     Event,
     Generate,
@@ -31,7 +32,7 @@ class Sequence:
     """The slot's cache has `tokens[:n_stored]`, and blocks for `room` positions. After a context shift,
     `tokens` lacks the discarded tokens."""
 
-    request: Generate | Logits
+    request: Generate | Logits | Embed
     number: int
     born: float  # time.monotonic()
     tokens: list[int]
@@ -43,7 +44,7 @@ class Sequence:
     known_slot: int = -1  # The slot in the last event to the caller.
     n_cached: int = 0  # Positions found in the cache.
     started: float = 0.0  # When the slot was assigned.
-    n_given: int = 0  # Rows of logits that the caller has.
+    n_given: int = 0  # Rows of logits or hidden states that the caller has.
     is_over: bool = False
     is_paused: bool = False  # The caller reads no answers.
     in_flight: bool = False
@@ -65,11 +66,14 @@ class Sequence:
     replays: bool = False  # Generated tokens are computed again, because a recurrent state went back.
     n_drafted: int = 0
     n_accepted: int = 0
+    is_embedded: bool = field(init=False)  # The request needs hidden states instead of logits.
+    second: int = field(init=False)  # As in `Embed`.
     history: list[int] = field(init=False)  # All tokens, with the discarded ones.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
     def __post_init__(self) -> None:
-        self.history = self.tokens
+        self.history, self.is_embedded = self.tokens, isinstance(self.request, Embed)
+        self.second = self.request.second if isinstance(self.request, Embed) else 0
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
 
     @property
@@ -92,16 +96,35 @@ class Sequence:
     @property
     def sharable(self) -> int:
         """Return how many leading positions may come from the cache. The last position must be computed, and
-        for `Logits` every position whose logits the caller lacks."""
-        if not isinstance(self.request, Generate):
-            return self.n_given
-        return len(self.tokens) - 1 if self.request.uses_cache else 0
+        every other position whose row the caller still needs."""
+        return len(self.tokens) - 1 if self.uses_cache else self.n_given
+
+    @property
+    def uses_cache(self) -> bool:
+        """Return whether only the last position's row is needed, so that earlier positions may be cached."""
+        request = self.request
+        if isinstance(request, Generate):
+            return request.uses_cache
+        return isinstance(request, Embed) and request.rows == "last"
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Return whether the caller gets a row of each position."""
+        request = self.request
+        return isinstance(request, Logits) or (isinstance(request, Embed) and request.rows == "all")
+
+    @property
+    def takes_first(self) -> bool:
+        """Return whether the caller gets only the row of position 0."""
+        return isinstance(self.request, Embed) and self.request.rows == "first"
 
     def n_outputs(self, n: int) -> int:
-        """A `Logits` request needs the rows that the caller lacks. `Generate` needs the row of the last token
-        and of each drafted token."""
-        if isinstance(self.request, Logits):
+        """Return how many of the next `n` positions are output rows: those that the caller lacks, or only
+        the first or the last position of the tokens, and each drafted token."""
+        if self.needs_all_rows:
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
+        if self.takes_first:
+            return int(self.n_stored == 0)
         return max(0, n - self.n_wanted + 1)
 
     def advance(self, n: int, cost: StepCost) -> None:
@@ -196,10 +219,13 @@ class Sequence:
             n_discarded=self.n_discarded,
         )
 
-    def give(self, logits: np.ndarray) -> Event:
-        """Return the logits of the step's rows. `done` is set if the last token's row is included."""
-        self.n_given += len(logits)
-        return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
+    def give(self, rows: np.ndarray) -> Event:
+        """Return the logits or hidden states of the step's rows. `done` is set in the last event."""
+        self.n_given += len(rows)
+        done = self.n_wanted == 0 or not self.needs_all_rows
+        if self.is_embedded:
+            return Event(self.request.id, hidden=rows, done=done, slot=self.slot)
+        return Event(self.request.id, logits=rows.copy(), done=done, slot=self.slot)
 
     def failure(self, error: VkbackendError) -> Event:
         return Event(self.request.id, slot=self.slot, error=ErrorData.of(error))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
-from vkbackend.models.engine.messages import Logits, News
+from vkbackend.models.engine.messages import Generate, News
 from vkbackend.models.engine.micro_batch import Rows
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.speculation import Speculation
@@ -52,7 +52,7 @@ class StepResults:
                 news.add(progress)
             if not n_outputs:
                 continue
-            if isinstance(request, Logits):
+            if not isinstance(request, Generate):
                 event = sequence.give(rows[1][row:end])
             elif request.max_tokens == 0:
                 event = sequence.last(None, "length")

@@ -82,7 +82,9 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
         case Step():
             _step(runner, call)
         case Record():
-            _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
+            most = runner.max_hidden if call.hidden else runner.max_outputs
+            _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= most, call)
+            _require(not (call.hidden and call.top_k), call)
             _require(call.adapters <= bucket(len(runner.adapters)), call)
             _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
             _require(not call.ahead or runner.model.n_ahead > 0, call)
@@ -123,7 +125,9 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
 
 def _step(runner: Runner, call: Step) -> None:
     n_rows = len(call.tokens)
-    _require(n_rows <= runner.n_ubatch and len(call.outputs) <= runner.max_outputs, call)
+    most = runner.max_hidden if call.hidden else runner.max_outputs
+    _require(n_rows <= runner.n_ubatch and len(call.outputs) <= most, call)
+    _require(not (call.hidden and call.top_k), call)
     _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)
     _require(call.top_k in (0, 1, runner.max_top_k) and (not call.top_k or bool(call.outputs)), call)
     at = 0
@@ -156,10 +160,11 @@ def _step(runner: Runner, call: Step) -> None:
             r.first_pos,
             (r.read, r.written) if r.written >= 0 else None,
             adapters=tuple(r.adapters),
+            second=r.second,
         )
         for r in call.runs
     ]
-    wanted = Wanted(call.top_k, call.summed, call.ahead)
+    wanted = Wanted(call.top_k, call.summed, call.ahead, call.hidden)
     batch = MicroBatch(call.tokens, runs, call.outputs, masks)
     runner.compute(batch, runner.recorded_step(batch, wanted), tables)
     if call.outputs:

@@ -83,16 +83,17 @@ class Record(_Call):
     halves: bool
     ahead: bool = False
     adapters: Literal[0, 1, 2, 4] = 0
+    hidden: bool = False
 
     @classmethod
     def of(cls, kind: StepKind) -> Record:
-        top_k, summed, ahead = kind.wanted
+        top_k, summed, ahead, hidden = kind.wanted
         counts = kind.n_rows, kind.n_outputs, int(kind.mix), top_k
-        rest = kind.masked, kind.halves, ahead, kind.adapters
+        rest = kind.masked, kind.halves, ahead, kind.adapters, hidden
         return cls(*counts, summed, *rest)  # type: ignore[arg-type]
 
     def kind(self) -> StepKind:
-        wanted = Wanted(self.top_k, self.summed, self.ahead)
+        wanted = Wanted(self.top_k, self.summed, self.ahead, self.hidden)
         rest = self.masked, self.halves, self.adapters
         return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, *rest)
 
@@ -106,6 +107,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     adapters: Annotated[list[tuple[U32, float]], Meta(max_length=MAX_ADAPTERS)] = []
+    second: Annotated[int, Meta(ge=0, lt=MAX_ROWS)] = 0
 
 
 class Step(_Call):
@@ -117,17 +119,27 @@ class Step(_Call):
     summed: bool = False
     rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
     ahead: bool = False
+    hidden: bool = False
 
     @classmethod
     def of(cls, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None) -> Step:
         runs = [
-            RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1)), list(r.adapters))
+            RunData(
+                r.slot,
+                r.first_row,
+                r.n_rows,
+                r.first_pos,
+                *(r.states or (-1, -1)),
+                list(r.adapters),
+                r.second,
+            )
             for r in batch.runs
         ]
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None
         tokens, outputs = list(batch.tokens), list(batch.outputs)
-        return cls(tokens, runs, outputs, wanted.top_k, masks, wanted.summed, rope, wanted.ahead)
+        k, summed, ahead, hidden = wanted
+        return cls(tokens, runs, outputs, k, masks, summed, rope, ahead, hidden)
 
 
 class Shift(_Call):

@@ -12,6 +12,7 @@ from vkbackend.formats import widened
 from vkbackend.models.architectures.base import Model, all_weights
 from vkbackend.models.architectures.reading import ROPE_FACTORS
 from vkbackend.models.architectures.weight_specs import WeightSpec
+from vkbackend.models.embeddings.heads import HEAD_TENSORS
 from vkbackend.models.gguf.reader import GGUF
 
 
@@ -60,7 +61,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     and UnsupportedModel for an unsupported type or tensor."""
     types = {}
-    used = {*ROPE_FACTORS, *ahead_tensors(gguf, model), *model.unread()}
+    used = {*ROPE_FACTORS, *HEAD_TENSORS, *ahead_tensors(gguf, model), *model.unread()}
     for spec in all_weights(model):
         if spec.values is not None:
             types[spec.name] = spec.dtype

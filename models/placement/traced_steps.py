@@ -18,7 +18,7 @@ from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shape
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.step_builder import Build, StepBuilder
-from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, bucket
+from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted, bucket
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import Model, Weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
@@ -31,7 +31,7 @@ from vkbackend.models.placement.layout import (
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS
+from vkbackend.step import MAX_ROWS, Mix
 from vkbackend.twins.device import NullDevice
 
 # With a smaller vocabulary, reading all logits is faster than choosing the top k on a device.
@@ -55,12 +55,24 @@ def step_shape(
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
     widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
     vocab = layout.output_plan.ranges["vocab"]
+    adapters = min(bucket(model.n_adapters), MAX_ADAPTERS)
+    if model.encodes:
+        nothing, sizes = tuple((0, 0) for _ in vocab), {"adapters": adapters, "n_embd": model.n_embd}
+        return StepShape(rows, 0, nothing, widths, layout.active, **sizes, encodes=True)
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
     least_rows = HALVES_FROM if halves else 0
-    adapters = min(bucket(model.n_adapters), MAX_ADAPTERS)
     return StepShape(
-        rows, outputs, vocab, widths, layout.active, top_k, least_rows, options.n_slots, adapters
+        rows,
+        outputs,
+        vocab,
+        widths,
+        layout.active,
+        top_k,
+        least_rows,
+        options.n_slots,
+        adapters,
+        model.n_embd,
     )
 
 
@@ -89,6 +101,8 @@ def token_recordings(
     build = _traced(model, layout, limits, repeating(of_layers))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
     kind = StepKind.of_run(1, 1, shape.top_k)
+    if shape.encodes:
+        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
     sizing = Sizing(len(devices))
     builder = StepBuilder(devices, inputs, sizing, build, layout.active, options.reduce_type)
     return builder.recorded(kind).recordings
@@ -137,6 +151,8 @@ def trace_reduces(
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     kind, sizing = StepKind.of_run(n_rows, 1), Sizing(len(devices))
+    if shape.encodes:
+        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
     graph = Graph(devices, inputs, sizing, kind, layout.active, options.reduce_type)
     build(graph)
     return graph.reduces
@@ -150,6 +166,8 @@ def unadapted(
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     # With unequal numbers, rows and output rows can be told apart.
     kind = StepKind.of_run(2, 1)._replace(adapters=1)
+    if shape.encodes:
+        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
     graph = Graph(devices, inputs, Sizing(len(devices)), kind, layout.active, options.reduce_type)
     build(graph)
     names = {spec.name.removesuffix(".lora_a") for spec in model.low_rank if spec.name.endswith(".lora_a")}

@@ -55,6 +55,10 @@ class Tokenizer:
             scheme.add_eos,
         )
         self.add_space_prefix = scheme.add_space_prefix
+        # a second separator between the texts of a pair, as in RoBERTa
+        has_sep = scheme.close is None and vocabulary.flag("add_sep_token", False)
+        self._sep_id = vocabulary.named("seperator") if has_sep else None  # the files' spelling
+        self._has_types = scheme.close is not None
         self._close_id = scheme.eos if scheme.close is None else scheme.close
         self.stop_ids, self.fim_ids = settle_roles(
             self._ids, self._types, lambda name: scheme.eos if name == "eos" else vocabulary.named(name)
@@ -124,6 +128,20 @@ class Tokenizer:
         if add_special and self.add_eos and self._close_id is not None:
             out.append(self._close_id)
         return out
+
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        """Return the ids of two texts that a reranker compares, and the position of the second text if the
+        model distinguishes them by token types (BERT), else 0.
+
+        The ids are [CLS] first [SEP] second [SEP] (BERT), <s> first </s></s> second </s> (RoBERTa), or both
+        texts with the BOS, EOS and separator tokens that the file adds.
+        """
+        close = [self._close_id] if self.add_eos and self._close_id is not None else []
+        sep = [self._sep_id] if self._sep_id is not None else []
+        bos = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        head = [*bos, *self.encode(first, add_special=False), *close, *sep]
+        ids = (*head, *self.encode(second, add_special=False), *close)
+        return ids, len(head) if self._has_types else 0
 
     def _fragments(self, text: str, parse_special: bool, plain: Sequence[tuple[int, int]]) -> list[str | int]:
         special = self._special if parse_special else self._user_defined

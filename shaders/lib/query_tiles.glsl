@@ -5,6 +5,7 @@ struct QueryTile {
     uint first_row;
     uint first_pos;
     uint n; // If there is no such tile, n is 0, and rows from first_row on have no run.
+    uint end; // the run's last position + 1
 };
 
 QueryTile find_query_tile(uint number) {
@@ -12,15 +13,31 @@ QueryTile find_query_tile(uint number) {
     for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode processes the earlier runs
         const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + TQ - 1) / TQ;
-        if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));
+        if (tile < n_tiles) {
+            const uint first = tile * TQ;
+            return QueryTile(run.x, run.y + first, run.w + first, min(run.z - first, TQ), run.w + run.z);
+        }
         tile -= n_tiles;
     }
-    return QueryTile(0, step_n_rows() + tile * TQ, 0, 0);
+    return QueryTile(0, step_n_rows() + tile * TQ, 0, 0, 0);
 }
 
+// Return the first position that a row attends to. Without `causal`, a window extends to both sides.
 uint first_key_of(uint pos) {
-    const uint first = window > 0 && pos + 1 > window ? pos + 1 - window : 0;
+    const uint reach = causal != 0 ? window - 1 : window / 2;
+    const uint first = window > 0 && pos > reach ? pos - reach : 0;
     return chunk > 0 ? max(first, pos / chunk * chunk) : first;
+}
+
+// Return the last position that a row attends to, + 1. `end` is the end of the row's run.
+uint end_key_of(uint pos, uint end) {
+    if (causal != 0) return pos + 1;
+    return window > 0 ? min(end, pos + window / 2 + 1) : end;
+}
+
+// Return ALiBi's bias of a score (Press et al. 2022), on both sides of the row.
+float distance_bias(uint row_pos, uint key_pos, uint head) {
+    return -slopes[slopes_off + head] * abs(float(row_pos) - float(key_pos));
 }
 
 void zero_rows(uint first, uint head) {

@@ -6,7 +6,7 @@ const uint CELL_BLOCK = 32; // positions per entry of the cell table
 layout(set = 0, binding = STEP_BINDING, std140) uniform StepParams {
     uvec4 header; // n_rows, n_runs, n_outputs, n_decode
     uvec4 runs[128]; // slot, first_row, n_rows, first_pos
-    uvec4 rows[512]; // position, slot, token, state cells: read | written << 16
+    uvec4 rows[512]; // position, slot, token, type or state cells: read | written << 16
     uvec4 outputs[128]; // row index of output i at [i / 4][i % 4]
 } step_params;
 

@@ -2,8 +2,9 @@
 // has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each computes the scores of some
 // keys, and p * v for some dimensions. The output stays in matrices. A matrix of the rows' factors rescales
 // the output. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
-// defines put.
+// defines put and bias_of.
 void put(uint row, uint d, float value); // Stores dimension d of an output row.
+float bias_of(uint key_pos); // is added to a key's score
 
 const uint TQ = M * ROW_GROUPS;
 const uint K_QUADS = HEAD_K / 4;
@@ -84,8 +85,7 @@ void score_keys() {
     }
 }
 
-// Convert scores to probabilities for keys at positions begin..end. The row's own position is `end`. The
-// function has one barrier.
+// Convert scores to probabilities for keys at positions begin..end. The function has one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
@@ -95,6 +95,7 @@ void weigh_keys(uint block_pos, uint begin, uint end) {
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
         if (HAS_SOFTCAP != 0) s[i] = soft_cap(s[i], softcap);
+        s[i] += bias_of(key_pos);
         s[i] = masked ? NEG_LARGE : s[i];
         top = max(top, s[i]);
     }

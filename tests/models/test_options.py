@@ -160,7 +160,11 @@ def test_without_flags_options_are_the_defaults(command: str) -> None:
 
 def test_every_option_has_a_flag() -> None:
     args, flags = cli.parse(["generate"])
-    assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots", "n_queue"}
+    assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {
+        "n_slots",
+        "n_queue",
+        "attention",
+    }
     sampling = set(fields_given(args, SamplingParams))
     assert sampling == set(get_type_hints(SamplingKeywords)) - {"logits_processors"} and sampling < set(flags)
     first = sampling_of(args)

@@ -57,6 +57,7 @@ class FakeRunner:
     adapters: tuple[AdapterInfo, ...] = ()
     default_adapters: tuple[tuple[int, float], ...] = ()
     n_recorded, record_s = 0, 0.0
+    n_embd, encodes = N_VOCAB, False
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class FakeRunner:
         speculation: tuple[str, ...] = (),
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
-        self.max_outputs = max_outputs or n_ubatch
+        self.max_outputs = self.max_hidden = max_outputs or n_ubatch
         self.options = SimpleNamespace(
             prefix_cache=prefix_cache,
             n_queue=n_queue,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.options import GenerateOptions
 from vkbackend.tools.server.run import Server, listen
@@ -57,6 +58,8 @@ class FakeModel:
     chat_templates: dict[str, str] = field(default_factory=dict)
     device_names: tuple[str, ...] = ("fake",)
     adapters: tuple[dict[str, Any], ...] = ()
+    heads: Heads = field(default_factory=lambda: Heads(None, (), None, None, 8))
+    is_encoder: bool = False
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode("utf-8", "replace"))

@@ -85,7 +85,17 @@ def test_flags_of_experiments_come_last() -> None:
             *others, last = (group._group_actions for group in parser._action_groups if group._group_actions)
             assert parser._action_groups[-1].title == "experiments" and flags & set(_flags_of(last))
             assert not flags & {flag for actions in others for flag in _flags_of(actions)}, name
-    assert having == {"generate", "chat", "serve", "bench", "sweep", "perplexity", "plan", "export"}
+    assert having == {
+        "generate",
+        "chat",
+        "embedding",
+        "serve",
+        "bench",
+        "sweep",
+        "perplexity",
+        "plan",
+        "export",
+    }
 
 
 def _flags_of(actions: list[argparse.Action]) -> list[str]:

@@ -295,7 +295,7 @@ LINES = [
     ("serve", "--spec-type ngram-mod --spec-draft-n-max 32", ""),
     ("serve", "-hf ggml-org/gpt-oss-20b-GGUF -c 0 -fa on --jinja", ""),
     ("serve", "-hf unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL --n-cpu-moe 20", ""),
-    ("serve", "--embedding --pooling mean -ub 8192", "use llama-server for them"),
+    ("serve", "--embedding --pooling mean -ub 8192", ""),
     ("serve", "--lora adapter.gguf", ""),
     ("serve", "--fit on --fit-ctx 4096 --swa-full --cache-ram 8192 --kv-unified", "use -ngl auto"),
     ("serve", "-lv 4 --log-file x.log --no-webui --props --timeout 600 --threads-http 4", ""),

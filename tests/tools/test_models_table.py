@@ -15,7 +15,7 @@ from oracles.fixtures import FIXTURES, build
 from places import ROOT
 
 from vkbackend.models.architectures.memory_specs import KVSpec, StateSpec
-from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS, load_model
+from vkbackend.models.architectures.registry import ARCHITECTURES, ENCODERS, MODELS, load_model
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out
@@ -29,6 +29,7 @@ def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
     assert tuple(ROWS) == ARCHITECTURES
     assert {name.split("+")[0] for name in FIXTURES} >= set(ROWS)
     assert all(row.models and len(row.models) < 60 for row in ROWS.values()), ROWS
+    assert all(models and len(models) < 60 for models in ENCODERS.values()), ENCODERS
 
 
 def test_the_model_files_are_all_listed() -> None:
@@ -37,12 +38,12 @@ def test_the_model_files_are_all_listed() -> None:
         for path in (ROOT / "models" / "architectures").glob("*.py")
         if "\nclass Model(" in path.read_text() and path.stem != "base"
     }
-    assert {name.replace("_", "-") for name in ARCHITECTURES} == files
+    assert {name.replace("_", "-") for name in (*ARCHITECTURES, *ENCODERS)} == files
 
 
 def test_model_files_are_short_and_use_only_roles() -> None:
     wrong = []
-    for name in ROWS:
+    for name in (*ROWS, *ENCODERS):
         text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text()
         short = text.count("\n") <= 200 and text.startswith(f'"""{name} (')
         if not short or re.search(r"device|reduce|partial|n_gpu|mesh|vulkan", text, re.I):
@@ -113,10 +114,9 @@ def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_readme_names_their_families() -> None:
-    [row] = [
-        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| architectures |")
-    ]
-    for name, models in MODELS.items():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    row = "".join(line for line in lines if line.startswith(("| architectures |", "| encoders ")))
+    for name, models in (MODELS | ENCODERS).items():
         family = re.search(r"[A-Z][A-Za-z]+|^[a-z]+(?=[-.])", models)
         assert family and family[0] in row, (name, models)
 
@@ -124,7 +124,8 @@ def test_the_readme_names_their_families() -> None:
 def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"{name} ") for line in lines) for name in ROWS), lines
+    names = (*ROWS, *ENCODERS)
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in names), lines
     assert main(["models", "--json"]) == 0
     table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert list(table) == list(ROWS)

@@ -108,6 +108,8 @@ class AttnPrefill(Case):
     ring: int | None = None
     both: bool = False
     n_parts: int = 1
+    causal: bool = True
+    slopes: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -119,6 +121,8 @@ class AttnPrefill(Case):
         tensors["y"] = output(rows, self.n_heads, self.head_v)
         if self.sinks:
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
+        if self.slopes:
+            tensors["slopes"] = uniform(rng, self.n_heads)
 
         def record(r: Recorder, v: Views) -> None:
             q, k, c, cells, y, step = (v[name] for name in ("q", "k", "v", "cells", "y", "step"))
@@ -126,7 +130,8 @@ class AttnPrefill(Case):
             if self.both:
                 n = min(rows, len(self.runs) + 1)
                 r.attn_decode(q.rows(0, n), k, c, cells, y.rows(0, n), step, **how)
-            (r.attn_prefill_coop if self.needs else r.attn_prefill)(q, k, c, cells, y, step, **how)
+            attend = r.attn_prefill_coop if self.needs else r.attn_prefill
+            attend(q, k, c, cells, y, step, causal=self.causal, slopes=v.get("slopes"), **how)
             whole = r.recording.commands.pop()
             assert isinstance(whole, Dispatch)
             r.recording.commands += whole.parts(self.n_parts)
@@ -264,7 +269,12 @@ def quick() -> list[Case]:
         AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, "f32", "f16", window=20, both=True),
         AttnPrefill(_RUNS, 7, 3, 8, 8, 3, group=4, q_first=3, sinks=True, n_parts=3),
         AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, both=True, n_parts=9),
+        AttnPrefill(((2, 0, 1), (0, 0, 37), (1, 0, 70)), 3, 1, 32, 32, 5, causal=False),
+        AttnPrefill(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),
+        AttnPrefill(((0, 0, 41),), 3, 3, 24, 24, 1, causal=False, slopes=True, n_parts=2),
         AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
+        AttnPrefillCoop(((2, 0, 1), (0, 0, 37), (1, 0, 70)), 3, 1, 32, 32, 5, causal=False, slopes=True),
+        AttnPrefillCoop(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),
         AttnPrefillCoop(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
         AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
         AttnPrefillCoop(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),

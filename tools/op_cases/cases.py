@@ -64,6 +64,7 @@ def _cases() -> _Sweep:
         Embed("q8_0", n_embd=96, pieces=3),
         Embed("f32", n_embd=576, n_vocab=MAX_ROWS, ids=ops.OUTPUTS),
         Embed("f16", n_embd=65, n_vocab=7, ids=ops.POSITIONS, pieces=2),
+        Embed("f32", n_embd=20, n_vocab=2, ids=ops.TYPES),
     ]
     s.quick += [RmsNorm(n, rows) for n, rows in ((1, 1), (31, 5), (256, 3), (257, 2), (4096, 2))]
     s.quick += [

@@ -9,7 +9,7 @@ import numpy as np
 from vkbackend import ops, shaderlib, twins
 from vkbackend.formats import block_of
 from vkbackend.ops import Recorder
-from vkbackend.ops.moe import GATINGS, Gating
+from vkbackend.ops.moe import GATINGS, UNNORMED, Gating
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, operand, output, uniform, weights
 
 SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
@@ -63,6 +63,7 @@ class MoeTopk(Case):
     select: bool = False
     gain: bool = False
     nan: bool = False
+    eps: float = 1e-6
 
     def setup(self, rng: np.random.Generator) -> Setup:
         shape = (self.rows, self.n_experts)
@@ -84,7 +85,7 @@ class MoeTopk(Case):
         def record(r: Recorder, v: Views) -> None:
             optional = {name: v[name] for name in vectors}
             args = v["logits"], v["h"], v["ids"], v["weights"]
-            r.moe_topk(*args, self.gating, eps=1e-6, **optional)
+            r.moe_topk(*args, self.gating, eps=self.eps, **optional)
 
         return Setup(tensors, record)
 
@@ -301,6 +302,7 @@ def quick() -> list[Case]:
         MoeLogits(2051, 60, 2),
         MoeLogits(288, 8, 9, near=True),
         MoeTopk(),
+        MoeTopk(8, 2, gating=Gating(norm_w=False), eps=UNNORMED),
         MoeTopk(1, 1, rows=2, gating=UNSCALED),
         MoeTopk(31, 8, n_embd=31, values=3, gating=Gating(scale=2.5, logit_scale=0.25), gain=True),
         MoeTopk(128, 8, n_embd=257, values=16, gating=UNSCALED, nan=True),

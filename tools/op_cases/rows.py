@@ -43,6 +43,8 @@ class Embed(Case):
         step = step_of(rng, ((0, 5, MAX_ROWS if by_output else self.used),), self.n_vocab, outputs)
         if self.ids == ops.TOKENS:
             step.rows[self.used - 1, 2] = self.n_vocab
+        if self.ids == ops.TYPES:
+            step.rows[: self.used, 3] = rng.integers(0, self.n_vocab, self.used)
         bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
         table = {
             f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)

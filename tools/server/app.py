@@ -19,6 +19,7 @@ from vkbackend.tools.server import (
     adapters,
     chat_completions,
     completions,
+    embeddings,
     llama_completion,
     messages,
     native,
@@ -60,6 +61,10 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/responses/input_tokens", responses.count_response_tokens),
     ("POST", "/messages", messages.messages),
     ("POST", "/messages/count_tokens", messages.count_tokens),
+    ("POST", "/embedding", embeddings.embedding),
+    ("POST", "/embeddings", embeddings.embeddings),
+    ("POST", "/rerank", embeddings.rerank),
+    ("POST", "/reranking", embeddings.rerank),
     ("POST", "/apply-template", chat_completions.apply_template),
     *(("GET", path, static.page) for path in static.FILES),
 )

@@ -94,6 +94,8 @@ def as_refusal(error: BaseException) -> Refusal:
     text = str(error)
     if isinstance(error, PromptTooLong):
         sizes = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+        if error.argument:
+            return Refusal(400, text, param=error.argument, code=TOO_LONG, extra=sizes)
         text = (
             f"the prompt of {error.n_tokens} tokens exceeds the available context size of {error.n_ctx}; "
             "shorten it, or start the server with a larger -c (0: the model's own)"

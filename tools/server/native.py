@@ -48,10 +48,16 @@ async def models(service: Service, request: Request) -> Response:
     }  # fmt: skip
     shown = {
         "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
-        "description": "", "tags": [""], "capabilities": ["completion"], "parameters": "", "details": details,
+        "description": "", "tags": [""], "capabilities": capabilities_of(llm), "parameters": "",
+        "details": details,
     }  # fmt: skip
     entries = [_model_entry(service) | {"meta": meta}, *_adapter_entries(service, llm)]
     return Json({"models": [shown], "object": "list", "data": entries})
+
+
+def capabilities_of(llm: LLM) -> list[str]:
+    classifies = ["rerank"] if llm.heads.classifier else []
+    return [*(["embedding"] if llm.is_encoder else ["completion"]), *classifies]
 
 
 async def one_model(service: Service, request: Request) -> Response:
@@ -108,6 +114,9 @@ async def props(service: Service, request: Request) -> Response:
             **({"chat_template_tool_use": for_tools} if for_tools else {}),
             "bos_token": bos,
             "eos_token": eos,
+            "pooling": config.pooling or llm.heads.pooling,
+            "n_embd": llm.heads.n_embd,
+            "capabilities": capabilities_of(llm),
             "modalities": {"vision": False, "video": False, "audio": False},
             "devices": llm.device_names,
             "build_info": FINGERPRINT,

@@ -53,6 +53,10 @@ class Config:
     takes_props: bool = False
     is_verbose: bool = False  # Answers have `__verbose`.
     prefills: bool = True  # Continue the assistant's last message.
+    pooling: str | None = None  # replaces the file's
+    embd_normalize: int = 2
+    embeds_only: bool = False
+    reranks_only: bool = False
 
 
 class Json(Response):

@@ -10,8 +10,6 @@ from starlette.responses import Response
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.service import Service
 
-EMBEDDINGS = "embeddings are not supported yet; use llama-server for them"
-RERANKING = "reranking is not supported yet; use llama-server for it"
 SPEECH = "audio is not supported yet; send a transcript as text"
 ROUTER = "the server has one model; start another server for another model"
 STREAMS = "a stream that has ended cannot be resumed; send the request again"
@@ -20,10 +18,6 @@ PROXY = "the server never fetches a URL for a request; let the client fetch it"
 CONTROL = "a running thought cannot be ended; limit it with reasoning_effort or close the stream"
 
 REASONS: tuple[tuple[str, str, str], ...] = (
-    ("POST", "/embedding", EMBEDDINGS),
-    ("POST", "/embeddings", EMBEDDINGS),
-    ("POST", "/rerank", RERANKING),
-    ("POST", "/reranking", RERANKING),
     ("POST", "/audio/transcriptions", SPEECH),
     ("POST", "/models", ROUTER),
     ("DELETE", "/models", ROUTER),

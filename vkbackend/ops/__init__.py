@@ -29,6 +29,7 @@ from vkbackend.ops.rows import NO_OWN as NO_OWN
 from vkbackend.ops.rows import OUTPUTS as OUTPUTS
 from vkbackend.ops.rows import POSITIONS as POSITIONS
 from vkbackend.ops.rows import TOKENS as TOKENS
+from vkbackend.ops.rows import TYPES as TYPES
 from vkbackend.ops.rows import top_k_chunks as top_k_chunks
 from vkbackend.ops.table import EXPERTS_OPS as EXPERTS_OPS
 from vkbackend.ops.table import MATRIX_OPS as MATRIX_OPS

@@ -37,6 +37,13 @@ class AttentionKeywords(TypedDict, total=False):
     sinks: View | None
 
 
+class RunKeywords(AttentionKeywords, total=False):
+    """Keywords that `attn_prefill` explains."""
+
+    causal: bool
+    slopes: View | None
+
+
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
     """An RMS norm of each head with weight `w`, f32 [head_dim] or None."""
@@ -70,8 +77,8 @@ def _norm_local(head_dim: int) -> int:
     return 32 if head_dim <= 256 else 128  # as in rms_norm
 
 
-def _check_sinks(sinks: View | None, n_heads: int) -> None:
-    assert sinks is None or (sinks.dtype == "f32" and sinks.shape == (n_heads,)), (sinks, n_heads)
+def _check_per_head(values: View | None, n_heads: int) -> None:
+    assert values is None or (values.dtype == "f32" and values.shape == (n_heads,)), (values, n_heads)
 
 
 def _check_aligned(*caches: View) -> None:
@@ -276,7 +283,7 @@ class AttentionOps(Target):
         push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
         assert sinks is None or final, "sinks go to attn_combine"
-        _check_sinks(sinks, n_heads)
+        _check_per_head(sinks, n_heads)
         push |= {"n_splits": n_splits, "window": window, "chunk": chunk, "scale": scale, "softcap": softcap}
         consts = {**consts, "HEAD_K": head_k, "HEAD_V": head_v, **types}
         consts |= {"FINAL": int(final), "HAS_SINKS": int(sinks is not None)}
@@ -296,7 +303,7 @@ class AttentionOps(Target):
         n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
         assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
         assert 1 <= n_splits <= MAX_SPLITS, part.shape
-        _check_sinks(sinks, n_heads)
+        _check_per_head(sinks, n_heads)
         self.record(
             "attn_combine",
             "f32",
@@ -312,16 +319,18 @@ class AttentionOps(Target):
         )
 
     def attn_prefill(
-        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
+        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]
     ) -> None:
-        """Compute causal attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments,
-        see attn_decode."""
+        """Compute attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments, see
+        attn_decode. If `causal` is False, a row also attends to the later rows of its run, and with a window
+        to window / 2 positions on each side. `slopes` f32 [n_heads] subtract slope * distance from each score
+        (ALiBi; Press et al. 2022)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
 
     def attn_prefill_coop(
-        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
+        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]
     ) -> None:
         """Compute attn_prefill on matrix units, with the rounding of attn_decode_coop."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
@@ -346,29 +355,28 @@ class AttentionOps(Target):
         chunk: int = 0,
         softcap: float = 0.0,
         sinks: View | None = None,
+        causal: bool = True,
+        slopes: View | None = None,
     ) -> None:
         q, k, v, cells, y, step = views
         n_rows, n_heads, head_v = y.shape
         push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
-        _check_sinks(sinks, n_heads)
-        push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "scale": scale, "softcap": softcap}
+        _check_per_head(sinks, n_heads)
+        _check_per_head(slopes, n_heads)
+        push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "causal": int(causal)}
+        push |= {"scale": scale, "softcap": softcap}
+        consts = {**tile.consts, **tile.last, "HEAD_K": head_k, "HEAD_V": head_v, **types}
+        consts |= {"HAS_SINKS": int(sinks is not None), "HAS_SLOPES": int(slopes is not None)}
+        consts["HAS_SOFTCAP"] = int(softcap > 0)
         # the last tile of each run may be incomplete
         n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)
         self.record(
             op,
             variant,
-            (q, k, v, cells, sinks or q, y),
+            (q, k, v, cells, sinks or q, slopes or q, y),
             push,
-            {
-                **tile.consts,
-                "HEAD_K": head_k,
-                "HEAD_V": head_v,
-                "HAS_SINKS": int(sinks is not None),
-                **types,
-                "HAS_SOFTCAP": int(softcap > 0),
-                **tile.last,
-            },
+            {name: consts[name] for name in SPECS[op].consts},
             (n_tiles, n_heads, 1),
             step,
             flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),

@@ -14,6 +14,7 @@ from vkbackend.ops.experts import Groups, tile_count
 from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
+UNNORMED = -1.0  # As moe_topk's `eps`: the router reads the residual without a norm.
 GATINGS = ("softmax", "sigmoid", "softmax_weight")  # In the order of shaders/moe_topk.comp.
 LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 
@@ -78,7 +79,8 @@ class MoeOps(Target):
         f32. Of equal probabilities, the lower id is first. NaN is last.
 
         `logits` [n_rows, n_experts] are moe_logits of `h`. The router's `bias`, `select` and `gain` are f32
-        [n_experts]. `gain` multiplies the weights. The bits are identical on every device and driver.
+        [n_experts]. `gain` multiplies the weights. An `eps` of UNNORMED means that the router reads `h`
+        without a norm. The bits are identical on every device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating

@@ -7,7 +7,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's `ids`.
+TOKENS, OUTPUTS, POSITIONS, TYPES = 0, 1, 2, 3  # Values of embed's `ids`.
 NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # Candidates per row for sampling.
 MAX_SLOTS = 32  # A push constant has a bit for each partial of a sum.
@@ -35,7 +35,7 @@ def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
 class RowOps(Target):
     def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
         """Copy row id(r) of the table w to row r of y. The id is the token of row r (ids=TOKENS), the row
-        index of output r (OUTPUTS) or the position of row r (POSITIONS).
+        index of output r (OUTPUTS), the position of row r (POSITIONS) or its type (TYPES).
 
         Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. A row of y is zero if its id is
         not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order. A

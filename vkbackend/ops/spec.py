@@ -61,7 +61,9 @@ def op_spec(
 
 
 _DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f"
-_PREFILL_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f"
+_PREFILL_PUSH = (
+    "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head causal scale:f softcap:f"
+)
 _UNIT_CONSTS = (
     "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP"
 )
@@ -130,16 +132,16 @@ SPECS: dict[str, OpSpec] = {
         op_spec("index_top_k", "x:r ids:w", "n_positions n_rows first_row n_chosen", "BATCH", step=True),
         op_spec(
             "attn_prefill",
-            "q:r k:r v:r cells:r sinks:r y:w",
+            "q:r k:r v:r cells:r sinks:r slopes:r y:w",
             _PREFILL_PUSH,
-            "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP BATCH",
+            "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP HAS_SLOPES BATCH",
             step=True,
         ),
         op_spec(
             "attn_prefill_coop",
-            "q:r k:r v:r cells:r sinks:r y:w",
+            "q:r k:r v:r cells:r sinks:r slopes:r y:w",
             _PREFILL_PUSH,
-            _UNIT_CONSTS,
+            f"{_UNIT_CONSTS} HAS_SLOPES",
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_prefill",

@@ -148,10 +148,10 @@ def attn_combine(
 
 
 def attn_prefill(
-    q: Array, k: Array, v: Array, cells: Array, sinks: Array, y: Array, step: StepParams, *, n_heads: int,
-    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, chunk: int,
-    first_head: int, scale: float, softcap: float, head_k: int, head_v: int, groups: tuple[int, int, int],
-    has_sinks: int = 0, **_: Any,
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, slopes: Array, y: Array, step: StepParams, *,
+    n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int,
+    chunk: int, first_head: int, causal: int, scale: float, softcap: float, head_k: int, head_v: int,
+    groups: tuple[int, int, int], has_sinks: int = 0, has_slopes: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """Rows outside runs become zeros. Rows that attn_decode computes and heads of other dispatches are
     unchanged."""
@@ -161,13 +161,25 @@ def attn_prefill(
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
-        at = cells_of(step, row, cells, blocks_per_slot)
-        at = at[_first_key(len(at), window, chunk) :]
+        at = cells_of(step, row if causal else _last_row(step, row), cells, blocks_per_slot)
+        position, reach = int(step.rows[row, 0]), window // 2 if window else len(at)
+        seen = range(_first_key(len(at), window, chunk), len(at))
+        if not causal:
+            seen = range(max(0, position - reach), min(len(at), position + reach + 1))
+        at = at[seen]
         score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
+        if has_slopes:
+            score = score - f64(slopes, n_heads)[heads, None] * abs(np.array(seen) - position)
         logits = np.c_[score, f64(sinks, n_heads)[heads]] if has_sinks else score
         prob = np.exp(score - logits.max(axis=1, keepdims=True))
         total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
         out[row] = np.einsum("hj,jhd->hd", prob / total, values)
+
+
+def _last_row(step: StepParams, row: int) -> int:
+    """Return the last row of the row's run."""
+    runs = step.runs[: step.n_runs].astype(np.int64)
+    return next(int(first + n) - 1 for _, first, n, _ in runs if first <= row < first + n)
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:

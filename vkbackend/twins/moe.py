@@ -93,7 +93,8 @@ def moe_topk(
 ) -> None:  # fmt: skip
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
     mean = exact_sum(rows * rows) * exact_reciprocal(np.array([n_embd], F32)) + F32(eps)
-    norm = (exact_inverse_sqrt(mean) * F32(logit_scale))[:, None]
+    factor = np.ones(n_rows, F32) if eps < 0 else exact_inverse_sqrt(mean)
+    norm = (factor * F32(logit_scale))[:, None]
     value = raw * norm
     decides = raw
     if has_bias:

@@ -133,6 +133,9 @@ UNFIT = [
     node_messages.Shift(0, 20, 40, 10, {}),  # the model was loaded without context_shift
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
+    node_messages.Record(1, 1, 1, 1, False, False, False, hidden=True),
+    node_messages.Record(1, 200, 1, 0, False, False, False, hidden=True),
+    node_messages.Step([1], [RUN], [0], 1, hidden=True),
     node_messages.Record(1, 1, 1, 0, False, True, False),
     node_messages.Record(1, 1, 1, 0, False, False, False, True),  # the model was loaded without a head
     node_messages.Step([1], [RUN], [0], 0, None, False, None, True),

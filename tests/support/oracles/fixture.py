@@ -98,7 +98,7 @@ def write(
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():
-        name = key if key.startswith("xielu.") else f"{fixture.arch}.{key}"
+        name = key if key.startswith(("xielu.", "tokenizer.")) else f"{fixture.arch}.{key}"
         if isinstance(value, bool):
             writer.add_bool(name, value)
         elif isinstance(value, int):

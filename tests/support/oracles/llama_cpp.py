@@ -78,6 +78,9 @@ def library() -> ctypes.CDLL:
     lib.llama_decode.argtypes = [ctypes.c_void_p, _Batch]
     lib.llama_get_logits_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    lib.llama_set_embeddings.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+    lib.llama_get_embeddings_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    lib.llama_get_embeddings_ith.restype = ctypes.POINTER(ctypes.c_float)
     lib.llama_set_adapter_cvec.argtypes = [
         ctypes.c_void_p, np.ctypeslib.ndpointer(np.float32), ctypes.c_size_t, *[ctypes.c_int32] * 3
     ]  # fmt: skip
@@ -134,6 +137,18 @@ class Context:
             assert status == 0, "no control vectors"
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
+        self._run(tokens)
+        rows = (self._lib.llama_get_logits_ith(self._context, i) for i in range(len(tokens)))
+        return np.stack([np.ctypeslib.as_array(row, (self._n_vocab,)).copy() for row in rows])
+
+    def hidden(self, tokens: Sequence[int], n_embd: int) -> np.ndarray:
+        """Return the hidden states of a text, float32 [n_tokens, n_embd]. The file's pooling must be none."""
+        self._lib.llama_set_embeddings(self._context, True)
+        self._run(tokens)
+        rows = (self._lib.llama_get_embeddings_ith(self._context, i) for i in range(len(tokens)))
+        return np.stack([np.ctypeslib.as_array(row, (n_embd,)).copy() for row in rows])
+
+    def _run(self, tokens: Sequence[int]) -> None:
         n, lib = len(tokens), self._lib
         batch = _Batch(
             n,
@@ -147,8 +162,6 @@ class Context:
         if status := lib.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode returned {status}")
         self._pos += n
-        rows = (lib.llama_get_logits_ith(self._context, i) for i in range(n))
-        return np.stack([np.ctypeslib.as_array(row, (self._n_vocab,)).copy() for row in rows])
 
     def close(self) -> None:
         self._lib.llama_free(self._context)
@@ -167,6 +180,13 @@ def logits(
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
     return np.concatenate(rows)
+
+
+def hidden(path: Path, tokens: Sequence[int], n_embd: int) -> np.ndarray:
+    context = Context(path, 0)
+    rows = context.hidden(tokens, n_embd)
+    context.close()
+    return rows
 
 
 def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Embeddings, reranking and classification: pooling of hidden states, and heads on the host."""

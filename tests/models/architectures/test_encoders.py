@@ -1,0 +1,152 @@
+"""Encoders against golden hidden states of transformers and llama.cpp, and against float64 references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import encoder_float64
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, QUICKEST, covering, nmse
+from oracles.encoders import BUILDERS, build
+from oracles.fixture import PROMPT, write
+from places import GOLDEN
+from runners import F32
+
+from vkbackend import LLM
+from vkbackend.errors import PromptTooLong, UnsupportedModel
+from vkbackend.models.architectures.registry import ENCODERS
+from vkbackend.models.embeddings.heads import probabilities
+
+N_FIRST = 20  # as in make_encoders.py
+# llama.cpp's GELU has errors of 1e-4. transformers has none of these families.
+ONLY_LLAMA_CPP = "nomic-bert-moe", "jina-bert-v2"
+FLOAT64 = (*ONLY_LLAMA_CPP, "jina-bert-v3")
+SHARES = {1: [1], 2: [3, 1], 3: [1, 2, 1]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encoders")
+
+
+@pytest.fixture(scope="module")
+def golden() -> Iterator[Any]:
+    with np.load(GOLDEN / "encoders.npz") as arrays:
+        yield dict(arrays)
+
+
+def open_encoder(models: Path, name: str, devices: list[str], **options: Any) -> LLM:
+    path = models / f"{name}.gguf"
+    if not path.exists():
+        write(build(name), path)
+    how = {"n_ctx": 96, "n_ubatch": 64, "tensor_split": SHARES[len(devices)], **F32, **options}
+    return LLM(path, devices=devices, **how)
+
+
+def hidden(llm: LLM, ids: Any) -> Any:
+    """Return the hidden states before dense layers."""
+    rows = llm.embed(ids, pooling="none", normalize=-1)
+    assert not llm.heads.dense
+    return rows
+
+
+def test_every_encoder_has_a_fixture() -> None:
+    assert {name for name in BUILDERS if "+" not in name} == set(ENCODERS)
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("name", BUILDERS)
+def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
+    texts = [PROMPT[:3], PROMPT, PROMPT[5:30], [PROMPT[0]], PROMPT]
+    with open_encoder(models, name, ["numpy"] * 2) as llm:
+        heads = llm.heads.embedding
+        several = llm.embed(texts, pooling="none", normalize=-1)
+        alone = llm.embed(texts[2], pooling="none", normalize=-1)
+    bound = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9
+    for rows in (several[1], several[4]):
+        assert nmse(rows, heads(golden[name])) < bound
+    # texts of one step do not see each other
+    assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "devices"), covering(list(BUILDERS), DEVICE_SETS))
+def test_golden_states_on_vulkan(models: Path, golden: Any, name: str, devices: list[str]) -> None:
+    with open_encoder(models, name, devices) as llm:
+        rows = llm.embed([PROMPT[:7], PROMPT], pooling="none", normalize=-1)[1]
+        expected = llm.heads.embedding(golden[name])
+    assert nmse(rows, expected) < (1e-6 if name in ONLY_LLAMA_CPP else 1e-9)
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("name", FLOAT64)
+def test_float64_references(models: Path, golden: Any, name: str) -> None:
+    expected = encoder_float64.hidden(build(name))
+    assert nmse(golden[name], expected) < 1e-6  # the reference agrees with the other program
+    with open_encoder(models, name, ["numpy"] * 3) as llm:
+        assert nmse(hidden(llm, PROMPT), expected) < 1e-11
+
+
+@pytest.mark.no_vulkan
+def test_the_second_text_of_a_pair_has_another_type(models: Path, golden: Any) -> None:
+    from vkbackend.models.embeddings.methods import Job
+    from vkbackend.models.embeddings.pairs import Text
+
+    with open_encoder(models, "bert", ["numpy"]) as llm:
+        job: Job[Any] = Job([Text(tuple(PROMPT)), Text(tuple(PROMPT), N_FIRST)], "none", lambda rows: rows)
+        plain, pair = llm.run(job)
+    assert nmse(pair, golden["bert pair"]) < 1e-9 and nmse(plain, golden["bert"]) < 1e-9
+    assert nmse(pair, plain) > 1e-3
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("name", ["bert+roberta", "modern-bert"])
+def test_classification_heads(models: Path, golden: Any, name: str) -> None:
+    expected = golden[f"{name} logits"]
+    with open_encoder(models, name, ["numpy"]) as llm:
+        assert nmse(llm.embed(PROMPT), expected) < 1e-9  # the file's pooling is rank
+        [(label, share)] = llm.classify(PROMPT).items()
+        assert label == "LABEL_0" and abs(share - 1 / (1 + np.exp(-expected[0]))) < 1e-6
+
+
+@pytest.mark.no_vulkan
+def test_dense_layers_follow_the_mean(models: Path, golden: Any) -> None:
+    m = build("gemma-embedding")
+    mean = golden[m.name].astype(np.float64).mean(axis=0)
+    expected = m["dense_3.weight"].astype(np.float64) @ (m["dense_2.weight"].astype(np.float64) @ mean)
+    with open_encoder(models, m.name, ["numpy"]) as llm:
+        assert nmse(llm.embed(PROMPT), expected / np.linalg.norm(expected)) < 1e-9
+
+
+def test_what_an_encoder_refuses(models: Path) -> None:
+    with open_encoder(models, "bert", QUICKEST, n_ubatch=32) as llm:
+        assert llm.is_encoder and llm.n_text == 32
+        for call in (llm.generate, llm.logits):
+            with pytest.raises(UnsupportedModel, match="this model is an encoder"):
+                call(PROMPT[:4])
+        with pytest.raises(PromptTooLong, match="texts has 48 tokens, at most 32 fit"):
+            llm.embed(PROMPT)
+        cut = llm.embed(PROMPT, truncate=True)
+        assert nmse(cut, llm.embed(PROMPT[:32])) < 1e-12
+    with pytest.raises(UnsupportedModel, match="exceeds the model's 96 position embeddings"):
+        open_encoder(models, "bert", ["numpy"], n_ctx=97)
+
+
+@pytest.mark.no_vulkan
+def test_attention_may_be_chosen(models: Path) -> None:
+    with open_encoder(models, "llama+encoder", ["numpy"], attention="causal") as causal:
+        assert not causal.is_encoder
+        rows = causal.embed([PROMPT, PROMPT[:9]], pooling="none", normalize=-1)
+        assert nmse(rows[0][:9], rows[1]) < 1e-11  # later tokens change nothing
+    with open_encoder(models, "llama+encoder", ["numpy"], attention="non-causal") as both:
+        assert both.is_encoder
+        rows = both.embed([PROMPT, PROMPT[:9]], pooling="none", normalize=-1)
+        assert nmse(rows[0][:9], rows[1]) > 1e-3
+
+
+def test_probabilities() -> None:
+    assert np.allclose(probabilities(np.array([0.0])), [0.5])
+    assert np.allclose(probabilities(np.array([1e4])), [1.0])
+    assert np.allclose(probabilities(np.array([1e4, 0.0, -1e4])), [1, 0, 0])

@@ -1,0 +1,114 @@
+"""Embeddings over HTTP, with the openai client and llama-server's endpoints."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from device_sets import nmse
+from serving import Command
+
+from vkbackend.models.llm import LLM
+from vkbackend.tools.flags.text import demo_model
+
+pytestmark = pytest.mark.no_vulkan
+
+TEXTS = ["Once upon a time", "there was a girl", "a dog"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Command]:
+    command = Command("-np", "2", "--pooling", "mean")
+    yield command
+    assert command.end() == 0, command.log
+
+
+@pytest.fixture(scope="module")
+def client(server: Command) -> openai.OpenAI:
+    url = f"http://127.0.0.1:{server.address.port}/v1"
+    return openai.OpenAI(base_url=url, api_key="-", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def direct() -> Iterator[LLM]:
+    with LLM(demo_model(), devices="numpy") as llm:
+        yield llm
+
+
+def test_the_openai_client(client: openai.OpenAI, direct: LLM) -> None:
+    expected = direct.embed(TEXTS, pooling="mean")
+    answer = client.embeddings.create(model="demo", input=TEXTS)  # asks for base64
+    assert [item.index for item in answer.data] == [0, 1, 2] and answer.model == "demo"
+    assert nmse(np.array([item.embedding for item in answer.data], np.float32), expected) < 1e-10
+    assert answer.usage.prompt_tokens == sum(len(direct.tokenize(text)) for text in TEXTS)
+    floats = client.embeddings.create(model="demo", input=TEXTS[1], encoding_format="float")
+    assert nmse(np.array(floats.data[0].embedding, np.float32), expected[1]) < 1e-10
+    cut = client.embeddings.create(model="demo", input=TEXTS[1], dimensions=7)
+    assert np.allclose(cut.data[0].embedding, direct.embed(TEXTS[1], pooling="mean", dimensions=7), atol=1e-6)
+
+
+def test_tokens_are_taken_as_input(client: openai.OpenAI, direct: LLM) -> None:
+    ids = [direct.tokenize(text) for text in TEXTS]
+    expected = direct.embed(TEXTS, pooling="mean")
+    several: Any = client.embeddings.create(model="demo", input=ids)
+    assert nmse(np.array([item.embedding for item in several.data], np.float32), expected) < 1e-10
+    single = client.embeddings.create(model="demo", input=ids[0])
+    assert nmse(np.array(single.data[0].embedding, np.float32), expected[0]) < 1e-10
+
+
+def test_base64_holds_the_floats(server: Command) -> None:
+    body: dict[str, Any] = {"input": TEXTS}
+    floats = server.address.post("/v1/embeddings", body)[1]
+    encoded = server.address.post("/v1/embeddings", body | {"encoding_format": "base64"})[1]
+    for a, b in zip(floats["data"], encoded["data"], strict=True):
+        raw = np.frombuffer(base64.b64decode(b["embedding"]), "<f4")
+        assert np.allclose(raw, a["embedding"], atol=1e-6)
+
+
+def test_llama_server_endpoints(server: Command, direct: LLM) -> None:
+    for path, field in (("/embedding", "content"), ("/embeddings", "input"), ("/embeddings", "content")):
+        answer = server.address.post(path, {field: TEXTS, "embd_normalize": -1})[1]
+        assert [item["index"] for item in answer] == [0, 1, 2]
+        rows = np.array([item["embedding"][0] for item in answer], np.float32)
+        assert nmse(rows, direct.embed(TEXTS, pooling="mean", normalize=-1)) < 1e-10
+    single = server.address.post("/embedding", {"content": TEXTS[0]})[1]
+    assert len(single) == 1 and abs(np.linalg.norm(single[0]["embedding"][0]) - 1) < 1e-5
+    assert server.address.get("/props")[1]["pooling"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/embeddings", {}, 400, "input"),
+        ("/v1/embeddings", {"input": ""}, 400, "input"),
+        ("/v1/embeddings", {"input": []}, 400, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, 400, "input[1]"),
+        ("/v1/embeddings", {"input": ["a", 7]}, 400, "input[1]"),
+        ("/v1/embeddings", {"input": {"a": 1}}, 400, "input"),
+        ("/v1/embeddings", {"input": [["a"]]}, 400, "input[0]"),
+        ("/v1/embeddings", {"input": [1 << 40]}, 400, None),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, 400, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 1 << 20}, 400, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),
+        ("/v1/embeddings", {"input": ["a"] * 10_000}, 400, "input"),
+        ("/v1/embeddings", {"input": "dog " * 9000}, 400, "input"),
+        ("/embedding", {"content": ["a", "dog " * 9000]}, 400, "content[1]"),
+        ("/rerank", {"query": "a"}, 400, "documents"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, 501, None),
+    ],
+)
+def test_bad_requests(
+    server: Command, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    code, answer, _ = server.address.post(path, body)
+    assert (code, answer["error"]["param"]) == (status, param), answer
+    assert server.address.post("/v1/embeddings", {"input": "a", "truncate": True})[0] == 200
+
+
+def test_truncation_is_chosen_by_the_request(server: Command) -> None:
+    code, answer, _ = server.address.post("/v1/embeddings", {"input": "dog " * 9000, "truncate": True})
+    assert code == 200 and answer["usage"]["prompt_tokens"] < 9000
