@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 HOST = "numpy"  # the name of the device that runs on the processor
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
-SPECULATIONS = ("ngram", "mtp")
+SPECULATIONS = ("ngram", "mtp", "draft")
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
 
 

@@ -117,12 +117,24 @@ class _ModelKeywords(TypedDict, total=False):
     tokens earlier in the text, and "mtp" uses the multi-token prediction head of the model's file. Of
     several, the first that has a guess wins. None (default): no guesses. The text does not change
     (docs/speculation.md)."""
+    draft: File | None
+    """A smaller .gguf model of the same vocabulary, which drafts; it adds "draft" to `speculation`. None
+    (default): no such model."""
+    draft_devices: str | Sequence[str | int] | None
+    """The devices of the draft model, like `devices`. None (default): the first of `devices`, so that drafts
+    need no exchanges."""
+    draft_n_gpu_layers: int | Literal["all", "auto"] | None
+    """`n_gpu_layers` of the draft model. None (default): all layers."""
+    draft_type_k: str
+    """Type of the draft model's K cache (default: "f16")."""
+    draft_type_v: str
+    """Type of the draft model's V cache (default: "f16")."""
     draft_max: int
     """How many tokens a draft has at most (default: 7). Fewer are drafted where few are right."""
     draft_min: int
     """Drafts with fewer tokens are not used (default: 0)."""
     draft_p_min: float
-    """The head ends a draft before a token that it finds less probable (default: 0.0)."""
+    """A model or head ends its draft before a token that it finds less probable (default: 0.0)."""
     exact: bool
     """True: compute with F32 activations and exchange partial sums as F32. False (default): devices may round
     activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits. With True, a row also has
@@ -188,6 +200,11 @@ class Options(RopeOptions):
     kv_offload: bool = option(True, switch)
     use_mmap: bool = option(True, switch)
     speculation: tuple[str, ...] = option((), speculation_list)
+    draft: str | None = option(None, optional_path("a .gguf file"))
+    draft_devices: tuple[str, ...] | None = option(None, device_list)
+    draft_n_gpu_layers: int | Literal["auto"] | None = option(None, layer_count)
+    draft_type_k: str = option("f16", cache_type)
+    draft_type_v: str = option("f16", cache_type)
     draft_max: int = option(MAX_DRAFT, whole(0, 1 << 16))
     draft_min: int = option(0, whole(0, 1 << 16))
     draft_p_min: float = option(0.0, finite(0.0, 1.0))
@@ -220,6 +237,7 @@ class Options(RopeOptions):
                 f"at most {MAX_ADAPTERS} adapters can be active; give scales of 0, or lora_init_without_apply"
             )
             raise refused("lora", f"{n_active} adapters", expected)
+        self._settle_draft()
         if self.hostfile is not None:
             if self.devices is not None:
                 expected = "the hostfile says which devices each node has (dev=0,1); leave one out"
@@ -244,6 +262,37 @@ class Options(RopeOptions):
                 self.control_vector_layer_range,
                 "a range without control vectors; give files of them",
             )
+
+    def _settle_draft(self) -> None:
+        if self.draft is None:
+            if "draft" in self.speculation:
+                raise InvalidArgument("speculation by a draft model needs its file; give draft (-md FILE)")
+            return
+        if self.hostfile is not None:
+            raise refused("draft", self.draft, "not with a hostfile; use ngram or mtp on several hosts")
+        if "draft" not in self.speculation:
+            object.__setattr__(self, "speculation", (*self.speculation, "draft"))
+
+    @property
+    def of_draft(self) -> Options | None:
+        """Return the options of the draft model, or None without one."""
+        if self.draft is None:
+            return None
+        first = self.devices[:1] if self.devices else None
+        return Options(
+            self.draft,
+            devices=self.draft_devices or first,
+            n_ctx=self.n_ctx,
+            n_slots=self.n_slots,
+            n_ubatch=self.n_ubatch,
+            n_gpu_layers=self.draft_n_gpu_layers,
+            type_k=self.draft_type_k,
+            type_v=self.draft_type_v,
+            speculation=("ngram",),  # Recurrent layers need the state before a draft.
+            use_mmap=self.use_mmap,
+            exact=self.exact,
+            runtime=self.runtime,
+        )
 
     @classmethod
     def of(cls, path: File, **options: Unpack[Keywords]) -> Options:

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vkbackend.models.drafting.draft_model import DraftModel
 from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.drafting.heads import HeadDrafter
 from vkbackend.models.drafting.ngram import Ngrams
+from vkbackend.models.drafting.vocabulary import check_vocabulary
+from vkbackend.models.engine.draft_runner import DraftRunner
 from vkbackend.models.engine.speculation import Limits, Speculation
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
 
 
-def speculation_of(runner: Runner) -> Speculation | None:
-    drafters = drafters_of(runner)
+def open_draft(options: Options) -> Runner | None:
+    """Open the draft model of the options, if there is one. Open it before the model, whose layout then uses
+    the memory that is left."""
+    wanted = options.of_draft
+    if wanted is None:
+        return None
+    from vkbackend.models.engine.runner import Runner
+
+    with GGUF.open(options.path) as model, GGUF.open(wanted.path) as draft:
+        check_vocabulary(model, draft)
+        if not wanted.n_ctx:
+            key = f"{model.architecture}.context_length"
+            wanted = replace(wanted, n_ctx=int(model.u32(key)))
+        return Runner(wanted, draft)
+
+
+def speculation_of(runner: Runner, draft: Runner | None = None) -> Speculation | None:
+    drafters = drafters_of(runner, draft)
     return Speculation(drafters, limits_of(runner)) if drafters else None
 
 
-def drafters_of(runner: Runner) -> list[Drafter]:
+def drafters_of(runner: Runner, draft: Runner | None = None) -> list[Drafter]:
     options, drafters = runner.options, list[Drafter]()
     for name in options.speculation:
         if name == "ngram":
             drafters.append(Ngrams(options.n_slots, options.n_ctx))
         elif name == "mtp":
             drafters.append(HeadDrafter(runner, options.draft_p_min))
+        elif draft is not None:
+            p_min, n_vocab = options.draft_p_min, runner.n_vocab
+            model = DraftRunner(draft)
+            drafters.append(
+                DraftModel(model, runner.n_slots, n_vocab, p_min, is_busy=lambda: not runner.is_idle)
+            )
     return drafters
 
 

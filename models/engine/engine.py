@@ -14,7 +14,7 @@ from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
-from vkbackend.models.engine.drafters import speculation_of
+from vkbackend.models.engine.drafters import open_draft, speculation_of
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
@@ -101,11 +101,18 @@ class Engine:
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
         from vkbackend.models.engine.runner import Runner
 
-        return cls.of(Runner(options, progress=progress))
+        draft = open_draft(options)
+        try:
+            return cls.of(Runner(options, progress=progress), draft)
+        except BaseException:
+            if draft is not None:
+                draft.close()
+            raise
 
     @classmethod
-    def of(cls, runner: Runner) -> Engine:
-        return cls(runner, speculation=speculation_of(runner))
+    def of(cls, runner: Runner, draft: Runner | None = None) -> Engine:
+        """Serve a model. `draft` is its draft model, which the engine closes."""
+        return cls(runner, speculation=speculation_of(runner, draft))
 
     @property
     def info(self) -> EngineInfo:

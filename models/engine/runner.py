@@ -135,9 +135,16 @@ class Runner:
         """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
         `summed`, also return their probabilities, float64 [n]. The slots must own the positions' cells."""
         runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
+        return self.best(MicroBatch(tokens, runs, range(len(runs))), summed, ahead=True)
+
+    def best(
+        self, batch: MicroBatch, summed: bool, *, ahead: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the likeliest token of each output row, int64 [n]. If `summed`, also return their
+        probabilities, float64 [n]."""
         k = min(1, self.max_top_k)
-        wanted = Wanted(k, summed and k > 0, ahead=True)
-        ids, logits, log_sums = self.collect(self.launch(MicroBatch(tokens, runs, range(len(runs))), wanted))
+        wanted = Wanted(k, summed and k > 0, ahead=ahead)
+        ids, logits, log_sums = self.collect(self.launch(batch, wanted))
         if ids is None:
             ids = logits.argmax(axis=1, keepdims=True)
             best = np.take_along_axis(logits, ids, 1)

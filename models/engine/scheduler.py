@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vkbackend.models.common_prefix import n_common
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.blocks import Copy, SlotContent
 from vkbackend.models.engine.cache.mark import n_alike, next_start
@@ -21,20 +22,9 @@ from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-COMPARED = 256
-
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
     return sequence.served, sequence.number
-
-
-def n_common(a: list[int], b: list[int], most: int) -> int:
-    most = min(most, len(a), len(b))
-    for begin in range(0, most, COMPARED):
-        end = min(begin + COMPARED, most)
-        if a[begin:end] != b[begin:end]:
-            return next(i for i in range(begin, end) if a[i] != b[i])
-    return most
 
 
 @dataclass(slots=True)

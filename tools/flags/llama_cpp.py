@@ -92,6 +92,10 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
     settle_common(args)
     if args.hf_repo is not None:
         args.model = fetch(args.hf_repo, args.hf_file)
+    if args.hf_draft is not None:
+        if args.draft is not None:
+            raise InvalidArgument("-md and -hfd name a draft model each; give one")
+        args.draft = fetch(args.hf_draft)
     if args.host_tensors:
         with GGUF.open(args.model or path) as gguf:
             args.override_tensor = host_patterns(args, gguf.tensors)

@@ -1,0 +1,131 @@
+"""A fake model stores tokens in its cells, so a wrong or missing cell changes its drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from vkbackend.models.drafting.draft_model import DraftModel, Rows
+from vkbackend.models.drafting.drafter import Want
+
+pytestmark = pytest.mark.no_vulkan
+
+N_VOCAB = 40
+
+
+def after(tokens: Sequence[int]) -> int:
+    return hash(tuple(tokens)) % N_VOCAB
+
+
+class Cells:
+    """`step` positions can be continued: a recurrent model has a state at few positions."""
+
+    def __init__(self, n_ctx: int = 64, n_ubatch: int = 16, step: int = 1, n_slots: int = 3) -> None:
+        self.n_ctx, self.n_vocab, self.n_ubatch, self._step = n_ctx, N_VOCAB, n_ubatch, step
+        self.cells: list[list[int]] = [[] for _ in range(n_slots)]
+        self.n_calls = self.n_rows = self.closed = 0
+
+    def rewind(self, slot: int, n: int) -> int:
+        assert n <= len(self.cells[slot])
+        n = n // self._step * self._step
+        del self.cells[slot][n:]
+        return n
+
+    def best(self, rows: Sequence[Rows], summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        assert 0 < sum(len(row.tokens) for row in rows) <= self.n_ubatch
+        self.n_calls += 1
+        for slot, first, tokens, _ in rows:
+            assert first == len(self.cells[slot]) and first + len(tokens) <= self.n_ctx
+            self.cells[slot] += tokens
+            self.n_rows += len(tokens)
+        ids = np.array([after(self.cells[row.slot]) for row in rows])
+        return ids, ids / N_VOCAB if summed else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def drafted(tokens: Sequence[int], n: int) -> list[int]:
+    out = list(tokens)
+    for _ in range(n):
+        out.append(after(out))
+    return out[len(tokens) :]
+
+
+def want(tokens: list[int], n: int, slot: int = 0) -> Want:
+    return Want(slot, slot, tokens, tokens, n)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_follow_accepted_and_rejected_tokens(step: int, seed: int) -> None:
+    rng, model = random.Random(seed), Cells(step=step, n_ctx=200)
+    drafter = DraftModel(model, 3, N_VOCAB)
+    texts = [[rng.randrange(N_VOCAB) for _ in range(rng.randint(1, 9))] for _ in range(3)]
+    for _ in range(40):
+        slots = rng.sample(range(3), rng.randint(1, 3))
+        wants = [want(texts[slot], rng.randint(1, 5), slot) for slot in slots]
+        if max(map(len, texts)) > 150:
+            texts = [[rng.randrange(N_VOCAB) for _ in range(5)] for _ in range(3)]  # other sequences
+            continue
+        for w, draft in zip(wants, drafter.draft(wants), strict=True):
+            if draft.tokens:  # else it catches up
+                assert list(draft.tokens) == drafted(w.tokens, w.n)
+            n = rng.randint(0, len(draft.tokens))
+            texts[w.slot] += [*draft.tokens[:n], rng.randrange(N_VOCAB)]
+
+
+def test_only_missing_tokens_are_computed() -> None:
+    model = Cells()
+    drafter = DraftModel(model, 3, N_VOCAB)
+    [draft] = drafter.draft([want([1, 2, 3], 3)])
+    assert model.n_rows == 3 + 2, "the last drafted token is not computed"
+    drafter.draft([want([1, 2, 3, *draft.tokens, 9], 3)])
+    assert model.n_rows == 5 + 2 + 2
+
+
+def test_a_long_prompt_is_computed_over_several_drafts() -> None:
+    model = Cells(n_ubatch=16)
+    drafter = DraftModel(model, 3, N_VOCAB)
+    tokens = [i % N_VOCAB for i in range(40)]
+    lengths = [len(drafter.draft([want(tokens, 3)])[0].tokens) for _ in range(3)]
+    assert lengths == [0, 0, 3] and model.n_rows == 40 + 2
+
+
+def test_sequences_draft_together() -> None:
+    model = Cells()
+    drafter = DraftModel(model, 3, N_VOCAB)
+    drafts = drafter.draft([want([5 + slot], 2 + slot, slot) for slot in range(3)])
+    assert [len(draft.tokens) for draft in drafts] == [2, 3, 4] and model.n_calls == 4
+
+
+def test_improbable_tokens_end_a_draft() -> None:
+    drafter = DraftModel(Cells(), 3, N_VOCAB, p_min=0.5)
+    rng = random.Random(1)
+    for _ in range(20):
+        tokens = [rng.randrange(N_VOCAB) for _ in range(5)]
+        [draft] = drafter.draft([want(tokens, 5)])
+        expected = drafted(tokens, 5)
+        n = next((i for i, token in enumerate(expected) if token < N_VOCAB / 2), 5)
+        assert list(draft.tokens) == expected[:n]
+
+
+def test_limits_of_the_draft_model() -> None:
+    """Tokens that one vocabulary lacks are neither drafted nor computed, and a full context ends drafts."""
+    drafter = DraftModel(Cells(n_ctx=16), 3, 10)
+    assert all(token < 10 for i in range(10) for token in drafter.draft([want([i], 5)])[0].tokens)
+    drafter = DraftModel(Cells(n_ctx=16), 3, N_VOCAB)
+    assert not drafter.draft([want([1, N_VOCAB], 3)])[0].tokens
+    assert len(drafter.draft([want([1] * 15, 5)])[0].tokens) == 2
+    assert not drafter.draft([want([1] * 17, 3)])[0].tokens
+
+
+def test_nothing_is_drafted_while_steps_are_in_flight() -> None:
+    model = Cells()
+    drafter = DraftModel(model, 3, N_VOCAB, is_busy=lambda: True)
+    assert not drafter.draft([want([1], 3)])[0].tokens and not model.n_calls
+    drafter.close()
+    assert model.closed == 1
