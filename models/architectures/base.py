@@ -54,6 +54,7 @@ class Model(Protocol):
 
     n_layer: int  # All layers, with the heads.
     n_ahead: int  # Multi-token prediction heads, the last layers.
+    predicts_ahead: bool  # Whether the architecture's heads are supported.
     n_vocab: int
     n_embd: int
     n_ctx_train: int

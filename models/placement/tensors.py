@@ -102,6 +102,7 @@ def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
         lines.append(
             f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
             f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+            f"{'; --spec-type draft-mtp uses them' if model.predicts_ahead else ''}"
         )
     if n_ctx > model.n_ctx_train:
         lines.append(

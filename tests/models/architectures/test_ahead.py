@@ -17,6 +17,7 @@ from places import DATA
 from prefills import opened, prefill
 from with_heads import OPTIONS, draft, file_with_head, opened_with_head
 
+from vkbackend import hazards
 from vkbackend.errors import UnsupportedModel
 from vkbackend.meta.sizing import form_of
 from vkbackend.meta.step_kind import StepKind, Wanted
@@ -145,6 +146,26 @@ def test_random_drafts_leave_nothing(folder: Path, name: str) -> None:
         with opened_with_head(path, ["numpy"]) as runner:
             runner.step(PROMPT[:end], [Run(0, 0, end, 0)], [])
             assert nmse(got[slot], draft(runner, [9], [0], [end])[0]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", some([KINDS[0], *(n for n in HEADS if n != KINDS[0])], len(HEADS)))
+def test_steps_with_heads_have_no_hazards(folder: Path, name: str) -> None:
+    options = {"n_ctx": 128, "n_ubatch": 128, "n_slots": 4, "interleave": True}
+    with opened_with_head(file_with_head(folder, name), ["numpy"] * 2, **options) as runner:
+        kinds = [StepKind(n, n, Mix.DECODE, Wanted(ahead=True)) for n in (1, 4)]
+        kinds += [StepKind.of_run(8, 8), StepKind.of_run(32, 1), StepKind(32, 4, Mix.BOTH)]
+        for kind in [*kinds, StepKind.of_run(128, 1, halves=True)]:
+            for executable in runner.mesh.recorded_step(kind).executables:
+                kinds_of_hazards = {hazard.kind for hazard in hazards.check(executable.recording)}
+                assert kinds_of_hazards <= {"in-place"}  # Some ops may write over their own input.
+
+
+def test_the_note_of_unused_tensors_names_the_flag(folder: Path) -> None:
+    with opened(file_with_head(folder, "glm4moe"), ["numpy"], **OPTIONS) as runner:
+        [note] = runner.notes
+        assert note.endswith("; --spec-type draft-mtp uses them")
+    with opened_with_head(file_with_head(folder, "glm4moe"), ["numpy"]) as runner:
+        assert not runner.notes
 
 
 def refused(fixture: Fixture, path: Path, words: str) -> None:
