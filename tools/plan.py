@@ -126,7 +126,12 @@ def report(args: argparse.Namespace) -> Report:
         if runner.group:
             devices = survey(runner.group, options.devices or (), ()).devices
         else:
-            devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
+            devices = open_devices(
+                options.devices,
+                options.runtime,
+                exact=options.exact or env.exact(),
+                batch_invariant=bool(options.speculation),
+            )
         try:
             plan_report = _report(model, types, devices, options)
             lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
@@ -11,13 +12,18 @@ from vkbackend.twins.device import NumpyDevice
 
 
 def open_devices(
-    specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
+    specs: Sequence[str | int] | None,
+    runtime: str | None = None,
+    *,
+    exact: bool = False,
+    batch_invariant: bool = False,
 ) -> list[Device]:
     """Open devices by index, name or UUID, or the best device for None. A device may be repeated.
 
     A `runtime` of None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs numpy versions of the ops on
-    the host. If `exact` is set, devices use only ops with F32 activations. Raises InvalidArgument,
-    UnsupportedFeature.
+    the host. If `exact` is set, devices use only ops with F32 activations. If `exact` or `batch_invariant` is
+    set, a row's bits do not depend on the number of rows of its step (docs/engine.md). Raises
+    InvalidArgument, UnsupportedFeature.
     """
     env.disabled()  # raises on unknown names
     if specs is not None and not len(specs):
@@ -38,8 +44,11 @@ def open_devices(
         for device in opened:
             device.close()
         raise
-    for device in opened if exact else ():
-        device.limits = device.limits.exact()
+    for device in opened:
+        if exact:
+            device.limits = device.limits.exact()
+        elif batch_invariant:
+            device.limits = replace(device.limits, batch_invariant=True)
     return opened
 
 

@@ -60,7 +60,10 @@ class Runner:
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
             loading = Loading(gguf, options, self._joining, devices, interleave)
             self.mesh = loading.open(
-                lambda names: open_devices(names, runtime, exact=exact), keep_values=keep_values
+                lambda names: open_devices(
+                    names, runtime, exact=exact, batch_invariant=bool(options.speculation)
+                ),
+                keep_values=keep_values,
             )
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_ops_of_matrix_units() -> None:
     ran = {row["shader"].partition(".")[0] for row in report["results"] if row["cases"]}
     assert ran >= OPS_OF_UNITS, OPS_OF_UNITS - ran
     assert not [row["failures"] for row in report["results"] if row["failures"]]
+
+
+@pytest.mark.timeout(1200)
+def test_rows_together() -> None:
+    path, name = Path(__file__).with_name("test_rows_together.py"), "test_rows_together_on_matrix_units"
+    done = run("pytest", "-q", "--all", "-p", "no:cacheprovider", f"{path}::{name}", timeout_s=1100)
+    assert "3 passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.timeout(1200)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_sets import wide, with_devices
+from device_sets import device_params, wide, with_devices
 
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch
 from vkbackend.runtime import Device
-from vkbackend.tools.op_cases.attention import AttnDecode
+from vkbackend.tools.op_cases.attention import AttnDecode, AttnDecodeCoop
 from vkbackend.tools.op_cases.setup import Placed
 
 CHOOSES_DEVICES = True
@@ -26,6 +26,11 @@ MORE = [
     AttnDecode(RUNS, 4, 4, 128, 128, 2, "q8_0", "q8_0"),
 ]
 
+ON_UNITS = [
+    AttnDecodeCoop(RUNS, 4, 1, 64, 64, 3),
+    AttnDecodeCoop(RUNS, 8, 2, 128, 64, None, "f16", "q8_0", window=40, sinks=True),
+    AttnDecodeCoop(RUNS, 5, 2, 32, 32, 2, "q4_0", "f32", group=4, q_first=2, chunk=63),
+]
 # By default, only the driver that compiles quickly runs.
 FEW = with_devices([], CASES)
 PARAMS = [*FEW, *map(wide, with_devices(MORE, []))]
@@ -54,3 +59,20 @@ def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Dev
         got, rows = result(replace(case, run_rows=most), device, limits)
         assert rows == min(most, 8 // (case.group or case.n_heads // case.n_kv))
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("case", ON_UNITS, ids=repr)
+@pytest.mark.parametrize("device", device_params(), indirect=True, scope="session")
+def test_rows_together_on_matrix_units(case: AttnDecodeCoop, device: Device) -> None:
+    """test_on_matrix_units.py runs this test on a lavapipe with matrix units."""
+    if not device.limits.features.issuperset(case.needs):
+        pytest.skip(f"{device.name} has no matrix units")
+    want, one = result(case, device, device.limits)
+    assert one == 1
+    joint = set()
+    for most in (2, 5, 8):
+        got, rows = result(replace(case, run_rows=most), device, device.limits)
+        joint.add(rows)
+        np.testing.assert_array_equal(got, want)
+    assert joint == {2, 4, 8}
