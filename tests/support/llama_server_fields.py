@@ -82,6 +82,14 @@ def fingerprint(s: Servers) -> None:
         assert {event["system_fingerprint"] for event in call(s.plain, stream=True)} == {build}
 
 
+def roles(s: Servers) -> None:
+    for role in ("system", "developer", "user", "assistant", "tool"):
+        asked = [{"role": role, "content": "a"}, *ASK]
+        assert s.plain.post("/apply-template", {"messages": asked})[0] == 200, role
+    answer = s.plain.post("/apply-template", {"messages": [{"role": "narrator", "content": "a"}]})[1]
+    assert answer["error"]["param"] == "messages[0].role"
+
+
 def continue_message(s: Servers) -> None:
     begun = [*ASK, {"role": "assistant", "content": "Once upon"}]
     on = {"continue_final_message": True, "add_generation_prompt": False}
@@ -217,6 +225,8 @@ def template_variables(s: Servers) -> None:
     assert chat(s.plain, chat_template_kwargs={"enable_thinking": False})
     status, answer, _ = s.plain.post(CHAT, {"messages": ASK, "chat_template_kwargs": {"other": 1}})
     assert status == 400 and "enable_thinking" in answer["error"]["message"]
+    words = {"messages": ASK, "chat_template_kwargs": {"enable_thinking": "no"}}
+    assert s.plain.post(CHAT, words)[1]["error"]["param"] == "chat_template_kwargs.enable_thinking"
 
 
 def without_effect(s: Servers) -> None:

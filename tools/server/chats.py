@@ -87,6 +87,8 @@ def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
                 f"chat_template_kwargs.{shown(name)}: allowed are {known}",
                 argument="chat_template_kwargs",
             )
+        if name == "enable_thinking" and isinstance(value, str):
+            raise refused(f"chat_template_kwargs.{name}", value, "expected true or false")
         variables[name] = _plain(f"chat_template_kwargs.{name}", value)
     return variables
 

@@ -29,6 +29,7 @@ def path_of(file: Path) -> str:
 
 
 FILES = {path_of(file): file for file in sorted(FOLDER.rglob("*")) if file.suffix in TYPES}
+FILES["/index.html"] = FILES["/"]
 CONTENTS = {path: file.read_bytes() for path, file in FILES.items()}
 TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content in CONTENTS.items()}
 

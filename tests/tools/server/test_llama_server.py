@@ -96,6 +96,7 @@ CASES: dict[str, Callable[[Servers], None]] = {
     "`ignore_eos`, `logit_bias`": fields.ignore_eos,
     "`__verbose`": fields.verbose,
     "`system_fingerprint`": fields.fingerprint,
+    "`messages`": fields.roles,
     "`continue_final_message`": fields.continue_message,
     "`add_generation_prompt`": fields.generation_prompt,
     "a last message of the assistant": fields.prefill,
