@@ -17,6 +17,7 @@ from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.ops import MAX_VEC_ROWS, Groups, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
+from vkbackend.step import step_words
 from vkbackend.wire import wire_words
 
 
@@ -104,7 +105,7 @@ class Graph:
 
     def begin(self) -> None:
         for recording, inputs in zip(self.recordings, self.inputs, strict=True):
-            used = {"step": (inputs.step, inputs.step.nbytes // 4)}
+            used = {"step": (inputs.step, step_words(self.n_rows))}
             for name, rope in inputs.rope.items():
                 used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
             if self.kind.adapters and inputs.adapters:

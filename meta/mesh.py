@@ -23,7 +23,7 @@ from vkbackend.meta.stores import Stores
 from vkbackend.meta.tensor import Inputs
 from vkbackend.profiling import report_values
 from vkbackend.runtime import Device
-from vkbackend.step import STEP_NBYTES, StepParams
+from vkbackend.step import StepParams
 
 
 class Mesh:
@@ -110,10 +110,10 @@ class Mesh:
             if device.node:
                 continue
             host = inputs.host.buffer.host  # type: ignore[union-attr]
-            host[:STEP_NBYTES] = params.words.view(np.uint8)
+            host[: params.used.nbytes] = params.used.view(np.uint8)
             if second:
-                at = aligned(STEP_NBYTES)
-                host[at : at + STEP_NBYTES] = second.words.view(np.uint8)
+                at = aligned(inputs.step.nbytes)
+                host[at : at + second.used.nbytes] = second.used.view(np.uint8)
             for name, rows in rope.items():
                 at = inputs.rope[name].offset
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)

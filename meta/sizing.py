@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned, nowhere
+from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned, nowhere
 from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
@@ -18,7 +18,7 @@ from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
-from vkbackend.step import STEP_NBYTES, Mix
+from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
 ADAPTERS = "adapters"  # the ids and scales of the rows' adapters, in StepShape.places
@@ -46,7 +46,7 @@ class StepShape:
     def places(self) -> tuple[dict[str, int], int]:
         """Return (byte offset of each RoPE table and of ADAPTERS, total bytes) of the parameters. These
         follow the StepParams of both halves."""
-        offsets, total = {}, 2 * aligned(STEP_NBYTES)
+        offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
         if self.adapters:
@@ -99,7 +99,7 @@ class StepShape:
         words, at = self.mask_words(device), aligned(self.logits_nbytes(device))
         hidden = region if self.n_embd and device == self.hidden_device else None
         return Inputs(
-            View(local, 0, (STEP_NBYTES // 4,), "u32"),
+            View(local, 0, (step_words(self.n_rows),), "u32"),
             rope,
             View(host, 0, (total // 4,)),
             View(local, 0, (total // 4,)),
@@ -119,12 +119,13 @@ class StepShape:
 class StepSizes:
     """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. Device
     and host have `params` bytes of parameters. `slot` is a device's share of the largest reduce (0: no
-    reduces)."""
+    reduces). `largest` is each device's largest binding of a value or of a reduce's slots."""
 
     arenas: tuple[int, ...]
     params: int
     logits: tuple[int, ...]
     slot: int
+    largest: tuple[int, ...] = ()
 
     def scratch(self, device: int) -> int:
         return self.arenas[device] + self.params
@@ -148,8 +149,10 @@ def measure(
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
+    largest = [0] * n
+
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
-        """Return (bytes of each arena, words of the largest slot)."""
+        """Return (bytes of each arena, words of the largest slot). Also update `largest`."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
         arenas, alike = [], dict[object, int]()  # devices with equal recordings are planned once
         for d, device in enumerate(devices):
@@ -157,6 +160,7 @@ def measure(
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
+            largest[d] = max(largest[d], *(_largest_binding(graph.recordings[d]) for graph in graphs))
         # A slot must have room for the packed shares and for the f32 sums.
         reduces = [reduce for graph in graphs for reduce in graph.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
@@ -168,7 +172,14 @@ def measure(
     needs += [sizes(kind, build) for kind in rest]
     arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in needs), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
-    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs))
+    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest))
+
+
+def _largest_binding(recording: Recording) -> int:
+    """Return the bytes of the largest argument in scratch memory or in pages of reduces."""
+    views = (view for c in recording.commands if isinstance(c, Dispatch) for view in c.bound)
+    sized = (v.nbytes for v in views if isinstance(v.buffer, Virtual) or v.buffer.home is Home.PAGES)
+    return max(sized, default=0)
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:

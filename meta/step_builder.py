@@ -19,7 +19,6 @@ from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Recording, interleave
 from vkbackend.runtime import Device
 from vkbackend.schedule import by_depth
-from vkbackend.step import STEP_NBYTES
 
 Build = Callable[[Graph], None]
 
@@ -77,7 +76,7 @@ def first_half(kind: StepKind) -> StepKind:
 def second_half(inputs: Inputs, kind: StepKind) -> Inputs:
     """Return the inputs of the second half: its StepParams, RoPE rows and adapters."""
     n_rows, adapters = kind.n_rows, inputs.adapters
-    step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
+    step = replace(inputs.step, offset=inputs.step.offset + aligned(inputs.step.nbytes))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     if adapters:
         begin = first_half(kind).adapter_words

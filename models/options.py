@@ -76,7 +76,8 @@ class _ModelKeywords(TypedDict, total=False):
     n_slots: int
     """How many sequences are computed together (default: 1). Further requests wait."""
     n_ubatch: int
-    """How many tokens of a prompt are computed at once, 1 to 512 (default: 512)."""
+    """How many tokens of a prompt are computed at once, 1 to 4,096 (default: 512). A step reads every weight
+    once, so larger steps pay where weights are in host memory. They need more scratch memory."""
     n_snapshots: int
     """How many earlier states of recurrent layers each slot stores (default: 2). A request that shares only
     the beginning of a slot's text continues from one of these states."""

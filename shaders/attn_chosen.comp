@@ -27,13 +27,14 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
 #define STEP_BINDING 6
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
 shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and of the previous block
 uint half_of; // index of this block's first cell in key_cells
 
-uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0; }
+uint n_keys_of(uint row, uint pos) { return row < step_n_rows() ? min(pos + 1, n_chosen) : 0; }
 
 uint first_key_of(uint n_keys) { return 0; }
 

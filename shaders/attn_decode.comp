@@ -28,12 +28,13 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
 #define STEP_BINDING 6
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 #include "lib/sinks.glsl"
 
-uint n_keys_of(uint row) { return row < step_n_decode() ? step_params.rows[row].x + 1 : 0; }
+uint n_keys_of(uint row, uint pos) { return row < step_n_decode() ? pos + 1 : 0; }
 
 uint first_key_of(uint n_keys) {
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;

@@ -44,6 +44,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
 #define STEP_BINDING 6
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
@@ -94,14 +95,15 @@ void main() {
     const uint step_row = gl_WorkGroupID.x;
     n_tile_rows = rows_from(step_row);
     if (n_tile_rows == 0) return;
-    const uint slot = step_params.rows[step_row].y;
+    const uvec2 place = step_place(step_row);
+    const uint slot = place.y;
     // see row_attention.glsl
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
     if (begin_head >= end_head) return; // another device has this tile's heads
 
-    const uint n_keys = step_row < step_n_decode() ? step_params.rows[step_row].x + 1 : 0;
+    const uint n_keys = step_row < step_n_decode() ? place.x + 1 : 0;
     const uint first_key = first_key_of(n_keys);
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
     const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;

@@ -41,8 +41,8 @@ void main() {
         return;
     }
     const uvec4 run = step_params.runs[gl_WorkGroupID.z];
-    const uint to = state_off + (cell_to(run) * n_heads + h) * S * S + j;
-    uint from = state_off + (cell_from(run) * n_heads + h) * S * S + j;
+    const uint to = state_off + (cell_to(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
+    uint from = state_off + (cell_from(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
     bool is_zero = is_fresh(run);
 
     for (uint row = run.y; row < run.y + run.z; ++row) {

@@ -42,8 +42,8 @@ void main() {
     }
     if (gl_WorkGroupID.z >= step_n_runs()) return;
     const uvec4 run = step_params.runs[gl_WorkGroupID.z];
-    const uint from = state_off + (cell_from(run) * n_heads + h) * S * S + j;
-    const uint to = state_off + (cell_to(run) * n_heads + h) * S * S + j;
+    const uint from = state_off + (cell_from(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
+    const uint to = state_off + (cell_to(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
     const uint next = n_heads * STRIDE;
 
     for (uint i = group; i < S; i += GROUPS) m[i * COLUMNS + column] = is_fresh(run) ? 0.0 : state[from + i * S];

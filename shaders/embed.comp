@@ -15,6 +15,7 @@ layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
 
 #define STEP_BINDING 2
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/dequant.glsl"
 
 void main() {
@@ -22,8 +23,8 @@ void main() {
     const uint k = 4 * global_index();
     if (k >= n_embd) return;
     const uint n_ids = ids == 1 ? step_n_outputs() : step_n_rows();
-    const uvec4 of_row = step_params.rows[row];
-    const uint id = ids == 1 ? step_output(row) : ids == 0 ? of_row.z : ids == 2 ? of_row.x : of_row.w;
+    const uvec4 of_row = step_rows.rows[row];
+    const uint id = ids == 1 ? of_row.w & 0xffffu : ids == 0 ? of_row.z : ids == 2 ? of_row.x : of_row.w >> 16;
     const bool found = row < n_ids && id >= first && id - first < n_vocab;
     if (!found && first > 0) return;
     vec4 value = vec4(0.0);

@@ -23,6 +23,7 @@ layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
 
 #define STEP_BINDING 5
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #define CACHE(i) k[i]
 #define CACHE_OFF k_off
@@ -40,8 +41,9 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.z;
     if (first_row + row >= step_n_rows()) return;
-    const uint pos = step_params.rows[first_row + row].x;
-    const uint slot = step_params.rows[first_row + row].y;
+    const uvec2 place = step_place(first_row + row);
+    const uint pos = place.x;
+    const uint slot = place.y;
     if (gl_WorkGroupID.x * LOCAL > pos) return;
     const uint own = gl_WorkGroupID.x * LOCAL + thread;
     const uint seen = min(own, pos); // cells of later positions may be uninitialised

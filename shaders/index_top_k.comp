@@ -18,6 +18,7 @@ layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
 
 #define STEP_BINDING 2
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 
 const uint N_GROUPS = 16; // groups of counters
 
@@ -32,7 +33,7 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.z;
     if (first_row + row >= step_n_rows()) return;
-    const uint n = step_params.rows[first_row + row].x + 1;
+    const uint n = step_position(first_row + row) + 1;
     const uint base = x_off + row * n_positions;
     const uint to = ids_off + row * n_chosen;
     if (n <= n_chosen) {

@@ -13,13 +13,14 @@ layout(set = 0, binding = 1) writeonly buffer Kept { float kept[]; };
 
 #define STEP_BINDING 2
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 
 void main() {
     const uint row = gl_WorkGroupID.z;
     const uint i = global_index();
     const uint end = min(step_n_rows(), n_rows);
     if (i >= n || row >= end) return;
-    const uint slot = step_params.rows[row].y;
-    if (row + n_kept < end && step_params.rows[row + n_kept].y == slot) return; // for a later row
-    kept[kept_off + (slot * n_kept + step_params.rows[row].x % n_kept) * n + i] = x[x_off + row * n + i];
+    const uint slot = step_place(row).y;
+    if (row + n_kept < end && step_place(row + n_kept).y == slot) return; // for a later row
+    kept[kept_off + (slot * n_kept + step_position(row) % n_kept) * n + i] = x[x_off + row * n + i];
 }

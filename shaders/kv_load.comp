@@ -19,6 +19,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
 #define STEP_BINDING 4
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 
 #define CACHE(i) cache[i]
@@ -32,8 +33,8 @@ void main() {
     const uint row = gl_WorkGroupID.z;
     const uint quad = global_index();
     if (row >= step_n_rows() || 4 * quad >= width) return;
-    const uint pos = step_params.rows[row].z;
-    const uint cell = block_cell(step_params.rows[row].y, pos / CELL_BLOCK) + pos % CELL_BLOCK;
+    const uvec4 source = step_rows.rows[row];
+    const uint cell = block_cell(source.y, source.z / CELL_BLOCK) + source.z % CELL_BLOCK;
     const uint first = cell * (width / 4);
     const vec4 own = cache_quad(first + quad);
     const uint gap = half_split != 0 ? n_rot / 2 : 1;

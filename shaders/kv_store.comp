@@ -29,6 +29,7 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 
 #define STEP_BINDING 5
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #include "lib/head.glsl"
 
@@ -107,7 +108,7 @@ uint codes(uint from, uint i, Scale scale) {
 }
 
 bool stores(uint row, uint pos, uint slot) {
-    return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
+    return row < step_n_rows() && step_place(row) == uvec2(pos, slot);
 }
 
 // Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
@@ -115,8 +116,9 @@ bool stores(uint row, uint pos, uint slot) {
 // first block.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
-    const uint pos = step_params.rows[row].x;
-    const uint slot = step_params.rows[row].y;
+    const uvec2 place = step_place(row);
+    const uint pos = place.x;
+    const uint slot = place.y;
     const uint n = width / BLOCK;
     const uint before = cell & n & 1u; // 1 if the first pair begins in the previous cell
     bool has_first = unit >= before;
@@ -160,8 +162,8 @@ void put(uint cell, uint unit) {
 void main() {
     const uint row = gl_WorkGroupID.z;
     if (row >= step_n_rows()) return;
-    const uint pos = step_params.rows[row].x;
-    const uint cell = block_cell(step_params.rows[row].y, pos / CELL_BLOCK) + pos % CELL_BLOCK;
+    const uvec2 place = step_place(row);
+    const uint cell = block_cell(place.y, place.x / CELL_BLOCK) + place.x % CELL_BLOCK;
     if (QUANTIZED) {
         if (2 * global_index() < width / BLOCK) put_blocks(cell, global_index());
         return;

@@ -16,18 +16,19 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
 #define STEP_BINDING 3
 #include "lib/step.glsl"
+#include "lib/step_rows.glsl"
 
 void main() {
     const uint row = gl_WorkGroupID.z;
     const uint i = global_index();
     if (i >= n) return;
     float value = 0.0;
-    if (row < step_n_rows() && step_params.rows[row].x > 0) {
-        const uint slot = step_params.rows[row].y;
-        if (HAS_X != 0 && row > 0 && step_params.rows[row - 1].y == slot) {
+    if (row < step_n_rows() && step_position(row) > 0) {
+        const uint slot = step_place(row).y;
+        if (HAS_X != 0 && row > 0 && step_place(row - 1).y == slot) {
             value = x[x_off + (row - 1) * n + i];
         } else {
-            value = kept[kept_off + (slot * n_kept + (step_params.rows[row].x - 1) % n_kept) * n + i];
+            value = kept[kept_off + (slot * n_kept + (step_position(row) - 1) % n_kept) * n + i];
         }
     }
     y[y_off + row * n + i] = value;

@@ -33,8 +33,8 @@ void main() {
     const Tile tile = find_tile(gl_WorkGroupID.z, TILE);
     if (tile.n == 0) return;
     const uvec4 run = tile.run;
-    const uint from = state_off + (cell_from(run) * width + channel) * N_STATE;
-    const uint to = state_off + (cell_to(run) * width + channel) * N_STATE;
+    const uint from = state_off + (cell_from(tile.number) * width + channel) * N_STATE;
+    const uint to = state_off + (cell_to(tile.number) * width + channel) * N_STATE;
     const uint at = run.y * width + channel;
 
     float taps[D_CONV];

@@ -55,8 +55,8 @@ void main() {
     const uvec4 run = step_params.runs[gl_WorkGroupID.z];
     const uint g = (h + first) / group;
     const uint own = 4 * part * QUADS * P + j0 + column;
-    const uint from = state_off + (cell_from(run) * n_heads + h) * N * P + own;
-    const uint to = state_off + (cell_to(run) * n_heads + h) * N * P + own;
+    const uint from = state_off + (cell_from(gl_WorkGroupID.z) * n_heads + h) * N * P + own;
+    const uint to = state_off + (cell_to(gl_WorkGroupID.z) * n_heads + h) * N * P + own;
 
     vec4 m[QUADS];
     [[unroll]] for (uint q = 0; q < QUADS; ++q) {

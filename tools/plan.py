@@ -30,7 +30,7 @@ from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, wi
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
-from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, trace_reduces
+from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.flags import runner
@@ -153,8 +153,8 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
     layout = lay_out(model, types, len(devices), options)
     reduces = trace_reduces(model, layout, options, limits)
 
-    shape = step_shape(model, layout, options, options.n_ubatch, in_halves(devices, options))
-    steps = step_sizes(model, layout, options, limits, shape)
+    halves = in_halves(devices, options)
+    _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
     planned = sizes_with(model, types, devices, steps)
     if options.n_gpu_layers == "auto":
         options = with_fitting_layers(devices, options, planned, model.n_layer)

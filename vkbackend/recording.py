@@ -53,6 +53,7 @@ class Dispatch:
     flops: int = 0
     # the shader gets 64-bit addresses of the args, not bindings
     addressed: bool = False
+    rows: bool = False  # whether the shader reads the step's rows
     reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
     writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
 
@@ -64,6 +65,15 @@ class Dispatch:
     @property
     def bound(self) -> tuple[View, ...]:
         return () if self.addressed else self.args
+
+    @property
+    def n_step(self) -> int:
+        """Return the number of bindings of StepParams: a uniform block, and a storage buffer if `rows`."""
+        return 1 + self.rows if self.step else 0
+
+    @property
+    def bindings(self) -> tuple[View, ...]:
+        return self.bound + (self.step,) * self.n_step if self.step else self.bound
 
     def parts(self, n: int) -> list[Dispatch]:
         """Split the heads over up to `n` dispatches. An op without FIRST_HEAD is not split."""

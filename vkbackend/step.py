@@ -1,7 +1,9 @@
-"""StepParams, a uniform block of at most 16 KiB with the values that change with every token.
+"""StepParams, the values that change with every token.
 
-The layout is std140 and matches `shaders/lib/step.glsl`. RoPE's cos and sin are in a storage buffer, f32
-[n_rows, n_rot / 2, 2], because 512 rows exceed Vulkan's guaranteed 16 KiB of a uniform block.
+Counts and runs are a uniform block, which matches `shaders/lib/step.glsl`. The rows follow the block in the
+same buffer, and shaders read them as a storage buffer (`shaders/lib/step_rows.glsl`), because Vulkan
+guarantees only 16 KiB of a uniform block. RoPE's cos and sin are in another storage buffer, f32 [n_rows,
+n_rot / 2, 2].
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from enum import IntEnum
 
 import numpy as np
 
-MAX_ROWS = 512  # per micro-batch.
+MAX_ROWS = 4096  # per micro-batch.
 MAX_RUNS = 128  # per micro-batch.
 FEW_RUNS = 5  # For fewer runs, a Python loop is faster than numpy.
 NEVER = (1 << 32) - 1
-MAX_SNAPSHOTS = 64  # Recurrent states per slot. Cell numbers have 16 bits.
+MAX_SNAPSHOTS = 64  # Recurrent states per slot.
 
-_HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
-STEP_WORDS = _OUTPUTS + MAX_ROWS
-STEP_NBYTES = 4 * STEP_WORDS  # 12,304
+_HEADER, _RUNS, _STATES, _ROWS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 8 * MAX_RUNS
+BLOCK_NBYTES = 4 * _ROWS  # of the uniform block: 4,112
+
+
+def step_words(n_rows: int) -> int:
+    """Return the words of the block and `n_rows` rows."""
+    return _ROWS + 4 * n_rows
 
 
 @dataclass(slots=True)
@@ -77,15 +83,23 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 class StepParams:
-    """Numpy views of a block. `words` is uint32 [STEP_WORDS], and may be mapped device memory."""
+    """Numpy views of the block and its rows. `words` is uint32 [step_words(n_rows)], by default for MAX_ROWS,
+    and may be mapped device memory."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
-        self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
+        self.words = np.zeros(step_words(MAX_ROWS), np.uint32) if words is None else words
         self.header = self.words[_HEADER:_RUNS]  # `n_rows`, `n_runs`, `n_outputs`, `n_decode`.
         # `slot`, `first_row`, `n_rows`, `first_pos`.
-        self.runs = self.words[_RUNS:_ROWS].reshape(MAX_RUNS, 4)
-        self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # Position, slot, token, states.
-        self.outputs = self.words[_OUTPUTS:]  # The row index of each output.
+        self.runs = self.words[_RUNS:_STATES].reshape(MAX_RUNS, 4)
+        self.states = self.words[_STATES:_ROWS].reshape(MAX_RUNS, 4)  # State cells that are read, written.
+        self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
+        self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
+        self.types = self.rows.view(np.uint16)[:, 7]  # each row's type.
+
+    @property
+    def used(self) -> np.ndarray:
+        """Return the words up to the last row."""
+        return self.words[: step_words(self.n_rows)]
 
     @property
     def n_rows(self) -> int:
@@ -112,34 +126,34 @@ class StepParams:
         typed: bool = False,
     ) -> None:
         """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
-        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`, the
-        last word of a row is 1 for the second text of a pair and 0 otherwise, instead of state cells."""
+        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`, a
+        row has type 1 in the second text of a pair, and 0 otherwise."""
         n_rows, n_runs = len(tokens), len(runs)
-        assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
+        assert len(outputs) <= n_rows <= len(self.rows) and n_runs <= MAX_RUNS, (n_rows, n_runs, len(outputs))
         n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0
         self.header[:] = n_rows, n_runs, len(outputs), n_decode
         if n_rows == n_runs < FEW_RUNS and not typed:
             for i, run in enumerate(runs):
                 read, written = run.states or (run.slot, run.slot)
                 self.runs[i] = run.slot, run.first_row, 1, run.first_pos
-                self.rows[i] = run.first_pos, run.slot, tokens[i], read | written << 16
+                self.states[i, :2] = read, written
+                self.rows[i, :3] = run.first_pos, run.slot, tokens[i]
             self.outputs[: len(outputs)] = outputs
             return
         table = np.array([(run.slot, run.first_row, run.n_rows, run.first_pos) for run in runs], np.uint32)
         if any(run.states for run in runs):
-            states = [run.states or (run.slot, run.slot) for run in runs]
-            cells = np.array([read | written << 16 for read, written in states], np.uint32)
+            self.states[:n_runs, :2] = [run.states or (run.slot, run.slot) for run in runs]
         else:
-            cells = table[:, 0] * np.uint32(0x10001)
+            self.states[:n_runs, :2] = table[:, :1]
         self.runs[:n_runs] = table
         rows = self.rows[:n_rows]
         if n_rows > n_runs:
-            table, cells = table.repeat(table[:, 2], axis=0), cells.repeat(table[:, 2])
+            table = table.repeat(table[:, 2], axis=0)
             rows[:, 0] = table[:, 3] + np.arange(n_rows, dtype=np.uint32) - table[:, 1]
         else:
             rows[:, 0] = table[:, 3]
-        rows[:, 1], rows[:, 2], rows[:, 3] = table[:, 0], tokens, cells
+        rows[:, 1], rows[:, 2] = table[:, 0], tokens
         if typed:
             seconds = np.array([run.second or NEVER for run in runs], np.uint32)
-            rows[:, 3] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])
+            self.types[:n_rows] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])
         self.outputs[: len(outputs)] = outputs

@@ -32,16 +32,16 @@ from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import (
+    fitting_steps,
     in_halves,
-    step_shape,
-    step_sizes,
+    most_rows,
     token_recordings,
     unadapted,
 )
 from vkbackend.models.rope_options import state_rope
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS
+from vkbackend.step import MAX_RUNS
 
 
 class Loading:
@@ -80,7 +80,7 @@ class Loading:
         self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             self.options = options = for_encoder(options)
-        self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * options.n_slots), MAX_ROWS)
+        self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * options.n_slots), most_rows(model))
         self.prediction: Prediction | None = None
         self.layout: Layout
         self.shape: StepShape
@@ -129,13 +129,18 @@ class Loading:
             halves = self._interleave
         halves = halves and not model.encodes
         limits = [device.limits for device in devices]
-        self.shape = step_shape(model, layout, options, self.n_ubatch, halves)
+        self.shape, self._steps = fitting_steps(
+            model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
+        )
+        if self.shape.n_rows < self.n_ubatch:
+            rows = self.shape.n_rows
+            self.notes.append(f"a device cannot bind the values of -ub {self.n_ubatch}; a step has {rows}")
+            self.n_ubatch = rows
         if model.low_rank and (names := unadapted(model, layout, options, limits, self.shape)):
             raise UnsupportedModel(
                 f"adapters change {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}, to which no "
                 "adapter can be applied; train an adapter without these modules"
             )
-        self._steps = step_sizes(model, layout, options, limits, self.shape, mesh.reuse)
         sizes = sizes_with(model, types, devices, self._steps)
         if options.n_gpu_layers == "auto":
             self.options = options = with_fitting_layers(devices, options, sizes, model.n_layer)

@@ -20,7 +20,6 @@ from vkbackend.models.placement.layout import (
     weight_nbytes,
 )
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
-from vkbackend.step import MAX_ROWS
 
 
 def cost_function(
@@ -28,7 +27,7 @@ def cost_function(
     types: Mapping[str, str],
     options: Options,
     limits: Sequence[Limits],
-    n_ubatch: int = MAX_ROWS,
+    n_ubatch: int = 512,
 ) -> Callable[[Shares], Cost]:
     """Return a function from shares (one per device, in any unit) to the cost of this split.
 

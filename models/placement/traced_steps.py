@@ -29,6 +29,7 @@ from vkbackend.models.placement.layout import (
     memories,
 )
 from vkbackend.ops import MAX_TOP_K
+from vkbackend.ops.target import MAX_GROUPS
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, Mix
@@ -38,6 +39,7 @@ from vkbackend.twins.device import NullDevice
 TOP_K_VOCAB = 4096
 # Micro-batches with at least this many rows are split in two. Smaller halves would not fill a device.
 HALVES_FROM = 64
+SURE_ROWS = 512  # Steps with so many rows are not reduced.
 LOGITS_NBYTES = 16 << 20  # Limit for a step's logits.
 
 
@@ -47,10 +49,15 @@ def in_halves(devices: Sequence[Device], options: Options) -> bool:
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
+def most_rows(model: Model) -> int:
+    """Return the most rows of a step. Ops of experts have a workgroup per row and used expert."""
+    return min(MAX_ROWS, 1 << (MAX_GROUPS // max(1, model.n_used)).bit_length() - 1)
+
+
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
+    rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, most_rows(model)))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
     widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
@@ -90,6 +97,27 @@ def step_sizes(
     n = repeating(of_layers) if reuse else len(of_layers)
     short = _traced(model, layout, limits, n)[1] if n < len(of_layers) else None
     return measure(devices, build, shape, options.reduce_type, reuse, short)
+
+
+def fitting_steps(
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    n_ubatch: int,
+    *,
+    halves: bool = False,
+    reuse: bool = True,
+) -> tuple[StepShape, StepSizes]:
+    """Return shape and memory of steps with at most `n_ubatch` rows. Fewer rows, but at least 512, are chosen
+    if a value would exceed a storage binding."""
+    while True:
+        shape = step_shape(model, layout, options, n_ubatch, halves)
+        sizes = step_sizes(model, layout, options, limits, shape, reuse)
+        too_large = any(n > of.max_storage_range for n, of in zip(sizes.largest, limits, strict=True))
+        if not too_large or shape.n_rows <= SURE_ROWS:
+            return shape, sizes
+        n_ubatch = max(SURE_ROWS, shape.n_rows // 2)
 
 
 def token_recordings(

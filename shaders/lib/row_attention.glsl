@@ -2,7 +2,7 @@
 // A query is a head of a row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one split, and the shader writes the result.
 // Otherwise the shader writes part = (sum of p * v, maximum score, sum of p). Without keys the result is
 // zeros. The including file defines these functions.
-uint n_keys_of(uint row);
+uint n_keys_of(uint row, uint pos);
 uint first_key_of(uint n_keys);
 void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
@@ -256,9 +256,10 @@ void main() {
     if (n_tile_rows == 0) return;
     split = gl_WorkGroupID.z;
     find_heads();
-    n_keys = n_keys_of(row);
+    const uvec2 place = step_place(row);
+    const uint slot = place.y;
+    n_keys = n_keys_of(row, place.x);
     first_key = first_key_of(n_keys);
-    const uint slot = step_params.rows[row].y;
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
     const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;
     const uint first_block = first_key / CELL_BLOCK + split * per_split;

@@ -2,6 +2,7 @@
 
 struct Tile {
     uvec4 run; // slot, first_row, n_rows, first_pos; n_rows is 0 after the last tile
+    uint number; // of the run
     uint first; // first row of the tile within the run
     uint n; // number of rows
 };
@@ -11,15 +12,15 @@ Tile find_tile(uint tile, uint size) {
     for (uint r = 0; r < step_n_runs(); ++r) {
         const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + size - 1) / size;
-        if (tile < n_tiles) return Tile(run, tile * size, min(run.z - tile * size, size));
+        if (tile < n_tiles) return Tile(run, r, tile * size, min(run.z - tile * size, size));
         tile -= n_tiles;
     }
-    return Tile(uvec4(0), 0, 0);
+    return Tile(uvec4(0), 0, 0, 0);
 }
 
-// Return the state cell that a run reads. A sequence's first run ignores the cell.
-uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
+// Return the state cell that run `r` reads. A sequence's first run ignores the cell.
+uint cell_from(uint r) { return step_params.states[r].x; }
 
-uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }
+uint cell_to(uint r) { return step_params.states[r].y; }
 
 bool is_fresh(uvec4 run) { return run.w == 0; }

@@ -15,7 +15,7 @@ from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.recording import Dispatch, Exchange
-from vkbackend.step import STEP_NBYTES
+from vkbackend.step import step_words
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
@@ -26,10 +26,10 @@ def graph_of(n: int, width: int = 8) -> tuple[Graph, list[NumpyDevice], Provider
     inputs = []
     for device in devices:
         local, host = (
-            device.buffer(STEP_NBYTES, Home.SCRATCH, "step"),
-            device.buffer(STEP_NBYTES, Home.STAGING, "h"),
+            device.buffer(4 * step_words(1), Home.SCRATCH, "step"),
+            device.buffer(4 * step_words(1), Home.STAGING, "h"),
         )
-        words = View(local, 0, (STEP_NBYTES // 4,))
+        words = View(local, 0, (step_words(1),))
         inputs.append(Inputs(View(local, 0, words.shape, "u32"), {}, View(host, 0, words.shape), words, None))
     provider = make_provider(devices, 4 * width) if n > 1 else None
     return Graph(devices, inputs, provider, StepKind.of_run(1, 1)), devices, provider

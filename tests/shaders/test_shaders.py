@@ -126,6 +126,7 @@ def test_bindings(op: str) -> None:
     binding = re.search(r"#define STEP_BINDING (\d+)", code)
     assert (binding is not None) == spec.step
     assert binding is None or int(binding[1]) == len(spec.args)
+    assert ("buffer StepRows" in code) == spec.rows and len(spec.args) + spec.rows <= 8
 
 
 @pytest.mark.parametrize("op", ops.OPS)
@@ -172,8 +173,8 @@ def test_portable_floor(op: str) -> None:
 def test_step_layout() -> None:
     text = (shaderlib.shaders_dir() / "lib" / "step.glsl").read_text()
     sizes = {name: int(n) for name, n in re.findall(r"uvec4 (\w+)\[(\d+)\];", text)}
-    assert sizes == {"runs": step.MAX_RUNS, "rows": step.MAX_ROWS, "outputs": step.MAX_ROWS // 4}
-    assert 16 * (1 + sum(sizes.values())) == step.STEP_NBYTES <= 16_384
+    assert sizes == {"runs": step.MAX_RUNS, "states": step.MAX_RUNS}
+    assert 16 * (1 + sum(sizes.values())) == step.BLOCK_NBYTES <= 16_384
     block = re.search(r"CELL_BLOCK = (\d+)", text)
     assert block is not None and int(block[1]) == ops.CELL_BLOCK
 

@@ -330,11 +330,11 @@ def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
     words = ("-p", "Once upon a time", "-n", "4", "--temp", "0")
     experts = ("-m", str(models / "stories-moe8x-Q4_0.gguf"))
     plain = run("generate", *words, *experts)
-    for flags in (["-ncmoe", "1"], ["--cpu-moe"], ["-ncffn", "2", "-ub", "2048", "-b", "2048", "-t", "8"]):
+    for flags in (["-ncmoe", "1"], ["--cpu-moe"], ["-ncffn", "2", "-ub", "8192", "-b", "8192", "-t", "8"]):
         code, out, err = run("generate", *words, *experts, *flags)
         assert (code, out) == plain[:2], err
     assert "-ncffn 2 has no effect: no tensor of the model has such a name" in err
-    assert "-ub 2048: prompts are computed 512 tokens at a time" in err
+    assert "-ub 8192: prompts are computed 4096 tokens at a time" in err
     log = tmp_path / "x.log"
     code, out, err = run(
         "generate", *words, "-cmoe", "-sm", "row", "--log_file", str(log), "--display-prompt", "--temp", "-1"

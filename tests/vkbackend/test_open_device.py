@@ -41,10 +41,11 @@ def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     shutil.which(shaderlib.COMPILER) is None, reason=f"no {shaderlib.COMPILER} (apt install glslang-tools)"
 )
 @pytest.mark.parametrize(
-    ("op", "variant", "n_more"), [("add", "f32", 0), ("embed", "q8_0", 1), ("embed", "iq2_xs", 2)]
+    ("op", "variant", "n_more"),
+    [("add", "f32", 0), ("ssm_scan", "f32", 1), ("embed", "q8_0", 2), ("embed", "iq2_xs", 3)],
 )
 def test_storage_only(op: str, variant: str, n_more: int) -> None:
-    """StepParams and a codebook become storage buffers of set 0, after the op's buffers."""
+    """StepParams, its rows and a codebook become storage buffers of set 0, after the op's buffers."""
     code = shaderlib.spirv(op, variant)
     before, after = np.frombuffer(code, np.uint32), np.frombuffer(spirv.storage_only(code), np.uint32)
     assert before.size == after.size

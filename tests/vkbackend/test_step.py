@@ -1,4 +1,4 @@
-"""The numpy view and the GLSL block of StepParams have the same layout."""
+"""The numpy view and the GLSL blocks of StepParams have the same layout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from places import ROOT
 
 from vkbackend import ops
-from vkbackend.step import MAX_ROWS, MAX_RUNS, STEP_NBYTES, STEP_WORDS, Run, StepParams
+from vkbackend.step import BLOCK_NBYTES, MAX_ROWS, MAX_RUNS, Run, StepParams, step_words
 
 pytestmark = pytest.mark.no_vulkan
 
 
 GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
+ROWS_GLSL = (ROOT / "shaders" / "lib" / "step_rows.glsl").read_text()
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:
@@ -32,16 +33,23 @@ def glsl_fields() -> dict[str, tuple[int, int]]:
 def test_layout_equals_the_shaders() -> None:
     step = StepParams()
     fields = glsl_fields()
-    assert list(fields) == ["header", "runs", "rows", "outputs"]
+    assert list(fields) == ["header", "runs", "states"]
     base = step.words.ctypes.data
     for name, (first, words) in fields.items():
         array = getattr(step, name)
         assert (array.ctypes.data - base, array.size) == (4 * first, words), name
-    assert sum(words for _, words in fields.values()) == STEP_WORDS
+    assert 4 * sum(words for _, words in fields.values()) == BLOCK_NBYTES
+
+
+def test_rows_follow_the_block() -> None:
+    [skipped] = re.findall(r"uvec4 block\[(\d+)\]; // StepParams\n    uvec4 rows\[\];", ROWS_GLSL)
+    step = StepParams()
+    assert step.rows.ctypes.data - step.words.ctypes.data == 16 * int(skipped) == BLOCK_NBYTES
+    assert step.rows.shape == (MAX_ROWS, 4) and step.words.size == step_words(MAX_ROWS)
 
 
 def test_block_fits_any_device() -> None:
-    assert STEP_NBYTES == 4 * STEP_WORDS <= 16_384
+    assert BLOCK_NBYTES <= 16_384
 
 
 def test_cell_block_equals_the_shaders() -> None:
@@ -50,13 +58,14 @@ def test_cell_block_equals_the_shaders() -> None:
 
 
 def test_fill_describes_runs_rows_and_outputs() -> None:
-    step = StepParams(np.full(STEP_WORDS, 0xDEADBEEF, np.uint32))
+    step = StepParams(np.full(step_words(8), 0xDEADBEEF, np.uint32))
     step.fill([11, 12, 13, 14], [Run(2, 0, 3, 7), Run(0, 3, 1, 40)], [2, 3])
     assert (step.n_rows, step.n_runs, step.n_outputs) == (4, 2, 2)
     assert step.header.tolist() == [4, 2, 2, 4]
     assert step.runs[:2].tolist() == [[2, 0, 3, 7], [0, 3, 1, 40]]
     assert step.rows[:4, :3].tolist() == [[7, 2, 11], [8, 2, 12], [9, 2, 13], [40, 0, 14]]
-    assert step.outputs[:2].tolist() == [2, 3]
+    assert step.outputs[:2].tolist() == [2, 3] and step.states[:2, :2].tolist() == [[2, 2], [0, 0]]
+    assert step.used.size == step_words(4) and (step.rows[4:] == 0xDEADBEEF).all()
 
 
 @pytest.mark.parametrize(("rows", "runs"), [(MAX_ROWS + 1, 1), (1, MAX_RUNS + 1)])

@@ -7,8 +7,8 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.ops import Recorder
-from vkbackend.step import STEP_WORDS, Run, StepParams
-from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
+from vkbackend.step import Run, StepParams
+from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform, unused_step
 
 StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
@@ -18,7 +18,7 @@ RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
 def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
-    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
+    step = unused_step(n_rows_of(runs))
     table, row = [], 0
     for i, (first_pos, n_rows, read, written) in enumerate(runs):
         table.append(Run(i, row, n_rows, first_pos, (read, written)))

@@ -7,7 +7,6 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.ops import Recorder
-from vkbackend.step import MAX_ROWS
 from vkbackend.tools.op_cases.setup import (
     Q8_FLIP,
     Case,
@@ -40,11 +39,11 @@ class Embed(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         by_output = self.ids == ops.OUTPUTS
         outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if by_output else ()
-        step = step_of(rng, ((0, 5, MAX_ROWS if by_output else self.used),), self.n_vocab, outputs)
+        step = step_of(rng, ((0, 5, self.n_vocab if by_output else self.used),), self.n_vocab, outputs)
         if self.ids == ops.TOKENS:
             step.rows[self.used - 1, 2] = self.n_vocab
         if self.ids == ops.TYPES:
-            step.rows[: self.used, 3] = rng.integers(0, self.n_vocab, self.used)
+            step.types[: self.used] = rng.integers(0, self.n_vocab, self.used)
         bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
         table = {
             f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)

@@ -18,9 +18,10 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
-from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
+from vkbackend.step import Mix, Run, StepParams, step_words
 
 Q8_FLIP = 1e-5  # NMSE (normalized mean squared error) if one code in 64 rounds the other way.
+MORE_ROWS = 64  # Rows after a step's last row. Dispatches have rows outside all runs.
 GUARD_WORDS = 37  # Odd, so views start at every word alignment.
 CELL_BLOCK = ops.CELL_BLOCK
 
@@ -52,8 +53,8 @@ class Placed:
         at = 4 * GUARD_WORDS
         places: dict[str, tuple[int, tuple[int, ...], str]] = {}
         if setup.step is not None:
-            places["step"] = 0, (STEP_WORDS,), "u32"
-            at += 4 * STEP_WORDS
+            places["step"] = 0, (setup.step.words.size,), "u32"
+            at += setup.step.words.nbytes
         for name, tensor in setup.tensors.items():
             at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # f16s: reads of 16 bytes
             places[name] = at, tensor.shape, tensor.dtype
@@ -173,6 +174,11 @@ def output(*shape: int, dtype: str = "f32") -> Tensor:
     return Tensor(shape, dtype, written=True)
 
 
+def unused_step(n_rows: int) -> StepParams:
+    """Return parameters with invalid values, for at least `n_rows` rows."""
+    return StepParams(np.full(step_words(n_rows + MORE_ROWS), 0x7FFFFFFF, np.uint32))
+
+
 def step_of(
     rng: np.random.Generator,
     runs: tuple[RunSpec, ...],
@@ -181,7 +187,7 @@ def step_of(
     mix: Mix = Mix.DECODE,
 ) -> StepParams:
     """Return a step's parameters, with invalid values in unused entries."""
-    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
+    step = unused_step(n_rows_of(runs))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
         table.append(Run(slot, row, n_rows, first_pos))

@@ -247,7 +247,7 @@ class KomputeDevice(Device):
                 continue
             if isinstance(command, Copy):
                 command = self._as_dispatch(command)
-            views = [*command.args, command.step] if command.step else list(command.args)
+            views = command.bindings
             assert not command.step or command.step.offset == 0, f"{command.step} does not begin its buffer"
             handles = tuple(view.buffer.handle for view in views)
             if codebook := codebook_of(command.op, command.variant):

@@ -21,7 +21,8 @@ class OpSpec:
     # Push constants after the args' word offsets: (name, "u" or "f").
     push: tuple[tuple[str, str], ...]
     consts: tuple[str, ...] = ("LOCAL",)
-    step: bool = False  # Whether the shader reads StepParams, its last binding.
+    step: bool = False  # Whether the shader reads StepParams, the binding after the args.
+    rows: bool = False  # Whether the shader reads the step's rows, the last binding.
     needs: tuple[str, ...] = ()  # Optional features that the shader needs.
     twin: str = ""  # Another op with the same numpy twin, or "".
 
@@ -51,13 +52,16 @@ def op_spec(
     push: str,
     consts: str = "",
     step: bool = False,
+    rows: bool = False,
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
     """Parse a spec. A float push constant is "name:f". `consts` are the specialization constants after
-    LOCAL."""
+    LOCAL. `rows` implies `step`."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
-    return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
+    return OpSpec(
+        name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step or rows, rows, needs, twin
+    )
 
 
 _DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f"
@@ -72,7 +76,7 @@ _DELTA_PUSH = "n_heads n_k tiled q_stride v_stride n_rows scale:f"
 SPECS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
-        op_spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
+        op_spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", rows=True),
         op_spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
         op_spec("layer_norm", "x:r w:r b:r y:w", "n n_rows eps:f", "HAS_B"),
         op_spec("center", "x:r y:w", "n n_rows share:f"),
@@ -84,28 +88,28 @@ SPECS: dict[str, OpSpec] = {
             "x:r w:r cos_sin:r cells:r cache:w",
             "width n_rows blocks_per_slot head_dim n_rot half_split eps:f",
             "TYPE NORM",
-            step=True,
+            rows=True,
         ),
         op_spec(
             "kv_load",
             "cache:r cells:r cos_sin:r y:w",
             "width n_rows blocks_per_slot head_dim n_rot half_split",
             "TYPE",
-            step=True,
+            rows=True,
         ),
         op_spec(
             "attn_decode",
             "q:r k:r v:r cells:r sinks:r part:w",
             _DECODE_PUSH,
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS BATCH ROWS",
-            step=True,
+            rows=True,
         ),
         op_spec(
             "attn_decode_coop",
             "q:r k:r v:r cells:r sinks:r part:w",
             _DECODE_PUSH,
             f"{_UNIT_CONSTS} FINAL ROWS",
-            step=True,
+            rows=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_decode",
         ),
@@ -120,16 +124,16 @@ SPECS: dict[str, OpSpec] = {
             "q:r k:r v:r cells:r chosen:r part:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen scale:f",
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
-            step=True,
+            rows=True,
         ),
         op_spec(
             "index_scores",
             "q:r w:r k:r cells:r y:w",
             "n_heads n_rows first_row blocks_per_slot n_positions",
             "HEAD HEADS K_TYPE BATCH",
-            step=True,
+            rows=True,
         ),
-        op_spec("index_top_k", "x:r ids:w", "n_positions n_rows first_row n_chosen", "BATCH", step=True),
+        op_spec("index_top_k", "x:r ids:w", "n_positions n_rows first_row n_chosen", "BATCH", rows=True),
         op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r slopes:r y:w",
@@ -211,8 +215,8 @@ SPECS: dict[str, OpSpec] = {
         op_spec("streams_predict", "x:r routed:r w:r y:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_correct", "x:r a:r routed:r w:r g:r y:w z:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_add", "x:r a:r y:w", "n n_streams n_rows"),
-        op_spec("rows_before", "x:r kept:r y:w", "n n_rows n_kept", "HAS_X", step=True),
-        op_spec("keep_rows", "x:r kept:w", "n n_rows n_kept", step=True),
+        op_spec("rows_before", "x:r kept:r y:w", "n n_rows n_kept", "HAS_X", rows=True),
+        op_spec("keep_rows", "x:r kept:w", "n n_rows n_kept", rows=True),
         op_spec("row_moments", "x:r y:w", "n n_rows"),
         op_spec("gaussian_topk", "x:r moments:r y:w", "n width n_rows c:f"),
         op_spec("pack_bf16", "x:r y:w", "n"),

@@ -50,6 +50,7 @@ class Target:
                 self.label or spec.name,
                 flops,
                 spec.addressed,
+                spec.rows,
             )
         )
 

@@ -11,9 +11,9 @@ from vkbackend.twins.arrays import Array, f64
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield each run as (first row, number of rows, cell to read, cell to write, whether at position 0)."""
-    for _, first, n, position in step.runs[: step.n_runs].tolist():
-        cells = int(step.rows[first, 3])
-        yield first, n, cells & 0xFFFF, cells >> 16, position == 0
+    runs = zip(step.runs[: step.n_runs].tolist(), step.states.tolist(), strict=False)
+    for (_, first, n, position), (read, written, *_) in runs:
+        yield first, n, read, written, position == 0
 
 
 def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Array:

@@ -33,8 +33,7 @@ def embed(
     if first == 0:
         out[:] = 0.0
     n_ids = min(step.n_outputs if ids == 1 else step.n_rows, n_rows)
-    column = {0: 2, 2: 0, 3: 3}.get(ids, 0)
-    at = (step.outputs[:n_ids] if ids == 1 else step.rows[:n_ids, column]).astype(np.int64) - first
+    at = (step.rows[:, 2], step.outputs, step.rows[:, 0], step.types)[ids][:n_ids].astype(np.int64) - first
     known = np.flatnonzero((at >= 0) & (at < n_vocab))
     out[known] = w.reshape(n_vocab, n_embd)[at[known]]
 

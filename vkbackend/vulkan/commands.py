@@ -8,6 +8,7 @@ from vkbackend.ops.spec import PUSH_NBYTES
 from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
 from vkbackend.runtime import Executable
+from vkbackend.step import BLOCK_NBYTES
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.pipeline_layout import PipelineLayout, descriptor_type
 from vkbackend.vulkan.program import Programs
@@ -78,7 +79,7 @@ class VulkanExecutable(Executable):
         sizes = ffi.new("VkDescriptorPoolSize[2]")
         sizes[0].type, sizes[0].descriptorCount = (
             descriptor_type(0, 1),
-            max(1, sum(len(d.bound) for d in dispatches)),
+            max(1, sum(len(d.bound) + d.rows for d in dispatches)),
         )
         sizes[1].type, sizes[1].descriptorCount = (
             descriptor_type(0, 0),
@@ -103,23 +104,23 @@ class VulkanExecutable(Executable):
         return [sets[i] for i in range(n)]
 
     def _write_set(self, descriptor_set: Any, dispatch: Dispatch) -> None:
-        views = [*dispatch.bound, dispatch.step] if dispatch.step else list(dispatch.bound)
+        views, n_args = dispatch.bindings, len(dispatch.bound)
         infos, writes = (
             ffi.new("VkDescriptorBufferInfo[]", len(views)),
             ffi.new("VkWriteDescriptorSet[]", len(views)),
         )
         for i, view in enumerate(views):
             assert isinstance(view.buffer, Buffer), f"{view} of {dispatch.op} has no address"
-            base = self._base(view, uniform=i == len(dispatch.bound))
+            base = self._base(view, uniform=i == n_args)
             infos[i].buffer, infos[i].offset = view.buffer.handle, base
-            infos[i].range = max(4, view.end - base)
+            infos[i].range = BLOCK_NBYTES if i == n_args else max(4, view.end - base)
             limit = self._device.info.limits["max_storage_range"]
             assert infos[i].range <= limit, (
                 f"{dispatch.label}: binding of {infos[i].range} bytes, limit {limit}"
             )
             writes[i].sType = C.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
             writes[i].dstSet, writes[i].dstBinding, writes[i].descriptorCount = descriptor_set, i, 1
-            writes[i].descriptorType = descriptor_type(i, len(dispatch.bound))
+            writes[i].descriptorType = descriptor_type(i, n_args)
             writes[i].pBufferInfo = infos + i
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 

@@ -11,11 +11,11 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """Descriptor set 0 has `n_storage` storage buffers, and StepParams if `uniform`. Set 1 exists only with a
-    codebook."""
+    """Descriptor set 0 has `n_args` storage buffers and `n_step` bindings of StepParams: a uniform block, and
+    then a storage buffer. Set 1 exists only with a codebook."""
 
-    n_storage: int
-    uniform: bool
+    n_args: int
+    n_step: int
     codebook: str | None
     set_layout: Any
     pipeline_layout: Any
@@ -24,17 +24,17 @@ class PipelineLayout:
 class Layouts:
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
-        self._layouts: dict[tuple[int, bool, str | None], PipelineLayout] = {}
+        self._layouts: dict[tuple[int, int, str | None], PipelineLayout] = {}
 
-    def get(self, n_storage: int, uniform: bool, codebook: str | None = None) -> PipelineLayout:
-        key = n_storage, uniform, codebook
+    def get(self, n_args: int, n_step: int, codebook: str | None = None) -> PipelineLayout:
+        key = n_args, n_step, codebook
         if key not in self._layouts:
             self._layouts[key] = self._make(*key)
         return self._layouts[key]
 
-    def _make(self, n_storage: int, uniform: bool, codebook: str | None) -> PipelineLayout:
-        device, n = self._device, n_storage + uniform
-        needed, most = n_storage + (codebook is not None), device.info.limits["max_storage_buffers"]
+    def _make(self, n_args: int, n_step: int, codebook: str | None) -> PipelineLayout:
+        device, n, most = self._device, n_args + n_step, self._device.info.limits["max_storage_buffers"]
+        needed = n_args + max(0, n_step - 1) + (codebook is not None)
         if needed > most:
             raise UnsupportedFeature(
                 f"{device.name} ({device.info.name}): a shader needs {needed} storage buffers, and may bind "
@@ -44,8 +44,8 @@ class Layouts:
         for i in range(n):
             bindings[i].binding, bindings[i].descriptorCount = i, 1
             bindings[i].stageFlags = C.VK_SHADER_STAGE_COMPUTE_BIT
-            bindings[i].descriptorType = descriptor_type(i, n_storage)
-        beside = self.get(1, False).set_layout if codebook else NULL
+            bindings[i].descriptorType = descriptor_type(i, n_args)
+        beside = self.get(1, 0).set_layout if codebook else NULL
         sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
         info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
         device.check(
@@ -69,7 +69,7 @@ class Layouts:
             device.gone("VkDescriptorSetLayout")
             raise
         device.made("VkPipelineLayout")
-        return PipelineLayout(n_storage, uniform, codebook, sets[0], pipes[0])
+        return PipelineLayout(n_args, n_step, codebook, sets[0], pipes[0])
 
     def close(self) -> None:
         device = self._device
@@ -81,6 +81,6 @@ class Layouts:
         self._layouts = {}
 
 
-def descriptor_type(binding: int, n_storage: int) -> int:
+def descriptor_type(binding: int, n_args: int) -> int:
     storage, uniform = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, C.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
-    return int(storage if binding < n_storage else uniform)
+    return int(uniform if binding == n_args else storage)

@@ -50,7 +50,7 @@ class Programs:
     def __init__(self, device: LogicalDevice, memory: Memory, transfers: Transfers) -> None:
         self._device = device
         self.layouts = layouts = Layouts(device)
-        self.codebooks = Codebooks(device, memory, transfers, lambda: layouts.get(1, False).set_layout)
+        self.codebooks = Codebooks(device, memory, transfers, lambda: layouts.get(1, 0).set_layout)
         self._pipelines: dict[Key, Any] = {}
         self._begun: dict[Key, tuple[PipelineLayout, Future[Compiled]]] = {}  # not requested yet
         self._cache = PipelineCache(device)
@@ -70,7 +70,7 @@ class Programs:
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
         used: list[tuple[Key, PipelineLayout]] = []
         for d in dispatches:
-            layout = self.layouts.get(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
+            layout = self.layouts.get(len(d.bound), d.n_step, codebook_of(d.op, d.variant))
             used.append(((d.op, d.variant, d.consts), layout))
         return used
 

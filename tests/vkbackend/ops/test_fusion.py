@@ -21,7 +21,7 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.ops import MATRIX_OPS, OPS, Recorder
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Dispatch, Recording
-from vkbackend.step import STEP_NBYTES, Run
+from vkbackend.step import Run, step_words
 from vkbackend.tools.studies import bench_fusing
 
 TOKENS = np.random.default_rng(3).integers(0, 128, 11).tolist()
@@ -81,7 +81,7 @@ class Chain:
         self.cos_sin, self.cells = stored(1 << 10, 3, 4, 2), stored(256, 1, 2, dtype="u32")
         self.cache, self.step = (
             stored(1 << 14, 64, 32, dtype=dtype),
-            stored(STEP_NBYTES, STEP_NBYTES // 4, dtype="u32"),
+            stored(4 * step_words(3), step_words(3), dtype="u32"),
         )
         self.cache = replace(self.cache, shape=(64, 16))
         self.rec.dispatch(Dispatch("copy_words", "f32", (self.cos_sin, self.x), (1,), (), (), (1, 1, 1)))
