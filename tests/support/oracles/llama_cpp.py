@@ -84,6 +84,11 @@ def library() -> ctypes.CDLL:
     lib.llama_set_adapter_cvec.argtypes = [
         ctypes.c_void_p, np.ctypeslib.ndpointer(np.float32), ctypes.c_size_t, *[ctypes.c_int32] * 3
     ]  # fmt: skip
+    lib.llama_adapter_lora_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    lib.llama_adapter_lora_init.restype = ctypes.c_void_p
+    lib.llama_set_adapters_lora.argtypes = [
+        ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.POINTER(ctypes.c_float)
+    ]  # fmt: skip
     lib.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     lib.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
     lib.ggml_row_size.restype = lib.ggml_quantize_chunk.restype = ctypes.c_size_t
@@ -136,6 +141,16 @@ class Context:
             )
             assert status == 0, "no control vectors"
 
+    def apply(self, adapters: Sequence[tuple[Path, float]]) -> None:
+        """Apply GGUF adapters with their scales."""
+        n = len(adapters)
+        loaded = [self._lib.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
+        assert all(loaded), "no adapter"
+        scales = (ctypes.c_float * n)(*[scale for _, scale in adapters])
+        assert (
+            self._lib.llama_set_adapters_lora(self._context, (ctypes.c_void_p * n)(*loaded), n, scales) == 0
+        )
+
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
         self._run(tokens)
         rows = (self._lib.llama_get_logits_ith(self._context, i) for i in range(len(tokens)))
@@ -173,10 +188,13 @@ def logits(
     batches: Sequence[Sequence[int]],
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
+    adapters: Sequence[tuple[Path, float]] = (),
 ) -> np.ndarray:
     """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers 1 to n to
-    control vectors."""
+    control vectors. `adapters` has files and scales."""
     context = Context(path, n_vocab, steering)
+    if adapters:
+        context.apply(adapters)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
     return np.concatenate(rows)
