@@ -96,9 +96,8 @@ def write(
     """Write the model without a vocabulary. `blocks` has encoded tensors. `quantize` stores all matrices
     outside `blocks` as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
-    writer.add_string("tokenizer.ggml.model", "none")
-    for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():
-        name = key if key.startswith(("xielu.", "tokenizer.")) else f"{fixture.arch}.{key}"
+    for key, value in {"tokenizer.ggml.model": "none", "vocab_size": N_VOCAB, **fixture.keys}.items():
+        name = key if key.startswith(("xielu.", "tokenizer.", "general.")) else f"{fixture.arch}.{key}"
         if isinstance(value, bool):
             writer.add_bool(name, value)
         elif isinstance(value, int):
