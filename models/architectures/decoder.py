@@ -75,7 +75,7 @@ class Decoder(DecoderWeights):
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         q = self.rotate(linear(x, w, "attn_q"), w, "attn_q", il)
-        if not cache.shared:
+        if not cache.shared or self.encodes:
             self.store(x, w, cache, il)
         return self.attend(q, x, w, cache, il)
 

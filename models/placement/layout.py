@@ -53,6 +53,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     """Raises InvalidArgument, PlanError, UnsupportedModel."""
     normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
+    if model.encodes and shares_cache(options):
+        kv = [spec and replace(spec, owner=0 if il else None) for il, spec in enumerate(map(kv_of, kv))]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = all_weights(model)
@@ -80,6 +82,13 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     owners = [layer_kv.owner if (layer_kv := kv_of(spec)) else None for spec in kv]
     states = plan_states(kv, plans, kv_homes, options)
     return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
+
+
+def shares_cache(options: Options) -> bool:
+    """Return whether all layers of an encoder write to one cache. Each layer stores K and V before it attends,
+    and nothing reads them later. The layers must be on the same devices."""
+    together = options.split_mode in ("tensor", "none") and options.n_gpu_layers is None
+    return together and not options.override_tensor
 
 
 def memories(
