@@ -85,8 +85,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 
 
 def shares_cache(options: Options) -> bool:
-    """Return whether all layers of an encoder write to one cache. Each layer stores K and V before it attends,
-    and nothing reads them later. The layers must be on the same devices."""
+    """Return whether all layers of an encoder write to one cache. Each layer stores K and V before it
+    attends, and nothing reads them later. The layers must be on the same devices."""
     together = options.split_mode in ("tensor", "none") and options.n_gpu_layers is None
     return together and not options.override_tensor
 

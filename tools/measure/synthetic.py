@@ -28,6 +28,9 @@ POOL_ELEMENTS = 1 << 20
 _TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}
 
 
+EPS = float(np.float32(1e-6))  # GGUF stores F32.
+
+
 def _dense(
     n_layer: int, n_embd: int, n_head: int, n_head_kv: int, head_dim: int, n_ff: int
 ) -> dict[str, int]:
@@ -78,6 +81,10 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     ),
     "qwen3-235b-a22b": (
         "qwen3moe", 151_936, False, _mixture(128, 8, 1536, **_dense(94, 4096, 64, 4, 128, 12_288)),
+    ),
+    "nomic-embed": (
+        "nomic-bert", 30_522, True,
+        _dense(12, 768, 12, 12, 64, 3072) | {"context_length": 2048, "attention.layer_norm_epsilon": EPS},
     ),
     "deepseek-671b-a37b": ("deepseek2", 129_280, False, _mixture(256, 8, 2048, **_LATENT)),
 }  # fmt: skip
@@ -131,8 +138,7 @@ class Synthetic(GGUF):
         values = values | {"block_count": n_layer or values["block_count"]}
         metadata: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         metadata |= {f"{arch}.{key}": value for key, value in values.items()}
-        eps = float(np.float32(1e-6))  # GGUF stores F32.
-        metadata |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
+        metadata |= {f"{arch}.attention.layer_norm_rms_epsilon": EPS, f"{arch}.rope.freq_base": 500_000.0}
         metadata |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
         self.metadata = Values(metadata)  # type: ignore[assignment]
         self.paths = [Path(f"synthetic-{name}-{dtype.upper()}")]

@@ -1,0 +1,86 @@
+"""Measures embeddings per second in batches of 1, 16 and 64: `python -m vkbackend.tools.studies.embeddings -m
+model.gguf`.
+
+A batch is one request of n texts with `-l` tokens each, pooled by the mean. Batch sizes alternate, so that
+other load slows all of them. `--synthetic nomic-embed:F16` measures random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from vkbackend.checks import whole_number
+from vkbackend.models.embeddings.pooling import Pooled
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Embed, Event
+from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.measure.turns import exit_on_errors, table
+
+SIZES = 1, 16, 64
+
+
+def embed(engine: Engine, texts: Sequence[Sequence[int]], first_id: int) -> np.ndarray:
+    """Return the mean of each text's hidden states, float64 [n, n_embd]."""
+    pooled = {first_id + i: Pooled("mean") for i in range(len(texts))}
+    for id_, text in zip(pooled, texts, strict=True):
+        engine.submit(Embed(id_, tuple(text)))
+    while engine.busy:
+        news = engine.step()
+        for id_, answer in zip(news.ids, news.answers, strict=True):
+            assert isinstance(answer, Event)
+            if answer.error:
+                raise answer.error.exception()
+            pooled[id_].push(answer)
+    return np.stack([each.result() for each in pooled.values()])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_arguments(parser)
+    parser.add_argument("-l", "--length", type=int, default=32, help="tokens of a text (default: 32)")
+    parser.add_argument("-r", "--rounds", type=int, default=5, help="rounds of turns (default: 5)")
+    args = parser.parse_args(argv)
+    with exit_on_errors(), ExitStack() as stack:
+        length = whole_number("--length", args.length, 1, 512)
+        rounds = whole_number("--rounds", args.rounds, 1, 10_000)
+        for gguf in open_models(args, stack):
+            runner = open_runner(gguf, args, n_ctx=length + 1, n_slots=max(SIZES), prefix_cache=False)
+            engine = Engine(runner)
+            try:
+                measure(engine, str(gguf.paths[0]), length, rounds)
+            finally:
+                engine.close()
+
+
+def measure(engine: Engine, name: str, length: int, rounds: int) -> None:
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, engine.runner.n_vocab, (max(SIZES), length)).tolist()
+    took: dict[int, list[float]] = {n: [] for n in SIZES}
+    steps: dict[int, int] = {}
+    n_asked = 0
+    for turn in range(rounds + 1):  # the first turn compiles
+        for n in SIZES:
+            before, began = engine.stats()["n_steps"], time.perf_counter()
+            embed(engine, texts[:n], n_asked)
+            if turn:
+                took[n].append(time.perf_counter() - began)
+            steps[n] = engine.stats()["n_steps"] - before
+            n_asked += n
+    single = statistics.median(took[1])
+    rows = []
+    for n in SIZES:
+        seconds = statistics.median(took[n])
+        rate = n / seconds
+        rows.append((n, steps[n], 1e3 * seconds, rate, rate * length, rate * single))
+    columns = "texts", "steps", "ms a batch", "texts/s", "tokens/s", "of one at a time"
+    table(f"{name}: texts of {length} tokens", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
