@@ -105,13 +105,13 @@ def _groups(graph: TensorGraph, d: int, pairs: LowRank) -> device_ops.Groups | N
 def expert_ids(graph: TensorGraph, d: int, experts: View, n_expert: int) -> list[View]:
     """Return the ids of the pairs (adapter, expert), u32 [n_rows, n_used], for each of a row's adapters.
     `experts` u32 [n_rows, n_used] are the chosen experts."""
-    found = []
+    pair_ids = []
     for term in range(graph.kind.adapters):
         ids = replace(graph.scratch(experts.shape, "lora ids"), dtype="u32")
         adapters, _ = adapters_of(graph, d)
         graph.on(d, "adapters").adapter_experts(adapters, experts, ids, term=term, n_experts=n_expert)
-        found.append(ids)
-    return found
+        pair_ids.append(ids)
+    return pair_ids
 
 
 def adapt_experts(graph: TensorGraph, d: int, w: Weight, x: View, ids: Sequence[View], y: View) -> None:

@@ -227,10 +227,10 @@ class Embeddings(ABC):
         prepared, is_list = self._texts("texts", texts, switch("truncate", truncate))
 
         def finish(rows: list[np.ndarray]) -> Any:
-            found = [
+            scores = [
                 dict(zip(head.labels, probabilities(head.logits(row)).tolist(), strict=True)) for row in rows
             ]
-            return found if is_list else found[0]
+            return scores if is_list else scores[0]
 
         return Job(prepared, head.pooling, finish, self._adapters.resolved(None))
 

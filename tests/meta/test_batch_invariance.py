@@ -103,8 +103,8 @@ def test_few_rows_have_the_work_of_one_row(vendor: str, shape: str, exact: bool)
     device."""
     limits = replace(VENDORS[vendor], choices=TUNED)
     limits = limits.exact() if exact else replace(limits, batch_invariant=True)
-    one, *more = (work_of(step) for step in steps(opened(shape, limits)))
-    assert len(more) == 6 and all(work == one for work in more)
+    single, *more = (work_of(step) for step in steps(opened(shape, limits)))
+    assert len(more) == 6 and all(work == single for work in more)
 
 
 def dispatches(step: Step) -> list[Dispatch]:
@@ -124,8 +124,8 @@ def test_every_rule_is_needed(rule: str) -> None:
     vendor, shape, look = RULES[rule]
     limits = replace(VENDORS[vendor], choices=TUNED)
     for invariant in (False, True):
-        one, *_, eight = steps(opened(shape, replace(limits, batch_invariant=invariant)))
-        assert (look(one) == look(eight)) is invariant
+        single, *_, eight = steps(opened(shape, replace(limits, batch_invariant=invariant)))
+        assert (look(single) == look(eight)) is invariant
 
 
 def test_steps_of_more_rows_are_prefills() -> None:

@@ -141,14 +141,14 @@ def units_cut(
 ) -> tuple[Tile, int] | None:
     """Return the tile of attn_decode_coop and the rows of a run per workgroup, which divide the tile. Return
     None like `tile_of_units`. For more rows, a tile has more groups, but a group adds in the same order."""
-    one = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
+    single = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
     for rows in (8, 4, 2):
-        if one and rows <= run_rows:
+        if single and rows <= run_rows:
             tile = tile_of_units(limits, group * rows, head_k, head_v, "attn_decode_coop")
-            assert tile and tile.consts["V_PARTS"] == one.consts["V_PARTS"], (tile, one)
-            if tile.rows // rows >= min(group, one.rows):
+            assert tile and tile.consts["V_PARTS"] == single.consts["V_PARTS"], (tile, single)
+            if tile.rows // rows >= min(group, single.rows):
                 return tile, rows
-    return one and (one, 1)
+    return single and (single, 1)
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:

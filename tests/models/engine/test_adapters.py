@@ -85,8 +85,8 @@ def test_two_adapters_and_none_in_one_batch(llm: LLM, cold: list[list[int]]) -> 
     streams = [llm.stream(LONG, 6, temperature=0, lora=choice) for choice in CHOICES[:3]]
     tokens: list[list[int]] = [[], [], []]
     for chunks in zip_longest(*streams):
-        for found, chunk in zip(tokens, chunks, strict=True):
-            found += [chunk.token] if chunk else []
+        for so_far, chunk in zip(tokens, chunks, strict=True):
+            so_far += [chunk.token] if chunk else []
     assert tokens == cold[:3]
 
 

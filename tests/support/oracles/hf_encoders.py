@@ -251,7 +251,7 @@ def hidden(m: Fixture, types: list[int] | None = None) -> dict[str, np.ndarray]:
     ), missing
     kinds = {} if types is None else {"token_type_ids": torch.tensor([types])}
     out = network(torch.tensor([PROMPT]), output_hidden_states=True, **kinds)
-    found = {"hidden": (out.hidden_states[-1] if "logits" in out else out.last_hidden_state)[0].numpy()}
+    outputs = {"hidden": (out.hidden_states[-1] if "logits" in out else out.last_hidden_state)[0].numpy()}
     if "logits" in out:
-        found["logits"] = out.logits[0].numpy()
-    return found
+        outputs["logits"] = out.logits[0].numpy()
+    return outputs

@@ -43,12 +43,12 @@ def main() -> None:
         if name not in hf_encoders.MODELS:
             arrays[name], about[name] = theirs, {"made by": llama_cpp.versions()}
             continue
-        found = hf_encoders.hidden(build(name))
-        apart = nmse(theirs, found["hidden"])
+        outputs = hf_encoders.hidden(build(name))
+        apart = nmse(theirs, outputs["hidden"])
         assert apart <= (BOUND if name in SILU else WITH_GELU), f"{name}: NMSE {apart:.1e}"
-        arrays[name] = found["hidden"]
-        if "logits" in found:
-            arrays[f"{name} logits"] = found["logits"]
+        arrays[name] = outputs["hidden"]
+        if "logits" in outputs:
+            arrays[f"{name} logits"] = outputs["logits"]
         nmse_of = float(f"{apart:.1e}")
         about[name] = {"made by": hf.versions(), "agrees with": llama_cpp.versions(), "nmse": nmse_of}
     types = [0] * N_FIRST + [1] * (len(PROMPT) - N_FIRST)

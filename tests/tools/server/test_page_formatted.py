@@ -154,7 +154,7 @@ FORMULAS = (
 
 def test_dollars_of_formulas_and_of_prices(run: Run) -> None:
     parsed = run(
-        "inline.js", "(m, texts) => texts.map(m.parseInline)", [*PRICES, *[one[0] for one in FORMULAS]]
+        "inline.js", "(m, texts) => texts.map(m.parseInline)", [*PRICES, *[source for source, *_ in FORMULAS]]
     )
     for source, nodes in zip(PRICES, parsed, strict=False):
         assert not formulas_in(nodes), source

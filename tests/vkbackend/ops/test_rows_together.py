@@ -53,8 +53,8 @@ def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray
 def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Device, is_cpu: bool) -> None:
     """With the constants for a CPU and for a GPU."""
     limits = replace(device.limits, is_cpu=is_cpu)
-    want, one = result(case, device, limits)
-    assert one == 1
+    want, rows = result(case, device, limits)
+    assert rows == 1
     for most in (2, 5, 8):
         got, rows = result(replace(case, run_rows=most), device, limits)
         assert rows == min(most, 8 // (case.group or case.n_heads // case.n_kv))
@@ -68,8 +68,8 @@ def test_rows_together_on_matrix_units(case: AttnDecodeCoop, device: Device) -> 
     """test_on_matrix_units.py runs this test on a lavapipe with matrix units."""
     if not device.limits.features.issuperset(case.needs):
         pytest.skip(f"{device.name} has no matrix units")
-    want, one = result(case, device, device.limits)
-    assert one == 1
+    want, rows = result(case, device, device.limits)
+    assert rows == 1
     joint = set()
     for most in (2, 5, 8):
         got, rows = result(replace(case, run_rows=most), device, device.limits)
