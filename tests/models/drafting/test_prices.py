@@ -72,7 +72,8 @@ def test_a_draft_is_tried_where_none_pays() -> None:
 
 
 def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
-    """Unmeasured steps are assumed to be cheap. After the tries, the choice is that of known times."""
+    """Unmeasured steps are assumed to be cheap. After the tries, the choice is the same as with known
+    times."""
     prices, chosen = StepPrices(), []
     for _ in range(8):
         [n] = best_lengths(1, 1, [[0.8 ** (j + 1) for j in range(7)]], prices, 8)

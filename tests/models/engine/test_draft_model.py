@@ -64,7 +64,7 @@ def test_a_pair_gives_2_8_tokens_a_step(models: Path) -> None:
 
 
 def test_cells_of_the_draft_model(models: Path) -> None:
-    """After a rewind, the best token is that of a fresh slot."""
+    """After a rewind, the best token is the same as in a fresh slot."""
     options = Options.of(models / "stories-narrow-F16.gguf", devices=QUICKEST, n_ctx=64, n_slots=2)
     follower = DraftRunner(Runner(options))
     rng = np.random.default_rng(1)

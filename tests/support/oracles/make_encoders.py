@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_encoders.py
 
-Needs torch, transformers and xllamacpp. The states are transformers', or llama.cpp's for families that
-transformers lacks. Both programs must agree.
+Needs torch, transformers and xllamacpp. The states come from transformers, or from llama.cpp for families
+that transformers lacks. Both programs must agree.
 """
 
 from __future__ import annotations
