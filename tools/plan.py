@@ -26,6 +26,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
 from vkbackend.models.placement.cost import cost_function, cost_of
+from vkbackend.models.placement.draft_plan import DraftPlan, plan_draft, speed_up
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
@@ -42,6 +43,7 @@ from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
+ACCEPTANCES, LENGTHS = (0.5, 0.7, 0.85), (1, 3, 7)  # of drafts in the prediction
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
 DIMS = {
@@ -80,6 +82,7 @@ class Report:
     prediction: Prediction
     misfit: str  # Reason and remedy.
     notes: tuple[str, ...] = ()  # The file's unused parts.
+    draft: DraftPlan | None = None
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -132,17 +135,43 @@ def report(args: argparse.Namespace) -> Report:
                 exact=options.exact or env.exact(),
                 batch_invariant=bool(options.speculation),
             )
+        drafting = _open_draft(options, devices)
         try:
-            plan_report = _report(model, types, devices, options)
+            draft = None
+            if drafting and options.draft and options.of_draft:
+                with GGUF.open(options.draft) as small:
+                    draft = plan_draft(small, options.of_draft, drafting)
+            plan_report = _report(model, types, devices, options, draft)
             lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
             return replace(plan_report, notes=tuple(lines))
         finally:
-            for device in devices:
+            for device in [*devices, *drafting]:
                 device.close()
 
 
-def _report(model: Model, types: Mapping[str, str], devices: list[Device], options: Options) -> Report:
+def _open_draft(options: Options, devices: Sequence[Device]) -> list[Device]:
+    """Open the draft model's devices, or none without a draft model."""
+    wanted = options.of_draft
+    if wanted is None:
+        return []
+    try:
+        return open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+
+
+def _report(
+    model: Model,
+    types: Mapping[str, str],
+    devices: list[Device],
+    options: Options,
+    draft: DraftPlan | None,
+) -> Report:
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
+    if draft:
+        budgets = draft.without(budgets, devices)
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     if options.tensor_split == AUTO:
         prediction = auto_split(devices, cost, budgets)
@@ -166,7 +195,8 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
         check_fit(devices, options, planned, model.n_layer)
     except OutOfDeviceMemory as error:
         misfit = str(error)
-    return Report(model, devices, options, layout, planned(options), reduces, prediction, misfit)
+    sizes = planned(options)
+    return Report(model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft)
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
@@ -208,6 +238,13 @@ def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
     return rows
 
 
+def draft_rows(plan_report: Report) -> list[list[str]]:
+    """Return a row per acceptance, with the speed-up of each length of drafts."""
+    ms = plan_report.draft.token_ms if plan_report.draft else 0.0
+    times = plan_report.prediction.times
+    return [[f"{rate:g}", *(f"{speed_up(times, rate, n, ms):.2f}" for n in LENGTHS)] for rate in ACCEPTANCES]
+
+
 def to_json(plan_report: Report, path: str) -> dict[str, Any]:
     plans = [*plan_report.layout.plans, plan_report.layout.output_plan]
     names = [*(f"blk.{il}" for il in range(len(plan_report.layout.plans))), "output"]
@@ -231,7 +268,22 @@ def to_json(plan_report: Report, path: str) -> dict[str, Any]:
             "fewer": [plan_report.devices[d].name for d in p.fewer],
             "fewer_total_ms": p.fewer_times.total_ms if p.fewer_times else None,
         },
+        **_draft_json(plan_report),
     }
+
+
+def _draft_json(plan_report: Report) -> dict[str, Any]:
+    if not plan_report.options.speculation:
+        return {}
+    draft, times = plan_report.draft, plan_report.prediction.times
+    ms = draft.token_ms if draft else 0.0
+    held = {device.name: draft.nbytes(d) for d, device in enumerate(draft.devices)} if draft else {}
+    gains = [
+        {"acceptance": rate, "drafted": n, "speed_up": speed_up(times, rate, n, ms)}
+        for rate in ACCEPTANCES
+        for n in LENGTHS
+    ]
+    return {"draft": {"devices": held, "token_ms": ms, "speed_up": gains}}
 
 
 def show(plan_report: Report) -> None:
@@ -267,6 +319,16 @@ def show(plan_report: Report) -> None:
         "GB/s",
     )
     out.print(table("memory in MiB", columns, rows))
+    if draft := plan_report.draft:
+        kinds = "weights", "kv", "scratch", "staging"
+        rows_of = [
+            (device.name, *(draft.held[d].homes[kind] / MIB for kind in kinds))
+            for d, device in enumerate(draft.devices)
+        ]
+        out.print(table("draft model in MiB", ("device", "weights", "KV", "scratch", "staging"), rows_of))
+    if plan_report.options.speculation:
+        title = "predicted speed-up by accepted share and drafted tokens a step"
+        out.print(table(title, ("accepted", *map(str, LENGTHS)), draft_rows(plan_report)))
     n, traffic = itemised(plan_report.layout, plan_report.sizes), plan_report.traffic()
     parts = " + ".join(f"{SHOWN_ITEMS[item]} {size(n[item])}" for item in ITEMS if n[item])
     lines = [

@@ -27,7 +27,7 @@ ALONE, PAIR = (p for p in DEVICE_SETS if p.id in ("0", "0,0"))
 FEW = ("llama-0", "gemma4+shared-0,0", "lfm2-0,0", "mamba2-0,0")
 FEWER = ("llama-0", "lfm2-0,0")
 MEMORIES = (
-    "llama", "qwen35+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
+    "llama", "gemma4+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
     "deepseek2", "deepseek32", "glm-dsa+shared", "qwen3next", "qwen35", "kimi-linear", "lfm2", "mamba2",
     "granitehybrid", "falcon-h1", "nemotron_h",
 )  # fmt: skip

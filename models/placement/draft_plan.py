@@ -1,0 +1,66 @@
+"""Memory and time of a draft model, and the speed that drafts are expected to give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vkbackend.meta.balance import Times, predict
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.drafting.acceptance import expected_tokens
+from vkbackend.models.drafting.prices import ROW_SHARE
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.models.placement.cost import cost_function
+from vkbackend.models.placement.fit import Budget, sizes_with
+from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.memory_report import Held
+from vkbackend.models.placement.tensors import check_weights
+from vkbackend.models.placement.traced_steps import step_shape, step_sizes
+from vkbackend.runtime import Device
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """`held` has the bytes on each of `devices`, and `token_ms` is the time of a drafted token."""
+
+    devices: tuple[Device, ...]
+    held: tuple[Held, ...]
+    token_ms: float
+
+    def nbytes(self, device: int) -> int:
+        return sum(self.held[device].homes.values())
+
+    def without(self, budgets: Sequence[Budget], devices: Sequence[Device]) -> list[Budget]:
+        """Return the budgets of `devices` after the draft model has been loaded."""
+        left = []
+        for budget in budgets:
+            card = devices[budget.members[0]].physical
+            used = sum(
+                self.nbytes(d)
+                for d, device in enumerate(self.devices)
+                if card and device.physical and device.physical.uuid == card.uuid
+            )
+            left.append(replace(budget, nbytes=max(0, budget.nbytes - used)))
+        return left
+
+
+def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> DraftPlan:
+    """`options` are `Options.of_draft` with the model's context length."""
+    model = load_model(gguf)
+    types, limits = check_weights(gguf, model), [device.limits for device in devices]
+    layout = lay_out(model, types, len(devices), options)
+    shape = step_shape(model, layout, options, options.n_ubatch)
+    held = sizes_with(model, types, devices, step_sizes(model, layout, options, limits, shape))(options)
+    cost = cost_function(model, types, options, limits, options.n_ubatch)
+    times = predict(devices, (1,) * len(devices), cost).times
+    return DraftPlan(tuple(devices), tuple(held), times.total_ms)
+
+
+def speed_up(times: Times, rate: float, n_drafted: int, token_ms: float = 0.0, row_ms: float = 0.0) -> float:
+    """Return the tokens per second with drafts, relative to decoding without. `rate` is the probability that
+    a drafted token is accepted if the tokens before it were. Drafting a token takes `token_ms`, and each
+    further row adds `row_ms` to the exchanges."""
+    reads = times.weights_ms + times.host_ms
+    verify = reads * (1 + ROW_SHARE * n_drafted) + times.reduce_ms + row_ms * n_drafted
+    return expected_tokens(rate, n_drafted) * times.total_ms / (verify + n_drafted * token_ms)

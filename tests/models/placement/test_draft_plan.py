@@ -1,0 +1,48 @@
+"""The plan of a draft model, and the speed that drafts are expected to give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vkbackend.meta.balance import Times
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.models.placement.draft_plan import plan_draft, speed_up
+from vkbackend.models.placement.fit import Budget
+
+pytestmark = pytest.mark.no_vulkan
+
+CARDS = Times(weights_ms=5.0, host_ms=0.0, reduce_ms=1.9)  # 8B over two cards and 30 us an exchange
+
+
+def test_without_drafts_nothing_is_gained() -> None:
+    assert speed_up(CARDS, 0.7, 0) == 1.0
+    assert speed_up(CARDS, 0.0, 3) < 1.0, "the rows of rejected tokens cost time"
+
+
+@pytest.mark.parametrize(("rate", "n", "expected"), [(0.5, 1, 1.45), (0.7, 3, 2.33), (0.85, 7, 4.2)])
+def test_speed_up_over_two_cards(rate: float, n: int, expected: float) -> None:
+    """The tokens of a step, divided by the time of its rows."""
+    assert speed_up(CARDS, rate, n) == pytest.approx(expected, rel=0.03)
+    assert speed_up(CARDS, rate, n, token_ms=1.0) < speed_up(CARDS, rate, n)
+    slow = Times(5.0, 0.0, 19.2)  # 300 us an exchange
+    assert speed_up(slow, rate, n) > speed_up(CARDS, rate, n)
+
+
+def test_the_draft_model_is_planned_on_its_device(models: Path) -> None:
+    path, draft = (models / f"stories-{name}-F16.gguf" for name in ("w256", "narrow"))
+    options = Options.of(path, devices="numpy,numpy", n_ctx=128, n_slots=2, draft=draft, draft_type_k="f32")
+    wanted = options.of_draft
+    assert wanted is not None and wanted.devices == ("numpy",) and wanted.type_k == "f32"
+    assert (wanted.n_ctx, wanted.n_slots) == (128, 2) and options.speculation == ("draft",)
+    devices = open_devices(wanted.devices)
+    with GGUF.open(draft) as gguf:
+        plan = plan_draft(gguf, wanted, devices)
+    weights = sum(plan.held[0].homes[home] for home in ("weights", "mapped"))
+    assert 0.8 < weights / draft.stat().st_size < 1.2
+    assert plan.nbytes(0) > plan.held[0].homes["kv"] > 0 and plan.token_ms > 0
+    budget = Budget("card", 1 << 30, (0, 1))
+    assert plan.without([budget], open_devices(options.devices)) == [budget], "the host has no budget here"

@@ -1,0 +1,177 @@
+"""Measures drafts against plain decoding, in turns: edits, a draft model, and a text that cannot be guessed.
+
+    python -m vkbackend.tools.studies.speculation -dev 0,0
+
+No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
+drafts and choices are real. An edit has a file before a commit of this checkout as prompt, and the file after
+the commit as answer. "always" verifies all drafts, and "chosen" as many tokens as pay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from vkbackend.models.drafting.prices import StepPrices
+from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.speculation import Speculation
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.text.tokenizer import Tokenizer
+from vkbackend.tools.console import console, table
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+TARGET, DRAFT = DATA / "stories-w256-F16.gguf", DATA / "stories-narrow-F16.gguf"
+N_EDITS, N_COMMITS = 3, 200
+LEAST, MOST = 1000, 1800  # tokens of an edited file
+N_TOKENS = 300  # of the other cases
+
+
+class Free(StepPrices):
+    """Every step takes the same time, so drafts are as long as possible."""
+
+    def seconds(self, n_rows: int) -> float:
+        return 1.0
+
+    def is_measured(self, n_rows: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    options: Options
+    texts: Sequence[tuple[list[int], list[int]]]  # prompts, and the answers to force, if any
+
+
+def forced(prompt: Sequence[int], answer: Sequence[int]) -> SamplingParams:
+    def process(history: list[int], logits: np.ndarray) -> np.ndarray:
+        logits[answer[len(history) - len(prompt)]] = 1e4
+        return logits
+
+    return SamplingParams(temperature=0, logits_processors=(process,))
+
+
+@dataclass(slots=True)
+class Outcome:
+    seconds: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    n_reduces: int = 0
+
+
+def run(case: Case, runner: Runner, make: Callable[[], Speculation | None]) -> Outcome:
+    """Count from the first token on. All texts use one engine, which learns."""
+    engine, outcome = Engine(runner, PrefillBudget(), make()), Outcome()
+    for number, (prompt, answer) in enumerate(case.texts):
+        params = forced(prompt, answer) if answer else SamplingParams(temperature=0)
+        n = len(answer) or N_TOKENS
+        engine.submit(Generate(number, tuple(prompt), n, params, uses_cache=False))
+        began: tuple[float, int, int] | None = None
+        while engine.busy:
+            tokens = [a if isinstance(a, int) else a.token for a in engine.step().answers]
+            given = [token for token in tokens if token is not None]
+            if given and began is None:
+                began = time.perf_counter(), engine.stats()["n_steps"], runner.reduce_stats()[0]
+                continue  # The first token ends the prompt.
+            outcome.tokens += given
+        assert began is not None
+        outcome.seconds += time.perf_counter() - began[0]
+        outcome.n_steps += engine.stats()["n_steps"] - began[1]
+        outcome.n_reduces += runner.reduce_stats()[0] - began[2]
+    return outcome
+
+
+def edits(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of files before and after the last commits that changed them."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    pairs: list[tuple[list[int], list[int]]] = []
+    for commit in git("log", "--format=%h", "-n", str(N_COMMITS)).split():
+        names = git("diff", "--name-only", "--diff-filter=M", f"{commit}~", commit, "--", "*.md", "*.py")
+        for name in names.split():
+            old, new = (git("show", f"{at}:{name}") for at in (f"{commit}~", commit))
+            pair = tokenizer.encode(old, True, False), tokenizer.encode(new, False, False)
+            if all(LEAST <= len(tokens) <= MOST for tokens in pair):
+                pairs.append(pair)
+                break
+        if len(pairs) == N_EDITS:
+            break
+    return pairs
+
+
+def cases(devices: Sequence[str]) -> list[Case]:
+    with GGUF.open(TARGET) as gguf:
+        tokenizer = Tokenizer.from_gguf(gguf)
+    rng, changed = random.Random(1), edits(tokenizer)
+    noise = [rng.randrange(3, 500) for _ in range(2 * N_TOKENS)]
+    stories = [([1, 403, 407, 261, 378, 300 + 9 * i], list[int]()) for i in range(3)]
+    sizes = {"n_ctx": 2 * MOST + 16, "n_ubatch": 128}
+    base = Options.of(TARGET, devices=devices, tensor_split=[1] * len(devices), exact=True, **sizes)
+    ngram = replace(base, speculation=("ngram",))
+    return [
+        Case("edits, n-grams, k = 3", replace(ngram, draft_max=3), changed),
+        Case("edits, n-grams, k = 7", ngram, changed),
+        Case("draft model, k = 3", replace(base, draft=str(DRAFT), draft_max=3), stories),
+        Case("random text, n-grams", ngram, [(noise[:N_TOKENS], noise[N_TOKENS:])]),
+    ]
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-dev", "--device", dest="devices", default="0,0", help="devices (default: 0,0)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each case runs (default: 3)")
+    args = parser.parse_args(words)
+    rows = []
+    for case in cases(args.devices.split(",")):
+        draft = open_draft(case.options)
+        runner = Runner(case.options)
+
+        def of(
+            prices: Callable[[], StepPrices], draft: Runner | None = draft, runner: Runner = runner
+        ) -> Speculation:
+            return Speculation(drafters_of(runner, draft), limits_of(runner), prices())
+
+        ways: dict[str, Callable[[], Speculation | None]] = {
+            "plain": lambda: None,
+            "always": lambda of=of: of(Free),  # type: ignore[misc]
+            "chosen": lambda of=of: of(StepPrices),  # type: ignore[misc]
+        }
+        taken: dict[str, list[Outcome]] = {way: [] for way in ways}
+        for _ in range(args.rounds):
+            for way, make in ways.items():
+                taken[way].append(run(case, runner, make))
+        plain = median(o.seconds for o in taken["plain"])
+        for way, outcomes in taken.items():
+            seconds, last = median(o.seconds for o in outcomes), outcomes[-1]
+            assert last.tokens == taken["plain"][0].tokens, "drafts have changed the tokens"
+            n = len(last.tokens)
+            shown = n / last.n_steps, last.n_reduces / n, 1e3 * seconds / n, plain / seconds
+            rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
+        runner.close()
+        if draft is not None:
+            draft.close()
+    columns = "case", "drafts", "tokens a step", "exchanges a token", "ms a token", "of plain speed"
+    console().print(table(f"devices {args.devices}", columns, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
