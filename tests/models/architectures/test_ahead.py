@@ -72,7 +72,7 @@ def test_golden_heads_with_any_split(folder: Path, name: str, how: dict[str, obj
         check_golden(runner, name)
 
 
-@pytest.mark.parametrize("name", some(HEADS, 4))
+@pytest.mark.parametrize("name", some(HEADS, 6))
 def test_a_head_costs_no_exchange_in_a_step_and_two_in_a_draft(folder: Path, name: str) -> None:
     with opened_with_head(file_with_head(folder, name), ["numpy"] * 2) as runner:
         plain = [r for r in runner.mesh.recorded_step(StepKind.of_run(4, 4)).reduces if r]
@@ -85,7 +85,7 @@ def test_a_head_costs_no_exchange_in_a_step_and_two_in_a_draft(folder: Path, nam
         assert len(plain) == len(wanted) - len(ahead) and [r.elements for r in drafting] == ahead
 
 
-@pytest.mark.parametrize("name", some(HEADS, 5))
+@pytest.mark.parametrize("name", some(HEADS, 8))
 def test_steps_without_a_head_record_the_same(folder: Path, tmp_path: Path, name: str) -> None:
     """A file with a head and a file without one record the same commands if no head was asked for."""
     bare = write(without_head(with_head(name)), tmp_path / "bare.gguf")
@@ -98,7 +98,7 @@ def test_steps_without_a_head_record_the_same(folder: Path, tmp_path: Path, name
     assert forms[0] == forms[1]
 
 
-@pytest.mark.parametrize("name", some(HEADS, 5))
+@pytest.mark.parametrize("name", some(HEADS, 8))
 def test_a_head_does_not_change_the_logits(folder: Path, name: str) -> None:
     path = file_with_head(folder, name)
     logits = []
@@ -123,7 +123,9 @@ def test_halves_hand_states_on(folder: Path, name: str) -> None:
     assert nmse(rows[1], rows[0]) <= 1e-12
 
 
-@pytest.mark.parametrize("name", [*KINDS, *(wide(pytest.param(n, id=n)) for n in HEADS if n not in KINDS)])
+@pytest.mark.parametrize(
+    "name", [*KINDS[:2], *(wide(pytest.param(n, id=n)) for n in HEADS if n not in KINDS[:2])]
+)
 def test_random_drafts_leave_nothing(folder: Path, name: str) -> None:
     """Rejected rows and drafted rows change no later draft. Two sequences draft in one step."""
     rng = np.random.default_rng(3)
@@ -132,7 +134,7 @@ def test_random_drafts_leave_nothing(folder: Path, name: str) -> None:
         for slot in (0, 1):
             runner.step(PROMPT[:9], [Run(slot, 0, 9, 0)], [])
         at = [9, 9]  # positions that are known to be right
-        while min(at) < 40:
+        while min(at) < 30:
             slot, n = int(np.argmin(at)), int(rng.integers(1, 9))
             for i in range(int(rng.integers(0, 4))):
                 draft(runner, rng.integers(0, 128, 2).tolist(), [0, 1], [p + i for p in at])
@@ -194,7 +196,7 @@ def test_every_architecture_with_heads_has_a_golden() -> None:
     assert sorted(p.stem for p in (DATA / "heads").glob("*.npz")) == sorted(HEADS)
 
 
-@pytest.mark.parametrize("name", some(HEADS, 5))
+@pytest.mark.parametrize("name", some(HEADS, 11))
 def test_a_head_counts_only_if_asked_for(folder: Path, name: str) -> None:
     held = []
     for open_ in (opened, opened_with_head):

@@ -98,7 +98,7 @@ def same(path: Path, devices: list[str], chains: list[dict[str, Any]], **options
 
 @pytest.mark.parametrize("name", ["glm4moe", *(wide(pytest.param(n, id=n)) for n in HEADS if n != "glm4moe")])
 def test_tokens_are_those_of_plain_decoding(folder: Path, name: str) -> None:
-    assert same(model(folder, name, 0.3), TWO, CHAINS[:2], n=16).n_accepted > 0
+    assert same(model(folder, name, 0.3), TWO, CHAINS[:2], n=10).n_accepted > 0
 
 
 @pytest.mark.wide
@@ -117,7 +117,7 @@ def test_tokens_on_vulkan(folder: Path, name: str, devices: list[str]) -> None:
     same(model(folder, name, 0.2), devices, CHAINS[:1])
 
 
-@pytest.mark.parametrize("name", some(HEADS, 6))
+@pytest.mark.parametrize("name", some(HEADS, 11))
 def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None:
     """The first token comes with the prompt, and three steps of 8 rows give 23 more. A draft exchanges two
     sums, or one where attention and experts are added."""
@@ -131,14 +131,14 @@ def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None
 
 def test_few_blocks_and_random_heads(folder: Path) -> None:
     """Three sequences need 6 blocks and share 4. A drafting step writes only to the sequence's own blocks."""
-    options = {"kv_cells": 128, "prefix_cache": False, "n": 30}
+    options = {"kv_cells": 128, "prefix_cache": False, "n": 22}
     same(model(folder, "glm4moe", None), ["numpy"], CHAINS[:1], **options)
 
 
 def test_sequences_with_a_common_beginning(folder: Path) -> None:
     """The second chain's sequences begin with cached blocks, which have the head's K and V."""
     prompts = [PROMPT[:34], PROMPT[:36], PROMPT[:34] + PROMPT[:3]]
-    drafted = same(model(folder, "glm4moe", 0.3), ["numpy"], CHAINS[:2], prompts=prompts, n=12)
+    drafted = same(model(folder, "glm4moe", 0.3), ["numpy"], CHAINS[:2], prompts=prompts, n=8)
     assert drafted.n_accepted > 0
 
 
