@@ -123,8 +123,8 @@ def cases(devices: Sequence[str]) -> list[Case]:
     rng, changed = random.Random(1), edits(tokenizer)
     noise = [rng.randrange(3, 500) for _ in range(2 * N_TOKENS)]
     stories = [([1, 403, 407, 261, 378, 300 + 9 * i], list[int]()) for i in range(3)]
-    sizes = {"n_ctx": 2 * MOST + 16, "n_ubatch": 128}
-    base = Options.of(TARGET, devices=devices, tensor_split=[1] * len(devices), exact=True, **sizes)
+    shares, n_ctx = [1] * len(devices), 2 * MOST + 16
+    base = Options.of(TARGET, devices=devices, tensor_split=shares, exact=True, n_ctx=n_ctx, n_ubatch=128)
     ngram = replace(base, speculation=("ngram",))
     return [
         Case("edits, n-grams, k = 3", replace(ngram, draft_max=3), changed),

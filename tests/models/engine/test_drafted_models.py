@@ -12,6 +12,7 @@ from device_sets import DEVICE_SETS, product
 from drafts import Guesses
 from oracles.fixture import N_VOCAB, PROMPT, write
 from oracles.fixtures import FIXTURES, build
+from places import DATA
 from runners import load_runner
 from scheduling import Everything, drafting, events_of, tokens_of
 
@@ -27,7 +28,7 @@ ALONE, PAIR = (p for p in DEVICE_SETS if p.id in ("0", "0,0"))
 FEW = ("llama-0", "gemma4+shared-0,0", "lfm2-0,0", "mamba2-0,0")
 FEWER = ("llama-0", "lfm2-0,0")
 MEMORIES = (
-    "llama", "gemma4+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
+    "llama", "stories-w256-F16+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
     "deepseek2", "deepseek32", "glm-dsa+shared", "qwen3next", "qwen35", "kimi-linear", "lfm2", "mamba2",
     "granitehybrid", "falcon-h1", "nemotron_h",
 )  # fmt: skip
@@ -53,7 +54,9 @@ def open_runner(folder: Path, name: str, devices: list[str], **options: Any) -> 
         name = name.removesuffix("+q8_0")
         options |= {"type_k": "q8_0", "type_v": "q8_0"}
     path = folder / f"{name}.gguf"
-    if not path.exists():
+    if name.startswith("stories"):
+        path = DATA / f"{name}.gguf"
+    elif not path.exists():
         write(build(name), path)
     sizes = {"n_ctx": 64, "n_slots": 3, "n_ubatch": 32, "n_snapshots": 1}
     return load_runner(path, devices=devices, exact=True, speculation="ngram", **{**sizes, **options})
