@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, wide
 from material import DATA
+from oracles.fixture import write
+from oracles.heads import with_head
 from runners import load_runner
 
 from vkbackend.models.engine.runner import Runner
@@ -50,6 +52,25 @@ def test_decode_allocates_nothing(devices: list[str]) -> None:
     assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
+
+
+@pytest.mark.parametrize("devices", [p for p in TWO if p.id == "0,1"])
+def test_drafts_of_a_head_allocate_nothing(tmp_path: Path, devices: list[str]) -> None:
+    path = write(with_head("glm4moe"), tmp_path / "model.gguf")
+    runner = load_runner(path, devices=devices, n_ctx=128, speculation="mtp")
+    meshed, steps = runner.mesh.devices, runner.mesh.steps
+
+    def draft(first: int, n: int) -> None:
+        for pos in range(first, first + n):
+            runner.step([3 + pos % 100], [Run(0, 0, 1, pos)], [0])
+            for ahead in (1, 2):
+                runner.draft([5], [0], [pos + ahead])
+
+    draft(0, 8)
+    before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
+    draft(8, 60)
+    assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
+    runner.close()
 
 
 # Each case opens 7 models, at 0.2 s per model.
