@@ -26,7 +26,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
 from vkbackend.models.placement.cost import cost_function, cost_of
-from vkbackend.models.placement.draft_plan import DraftPlan, plan_draft, speed_up
+from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan_draft, speed_up
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
@@ -83,6 +83,14 @@ class Report:
     misfit: str  # Reason and remedy.
     notes: tuple[str, ...] = ()  # The file's unused parts.
     draft: DraftPlan | None = None
+
+    @property
+    def draft_ms(self) -> float:
+        """Return the time of a drafted token."""
+        if self.draft or not self.model.n_ahead:
+            return self.draft.token_ms if self.draft else 0.0
+        limits = [device.limits for device in self.devices]
+        return head_token_ms(self.model, self.layout, self.options, limits, self.prediction)
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -240,8 +248,7 @@ def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
 
 def draft_rows(plan_report: Report) -> list[list[str]]:
     """Return a row per acceptance, with the speed-up of each length of drafts."""
-    ms = plan_report.draft.token_ms if plan_report.draft else 0.0
-    times = plan_report.prediction.times
+    ms, times = plan_report.draft_ms, plan_report.prediction.times
     return [[f"{rate:g}", *(f"{speed_up(times, rate, n, ms):.2f}" for n in LENGTHS)] for rate in ACCEPTANCES]
 
 
@@ -276,7 +283,7 @@ def _draft_json(plan_report: Report) -> dict[str, Any]:
     if not plan_report.options.speculation:
         return {}
     draft, times = plan_report.draft, plan_report.prediction.times
-    ms = draft.token_ms if draft else 0.0
+    ms = plan_report.draft_ms
     held = {device.name: draft.nbytes(d) for d, device in enumerate(draft.devices)} if draft else {}
     gains = [
         {"acceptance": rate, "drafted": n, "speed_up": speed_up(times, rate, n, ms)}

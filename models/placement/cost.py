@@ -10,6 +10,7 @@ from vkbackend.buffer import Home
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import Cost, Shares
 from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.slices import Load
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import (
@@ -80,9 +81,22 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
         if (il := layer_of(load.name)) is not None and il >= model.n_layer - model.n_ahead:
             continue  # a step without drafts reads only the head's matrices of k and v
         for d in range(n):
-            nbytes = weight_nbytes(load, d)
-            if len(load.shape) == 3:
-                nbytes = nbytes * model.n_used // load.shape[0]
-            read[load.home][d] += nbytes
+            read[load.home][d] += _read_nbytes(model, load, d)
     held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
     return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
+
+
+def read_by_head(model: Model, layout: Layout) -> list[int]:
+    """Return the bytes of weights that each device reads for one token of the multi-token prediction head."""
+    names, prefix = {load.name for load in layout.loads}, f"blk.{model.n_layer - 1}."
+    separate = f"{prefix}nextn.shared_head_head.weight"
+    output = separate if separate in names else "output.weight"
+    loads = [load for load in layout.loads if load.name.startswith(prefix) or load.name == output]
+    loads = [load for load in loads if load.home is Home.WEIGHTS]
+    return [sum(_read_nbytes(model, load, d) for load in loads) for d in range(layout.n_devices)]
+
+
+def _read_nbytes(model: Model, load: Load, device: int) -> int:
+    """Return the bytes that a token reads of a weight. Of a stack, it reads the experts that it uses."""
+    nbytes = weight_nbytes(load, device)
+    return nbytes * model.n_used // load.shape[0] if len(load.shape) == 3 else nbytes

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vkbackend.meta.balance import Times, predict
+from vkbackend.limits import Limits
+from vkbackend.meta.balance import Prediction, Times, predict
+from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.drafting.acceptance import expected_tokens
 from vkbackend.models.drafting.prices import ROW_SHARE
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
-from vkbackend.models.placement.cost import cost_function
+from vkbackend.models.placement.cost import cost_function, cost_of, read_by_head
 from vkbackend.models.placement.fit import Budget, sizes_with
-from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.models.placement.tensors import check_weights
-from vkbackend.models.placement.traced_steps import step_shape, step_sizes
+from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
 from vkbackend.runtime import Device
 
 
@@ -55,6 +57,18 @@ def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> Draft
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     times = predict(devices, (1,) * len(devices), cost).times
     return DraftPlan(tuple(devices), tuple(held), times.total_ms)
+
+
+def head_token_ms(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], prediction: Prediction
+) -> float:
+    """Return the time of a token that the multi-token prediction head drafts. Weights and exchanges take the
+    time per byte and per exchange of the model's own step."""
+    of_model, of_head = cost_of(model, layout, ()).read, read_by_head(model, layout)
+    share = max(b / a for a, b in zip(of_model, of_head, strict=True) if a)
+    n = len(trace_reduces(model, layout, options, limits, ahead=True))
+    times, n_reduces = prediction.times, prediction.n_reduces
+    return share * times.weights_ms + (n * times.reduce_ms / n_reduces if n_reduces else 0.0)
 
 
 def speed_up(times: Times, rate: float, n_drafted: int, token_ms: float = 0.0, row_ms: float = 0.0) -> float:

@@ -174,13 +174,17 @@ def trace_reduces(
     options: Options,
     limits: Sequence[Limits],
     n_rows: int = 1,
+    ahead: bool = False,
 ) -> list[Reduce]:
+    """Return the all-reduces of a step, or of a step of the multi-token prediction head if `ahead` is set."""
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     kind, sizing = StepKind.of_run(n_rows, 1), Sizing(len(devices))
     if shape.encodes:
         kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
+    elif ahead:
+        kind = kind._replace(wanted=Wanted(ahead=True))
     graph = Graph(devices, inputs, sizing, kind, layout.active, options.reduce_type)
     build(graph)
     return graph.reduces

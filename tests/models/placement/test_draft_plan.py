@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from oracles.fixture import write
+from oracles.heads import with_head
 
-from vkbackend.meta.balance import Times
+from vkbackend.meta.balance import Prediction, Times
+from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
-from vkbackend.models.placement.draft_plan import plan_draft, speed_up
+from vkbackend.models.placement.draft_plan import head_token_ms, plan_draft, speed_up
 from vkbackend.models.placement.fit import Budget
+from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.tensors import check_weights
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -46,3 +52,26 @@ def test_the_draft_model_is_planned_on_its_device(models: Path) -> None:
     assert plan.nbytes(0) > plan.held[0].homes["kv"] > 0 and plan.token_ms > 0
     budget = Budget("card", 1 << 30, (0, 1))
     assert plan.without([budget], open_devices(options.devices)) == [budget], "the host has no budget here"
+
+
+@pytest.mark.parametrize(("n", "n_reduces"), [(1, 0), (2, 8)])
+def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> None:
+    """The head reads its layer with two of eight experts, and the output matrix. It exchanges two sums."""
+    fixture = with_head("glm4moe")
+    options = Options.of(
+        write(fixture, tmp_path / "model.gguf"), devices=["numpy"] * n, n_ctx=64, speculation="mtp"
+    )
+    options = replace(options, tensor_split=(1.0,) * n)
+    with GGUF.open(options.path) as gguf:
+        model = load_model(gguf, with_heads=True)
+        types = check_weights(gguf, model)
+    devices = open_devices(options.devices, options.runtime, exact=False)
+    limits = [device.limits for device in devices]
+    prediction = Prediction((1.0,) * n, (), Times(8.0, 0.0, 2.0 * (n > 1)), n_reduces)
+    ms = head_token_ms(model, lay_out(model, types, n, options), options, limits, prediction)
+    read = {name: v.size // (4 if "_exps." in name else 1) for name, v in fixture.tensors.items()}
+    head = sum(size for name, size in read.items() if name.startswith(("blk.4.", "output.weight")))
+    of_model = sum(size for name, size in read.items() if not name.startswith(("blk.4.", "token_embd")))
+    expected = 8.0 * head / of_model + (2 * 2.0 / 8 if n > 1 else 0.0)
+    # On two devices, each has a complete eh_proj and complete norms.
+    assert ms == pytest.approx(expected, rel=1e-3) if n == 1 else expected < ms < 1.3 * expected
