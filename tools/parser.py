@@ -73,14 +73,13 @@ def unknown_arguments(
 ) -> list[str]:
     """Return messages about words that are unknown to `command`, but may be flags of `other`."""
     known = command._option_string_actions
-    shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))
     unknown, sentences = [], []
     for flag in flags:
         if other is not None and flag in other._option_string_actions:
             sentences.append(f"{flag} is a flag of `{other.prog}`")
             continue
-        near = [name for name in get_close_matches(flag, shown, 3, HINT) if _bare(name) != _bare(flag)]
+        near = [name for name in get_close_matches(flag, list(known), 3, HINT) if _bare(name) != _bare(flag)]
         unknown.append(flag + (f" (did you mean {near[0]}?)" if near else ""))
     if unknown:
         sentences.insert(0, f"unknown flag{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}")

@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model's name in the API (default: its file's), and further names")  # fmt: skip
     add("--tags", metavar="TAG,...", type=names_of, default=(), help="tags that /v1/models shows")
     add("--host", action="append", metavar="ADDRESS,...", type=names_of,
-        help="the addresses to listen at; may be repeated (default: 127.0.0.1)")  # fmt: skip
+        help="the addresses to listen at, or a file that ends in .sock for a Unix socket; may be repeated "
+        "(default: 127.0.0.1)")  # fmt: skip
     add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
     add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
         help="sequences computed together; further requests wait; -1: the default (default: "
@@ -134,7 +135,8 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from vkbackend.tools.server.run import address_of, listen_at, serve
+        from vkbackend.tools.server.run import serve
+        from vkbackend.tools.server.sockets import address_of, close, listen_at
     except ImportError as error:
         raise UnsupportedFeature(
             f"the server needs packages that are not installed ({error.name}); install the extra: "
@@ -161,8 +163,9 @@ def run(args: argparse.Namespace) -> None:
         return llm
 
     with ExitStack() as stack:
-        socks = [stack.enter_context(sock) for sock in listen_at(hosts_of(args), args.port)]
+        socks = listen_at(hosts_of(args), args.port)
         for sock in socks:
+            stack.callback(close, sock)
             address = address_of(sock, tls=bool(args.ssl_cert_file))
             err.print(f"listening at {address}", markup=False, soft_wrap=True)
         serve(config, open_, socks, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
@@ -173,9 +176,6 @@ def hosts_of(args: argparse.Namespace) -> tuple[str, ...]:
     given = [host for hosts in args.host or [HOSTS] for host in hosts]
     if not given:
         raise InvalidArgument("--host names no address; give one, for example 127.0.0.1")
-    for host in given:
-        if host.endswith(".sock"):
-            raise InvalidArgument(f"--host {host}: Unix sockets are not supported; give an address")
     return tuple(dict.fromkeys(given))
 
 
@@ -191,6 +191,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
     from vkbackend.tools.server.guard import Guard, default_origins, is_loopback, read_keys
     from vkbackend.tools.server.limits import Limits
     from vkbackend.tools.server.service import Config
+    from vkbackend.tools.server.sockets import is_file
 
     whole_number("port", args.port, 0, 65535)
     check_pooling(args)
@@ -210,7 +211,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.cors_headers,
         args.cors_credentials,
     )
-    public = [host for host in hosts_of(args) if not is_loopback(host)]
+    public = [host for host in hosts_of(args) if not (is_loopback(host) or is_file(host))]
     if not guard.keys and not args.insecure and public:
         raise InvalidArgument(
             f"--host {public[0]} is open to other machines and needs an API key; give one (--api-key-file), "

@@ -21,8 +21,9 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.options import GenerateOptions
-from vkbackend.tools.server.run import Server, listen
+from vkbackend.tools.server.run import Server
 from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.sockets import listen
 
 HANG_S = 30.0
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -19,40 +19,8 @@ from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.service import Config, Service
 
 LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s`.
-BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
-
-
-def listen_at(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen at several addresses. Raises InvalidArgument."""
-    if port == 0 and len(hosts) > 1:
-        raise InvalidArgument("--port 0 chooses a port for one address; give a --port, or one --host")
-    socks: list[socket.socket] = []
-    try:
-        for host in hosts:
-            socks.append(listen(host, port))
-    except InvalidArgument:
-        for sock in socks:
-            sock.close()
-        raise
-    return socks
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Raises InvalidArgument."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise InvalidArgument(
-            f"cannot listen at {host}:{port}: {error}; choose another --host or --port"
-        ) from None
-
-
-def address_of(sock: socket.socket, *, tls: bool) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Server(uvicorn.Server):

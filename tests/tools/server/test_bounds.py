@@ -209,7 +209,7 @@ def test_a_failed_sequence_ends_its_batch() -> None:
 
 WRONG = [
     ("n", 3), ("n", 0), ("n", 1 << 62), ("n", True), ("n", 1.5), ("n", "1"), ("max_tokens", -2),
-    ("max_tokens", 1 << 31), ("max_tokens", "a"), ("temperature", "hot"), ("top_k", -1), ("top_k", 1 << 63),
+    ("max_tokens", 1 << 31), ("max_tokens", "a"), ("temperature", "hot"), ("top_k", 1.5), ("top_k", 1 << 63),
     ("top_p", 1.5), ("seed", -2), ("seed", 1 << 64), ("logprobs", 21), ("logprobs", -1), ("stop", [""]),
     ("stop", ["a"] * 33), ("stop", "a" * 1025), ("stop", 1), ("logit_bias", {"a": "b"}), ("logit_bias", 1),
     ("logit_bias", [[1]]), ("logit_bias", {str(i): 0 for i in range(1025)}), ("logit_bias", {"-1": []}),

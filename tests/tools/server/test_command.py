@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.tools import serve
 from vkbackend.tools.cli import main
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.server.run import Server, listen, listen_at
+from vkbackend.tools.server.run import Server
 from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.sockets import address_of, close, listen, listen_at
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -153,10 +155,42 @@ def test_flags_of_llama_server(tmp_path: Path) -> None:
     assert (b"access-control-allow-methods", b"GET") in asked
     assert (b"access-control-allow-headers", b"x-own") in asked
     assert serve.config_of(parsed("--api-key", "a"), "m.gguf").guard.origins == ("*",)
-    for bad in (["--host", ","], ["--host", "a.sock"], ["--timeout", "0"], ["--cors-methods", "GET\n"],
+    for bad in (["--host", ","], ["--timeout", "0"], ["--cors-methods", "GET\n"],
                 ["--host", "127.0.0.1,0.0.0.0"]):  # fmt: skip
         with pytest.raises(InvalidArgument, match=r"--|timeout"):
             serve.config_of(parsed(*bad), "m.gguf")
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """--host FILE.sock. A socket file that no process serves is replaced; other files are kept."""
+    path = str(tmp_path / "a.sock")
+    for config in (serve.config_of(parsed("--host", path), "m.gguf"), Config("fake.gguf", "fake")):
+        server = Server(config, lambda progress: FakeModel(), key_file=None, cert_file=None)
+        sock = listen(path, 0)
+        assert address_of(sock, tls=False) == f"unix:{path}"
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        until(lambda: b"200 OK" in health_at(path))
+        with pytest.raises(InvalidArgument, match="cannot listen"):
+            listen(path, 0)  # a server uses it
+        server.should_exit = True
+        thread.join(HANG_S)
+    assert Path(path).exists()  # as after a crash
+    again = listen(path, 0)
+    close(again)
+    assert not Path(path).exists()
+    Path(path).write_text("x")
+    with pytest.raises(InvalidArgument, match="cannot listen"):
+        listen(path, 0)
+    assert Path(path).read_text() == "x"
+
+
+def health_at(path: str) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(HANG_S)
+        sock.connect(path)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
 def test_several_addresses() -> None:

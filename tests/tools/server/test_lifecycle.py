@@ -130,7 +130,7 @@ def test_the_wait_restarts_after_a_model_has_lasted(
 def test_an_error_of_one_request_restarts_nothing() -> None:
     model = FakeModel()
     with served(model, config()) as address:
-        assert address.post("/completions", {"prompt": "a", "top_k": -1})[0] == 400
+        assert address.post("/completions", {"prompt": "a", "top_p": -1})[0] == 400
         model.fails = lambda n: ValueError("a bug")
         assert address.post("/completions", {"prompt": "a"})[0] == 500
         model.fails = lambda n: None

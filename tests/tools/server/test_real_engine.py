@@ -223,7 +223,7 @@ def test_running_answers_finish_after_sigterm() -> None:
     (["--host", "0.0.0.0"], "--api-key-file"), (["--ssl-key-file", "a"], "--ssl-cert-file"),
     (["--ssl-key-file", "no", "--ssl-cert-file", "no"], "TLS"), (["--port", "70000"], "--port"),
     (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/dev/null/folder"], "cannot be made"),
-    (["--api-key", ""], "API key"), (["-np", "0"], "--parallel"), (["--top-k", "-1"], "--top-k"),
+    (["--api-key", ""], "API key"), (["-np", "0"], "--parallel"), (["--top-p", "-1"], "--top-p"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     from vkbackend.tools.cli import main
