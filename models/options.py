@@ -1,7 +1,7 @@
 """The options of a model and of a generation.
 
 A new option needs an entry in `Keywords`, a field with default and check in `Options`, and a flag with the
-same `dest` in tools/flags.
+same `dest` in tools/flags. The file is long, because each option is described here and nowhere else.
 """
 
 from __future__ import annotations

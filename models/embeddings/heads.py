@@ -18,11 +18,6 @@ from vkbackend.formats import dequantize
 from vkbackend.models.embeddings.pooling import POOLINGS
 from vkbackend.models.gguf.reader import GGUF
 
-HEAD_TENSORS = frozenset(
-    f"{name}.{kind}"
-    for name in ("cls", "cls.norm", "cls.output", "dense_2", "dense_3")
-    for kind in ("weight", "bias")
-)
 GENERATIVE = ("qwen3", "qwen3vl")  # rerankers that are decoders, with the logits of yes and no
 NORM_EPS = 1e-5
 

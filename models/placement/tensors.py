@@ -12,8 +12,14 @@ from vkbackend.formats import widened
 from vkbackend.models.architectures.base import Model, all_weights
 from vkbackend.models.architectures.reading import ROPE_FACTORS
 from vkbackend.models.architectures.weight_specs import WeightSpec
-from vkbackend.models.embeddings.heads import HEAD_TENSORS
 from vkbackend.models.gguf.reader import GGUF
+
+# The host reads these tensors (models/embeddings/heads.py).
+HEAD_TENSORS = frozenset(
+    f"{name}.{kind}"
+    for name in ("cls", "cls.norm", "cls.output", "dense_2", "dense_3")
+    for kind in ("weight", "bias")
+)
 
 
 class FileSource:

@@ -31,7 +31,8 @@ def attn_splits(
     tile_heads: int = MAX_TILE_QUERIES,
 ) -> int:
     """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
-    of keys. If results must not depend on the number of rows, few rows have the splits of one row."""
+    of keys. If a row's bits must not depend on the number of rows, a step of few rows has as many splits as a
+    step of one row."""
     if limits.batch_invariant and n_rows <= MAX_VEC_ROWS:
         n_rows = 1
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))

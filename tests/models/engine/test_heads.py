@@ -120,7 +120,7 @@ def test_tokens_on_vulkan(folder: Path, name: str, devices: list[str]) -> None:
 @pytest.mark.parametrize("name", some(HEADS, 11))
 def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None:
     """The first token comes with the prompt, and three steps of 8 rows give 23 more. A draft exchanges two
-    sums, or one where attention and experts are added."""
+    sums, or one sum if the model adds the results of attention and experts together."""
     path = model(folder, name, 0.0)
     plain, drafted = (outcome(path, TWO, CHAINS[:1], kind, n_slots=1) for kind in (None, "mtp"))
     assert drafted.texts == plain.texts and drafted.n_accepted == drafted.n_drafted == 20
