@@ -137,6 +137,13 @@ def kept(s: Servers) -> None:
     assert refused(s.plain, "n_keep", -2) and refused(s.plain, "n_discard", -1)
 
 
+def drafts(s: Servers) -> None:
+    """The server drafts nothing, so the fields change nothing."""
+    values = {"speculative.n_max": 3, "speculative.n_min": 1, "speculative.p_min": 0.5}
+    assert native(s.plain, **values)["content"] == native(s.plain)["content"]
+    assert refused(s.plain, "speculative.n_max", "many") and refused(s.plain, "speculative.p_min", -1)
+
+
 def response_fields(s: Servers) -> None:
     answer = native(s.plain, response_fields=["content", "generation_settings/n_predict", "none"])
     assert set(answer) == {"content", "n_predict"}

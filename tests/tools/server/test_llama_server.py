@@ -12,7 +12,7 @@ import llama_server_fields as fields
 import pytest
 from asked import TEXT, Servers, native
 from llama_server_adapters import demo_adapters
-from serving import FakeModel, served
+from serving import FakeModel, served, until
 
 from vkbackend.models.llm import LLM
 from vkbackend.models.text.chat_template import CHATML
@@ -66,6 +66,33 @@ def test_context_shift() -> None:
         assert not native(address)["truncated"]
 
 
+def test_speculation() -> None:
+    """A repeated text is drafted from itself. The answer, its timings and the server show it."""
+    model = LLM(demo_model(), devices="numpy", n_ctx=128, speculation="ngram")
+    config = Config(demo_model(), "demo", logs_requests=False, shows_metrics=True)
+    body: dict[str, Any] = {"grammar": 'root ::= ("abc ")+', "n_predict": 60, "temperature": 0}
+    with served(model, config) as address:
+        plain = native(address, **body, **{"speculative.n_max": 0})
+        assert "draft_n" not in plain["timings"]
+        answer = native(address, **body)
+        timings = answer["timings"]
+        assert answer["content"] == plain["content"]
+        assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+        [slot] = address.get("/slots")[1]
+        assert slot["speculative"] is True
+        name = "llamacpp:spec_decode_num_"
+
+        def counts() -> dict[str, str]:
+            lines = address.get("/metrics")[1].splitlines()
+            return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+        until(lambda: int(counts()[f"{name}draft_tokens_total"]) >= timings["draft_n"])
+        shown = counts()
+    by_position = [int(n) for key, n in shown.items() if key.startswith(f"{name}accepted_tokens_per_pos")]
+    assert sum(by_position) == int(shown[f"{name}accepted_tokens_total"]) >= timings["draft_n_accepted"]
+    assert int(shown[f"{name}drafts_total"]) > 0 and len(by_position) == 7
+
+
 CASES: dict[str, Callable[[Servers], None]] = {
     "`GET /health`": endpoints.health,
     "`GET /metrics`": endpoints.metrics,
@@ -103,6 +130,7 @@ CASES: dict[str, Callable[[Servers], None]] = {
     "`n_indent`": fields.indent,
     "`t_max_predict_ms`": fields.time_limit,
     "`n_keep`, `n_discard`": fields.kept,
+    "`speculative.n_max`, `speculative.n_min`, `speculative.p_min`": fields.drafts,
     "`response_fields`": fields.response_fields,
     "`n_predict`, `max_tokens`, `max_completion_tokens`": fields.limits,
     "`n_cmpl`, `n`": fields.several,
