@@ -334,7 +334,7 @@ class Embeddings(ABC):
         if len(ids) > self.n_text:
             raise PromptTooLong(
                 f"{name} has {len(ids)} tokens, at most {self.n_text} fit; shorten it, set truncate, or open "
-                f"the model with a larger context (-c{', -ub' if self.is_encoder else ''})",
+                "the model with a larger context (-c)",
                 argument=name,
                 n_tokens=len(ids),
                 n_ctx=self.n_text,

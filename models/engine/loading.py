@@ -41,7 +41,7 @@ from vkbackend.models.placement.traced_steps import (
 from vkbackend.models.rope_options import state_rope
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_RUNS
+from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 
 class Loading:
@@ -193,13 +193,14 @@ def _identity(fingerprint: str, adapters: Sequence[AdapterInfo]) -> str:
 
 
 def for_encoder(options: Options) -> Options:
-    """Return the options of an encoder, whose slots hold nothing between steps: as many slots as a step may
-    have texts, which share the cells of one step."""
-    n_slots = max(options.n_slots, min(MAX_RUNS, options.n_ubatch // 4 or 1))
-    n_cells = max(options.n_ctx, options.n_ubatch) + n_slots * CELL_BLOCK
-    return replace(
-        options, n_slots=n_slots, kv_cells=n_cells, prefix_cache=False, context_shift=False, kv_offload=True
-    )
+    """Return the options of an encoder. A step has room for a text of `n_ctx` tokens, because a token attends
+    to all others. Slots hold nothing between steps, so there are as many as a step may have texts, and they
+    share the cells of one step."""
+    n_ubatch = min(max(options.n_ubatch, options.n_ctx), MAX_ROWS)
+    n_slots = max(options.n_slots, min(MAX_RUNS, n_ubatch // 4 or 1))
+    n_cells = max(options.n_ctx, n_ubatch) + n_slots * CELL_BLOCK
+    changed = {"n_ubatch": n_ubatch, "n_slots": n_slots, "kv_cells": n_cells}
+    return replace(options, **changed, prefix_cache=False, context_shift=False)  # type: ignore[arg-type]
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

@@ -309,8 +309,7 @@ def check_encoder(request: Generate | Logits | Embed, n_ubatch: int) -> None:
         raise UnsupportedModel(ONLY_EMBEDS)
     if (n := len(request.tokens)) > n_ubatch:
         raise PromptTooLong(
-            f"the text has {n} tokens and a step of this encoder holds {n_ubatch}; shorten the text, or open "
-            f"the model with a larger n_ubatch (-ub)",
+            f"the text has {n} tokens and a step of this encoder holds {n_ubatch}; shorten the text",
             n_tokens=n,
             n_ctx=n_ubatch,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend import env
-from vkbackend.errors import VkbackendError
+from vkbackend.errors import UnsupportedModel, VkbackendError
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
@@ -19,7 +19,7 @@ from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.group import Group
 from vkbackend.models.engine.loading import Loading, n_stages
 from vkbackend.models.engine.memory_report import memory_report
-from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.messages import ONLY_EMBEDS, Progress
 from vkbackend.models.engine.micro_batch import MicroBatch, Rows, StepHandle
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.rope_rows import RopeRows
@@ -160,6 +160,8 @@ class Runner:
         order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
+        if self.encodes and not wanted.hidden:
+            raise UnsupportedModel(ONLY_EMBEDS)
         computed = wanted if k < 2 else wanted._replace(top_k=self.max_top_k)
         n_outputs = len(batch.outputs)
         handle = StepHandle(n_outputs, k, computed, self._n_launched % self._n_places)

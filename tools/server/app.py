@@ -65,6 +65,7 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/embeddings", embeddings.embeddings),
     ("POST", "/rerank", embeddings.rerank),
     ("POST", "/reranking", embeddings.rerank),
+    ("POST", "/v2/rerank", embeddings.rerank),  # Cohere's
     ("POST", "/apply-template", chat_completions.apply_template),
     *(("GET", path, static.page) for path in static.FILES),
 )

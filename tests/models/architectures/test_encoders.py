@@ -9,7 +9,7 @@ from typing import Any
 import encoder_float64
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, QUICKEST, covering, nmse
+from device_sets import DEVICE_SETS, QUICKEST, covering, nmse, wide
 from oracles.encoders import BUILDERS, build
 from oracles.fixture import PROMPT, write
 from places import GOLDEN
@@ -19,6 +19,7 @@ from vkbackend import LLM
 from vkbackend.errors import PromptTooLong, UnsupportedModel
 from vkbackend.models.architectures.registry import ENCODERS
 from vkbackend.models.embeddings.heads import probabilities
+from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py
 # llama.cpp's GELU has errors of 1e-4. transformers has none of these families.
@@ -72,7 +73,14 @@ def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
     assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "devices"), covering(list(BUILDERS), DEVICE_SETS))
+# a family of each form of block, of windows and of experts runs by default
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        param if param.values[0] in ("bert", "modern-bert", "nomic-bert-moe") else wide(param)
+        for param in covering(list(BUILDERS), DEVICE_SETS)
+    ],
+)
 def test_golden_states_on_vulkan(models: Path, golden: Any, name: str, devices: list[str]) -> None:
     with open_encoder(models, name, devices) as llm:
         rows = llm.embed([PROMPT[:7], PROMPT], pooling="none", normalize=-1)[1]
@@ -121,7 +129,7 @@ def test_dense_layers_follow_the_mean(models: Path, golden: Any) -> None:
 
 
 def test_what_an_encoder_refuses(models: Path) -> None:
-    with open_encoder(models, "bert", QUICKEST, n_ubatch=32) as llm:
+    with open_encoder(models, "bert", QUICKEST, n_ctx=32, n_ubatch=8) as llm:
         assert llm.is_encoder and llm.n_text == 32
         for call in (llm.generate, llm.logits):
             with pytest.raises(UnsupportedModel, match="this model is an encoder"):
@@ -150,3 +158,10 @@ def test_probabilities() -> None:
     assert np.allclose(probabilities(np.array([0.0])), [0.5])
     assert np.allclose(probabilities(np.array([1e4])), [1.0])
     assert np.allclose(probabilities(np.array([1e4, 0.0, -1e4])), [1, 0, 0])
+
+
+def test_commands_refuse_an_encoder(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(build("eurobert"), models / "eurobert.gguf"))
+    for words in (("generate", "-p", "a"), ("bench", "-p", "8", "-n", "1", "-r", "1")):
+        assert main([*words, "-m", path, "-dev", "numpy"]) == 2
+        assert "this model is an encoder" in capsys.readouterr().err.splitlines()[-1]

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 from device_sets import nmse
+from rerankers import bert_reranker
 from serving import Command
 
 from vkbackend.models.llm import LLM
@@ -112,3 +113,65 @@ def test_bad_requests(
 def test_truncation_is_chosen_by_the_request(server: Command) -> None:
     code, answer, _ = server.address.post("/v1/embeddings", {"input": "dog " * 9000, "truncate": True})
     assert code == 200 and answer["usage"]["prompt_tokens"] < 9000
+
+
+# ---- an encoder that reranks ----
+
+DOCUMENTS = ["the bear is in the tree", "red apples", "a panda eats red apples"]
+QUERY = "what eats a panda ?"
+
+
+@pytest.fixture(scope="module")
+def reranker_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(bert_reranker(tmp_path_factory.mktemp("reranker") / "bert.gguf"))
+
+
+@pytest.fixture(scope="module")
+def reranker(reranker_file: str) -> Iterator[Command]:
+    command = Command("-m", reranker_file, "-c", "64", "--reranking")
+    yield command
+    assert command.end() == 0, command.log
+
+
+def test_rerank_in_three_formats(reranker: Command, reranker_file: str) -> None:
+    with LLM(reranker_file, devices="numpy", n_ctx=64) as llm:
+        expected = llm.rerank(QUERY, DOCUMENTS)
+        raw = llm.rerank(QUERY, DOCUMENTS, raw=True)
+    body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "return_documents": True}
+    for path in ("/rerank", "/v1/rerank", "/v1/reranking", "/v2/rerank"):
+        answer = reranker.address.post(path, body)[1]
+        results = answer["results"]
+        assert [r["index"] for r in results] == [r.document for r in expected], path
+        assert np.allclose([r["relevance_score"] for r in results], [r.score for r in expected], atol=1e-4)
+        assert [r["document"]["text"] for r in results] == [DOCUMENTS[r.document] for r in expected]
+        assert answer["usage"]["prompt_tokens"] > 20 and answer["object"] == "list"
+    objects = [{"text": text} for text in DOCUMENTS]
+    answer = reranker.address.post("/rerank", {"query": QUERY, "documents": objects, "top_n": 1})[1]
+    assert [r.keys() for r in answer["results"]] == [{"index", "relevance_score"}]
+    tei = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "return_text": True}
+    rows = reranker.address.post("/rerank", tei)[1]
+    assert [row["text"] for row in rows] == [DOCUMENTS[r.document] for r in raw]
+    assert np.allclose([row["score"] for row in rows], [r.score for r in raw], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/rerank", {"documents": ["a"]}, 400, "query"),
+        ("/rerank", {"query": "a", "documents": []}, 400, "documents"),
+        ("/rerank", {"query": "a", "documents": ["b", 7]}, 400, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["b", "dog " * 99]}, 400, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["b"] * 1001}, 400, "documents"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n"),
+        ("/v1/embeddings", {"input": "a"}, 501, None),
+        ("/v1/completions", {"prompt": "a"}, 501, None),
+        ("/completion", {"prompt": "a"}, 501, None),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, 501, None),
+    ],
+)
+def test_what_the_reranker_refuses(
+    reranker: Command, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    code, answer, _ = reranker.address.post(path, body)
+    assert (code, answer["error"]["param"]) == (status, param), answer
+    assert reranker.address.post("/rerank", {"query": "a", "documents": ["b"]})[0] == 200

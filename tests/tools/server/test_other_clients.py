@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain's ChatOpenAI use `vkbackend serve` with a real model.
+"""LiteLLM, LangChain and Cohere's client use `vkbackend serve` with a real model.
 
 The clients need 100 packages, 400 MB: `pip install -e .[clients]`.
 """
@@ -10,7 +10,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from rerankers import bert_reranker
 from serving import Command
 
 from vkbackend.models.llm import LLM
@@ -194,3 +196,59 @@ def test_langchain_errors(chat: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         list(chat().stream("a b " * 9000))
     assert caught.value.code == "context_length_exceeded"
+
+
+# ---- embeddings and reranking ----
+
+DOCUMENTS = ["the bear is in the tree", "red apples", "a panda eats red apples"]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    path = bert_reranker(tmp_path_factory.mktemp("reranker") / "bert.gguf")
+    command = Command("-m", str(path), "-c", "64", "--api-key", KEY, "--pooling", "mean")
+    yield command
+    assert command.end() == 0, command.log
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = bert_reranker(tmp_path_factory.mktemp("direct") / "bert.gguf")
+    with LLM(path, devices="numpy", n_ctx=64) as llm:
+        yield llm
+
+
+def test_langchain_embeddings(only_here: None, reranker: Command, direct: LLM) -> None:
+    langchain = pytest.importorskip("langchain_openai", reason=MISSING)
+    embeddings = langchain.OpenAIEmbeddings(
+        model="bert", base_url=url_of(reranker), api_key=KEY, check_embedding_ctx_length=False
+    )
+    expected = direct.embed(DOCUMENTS, pooling="mean")
+    assert np.allclose(embeddings.embed_documents(DOCUMENTS), expected, atol=1e-4)
+    assert np.allclose(embeddings.embed_query(DOCUMENTS[1]), expected[1], atol=1e-4)
+
+
+def test_litellm_embeddings(litellm: Any, reranker: Command, direct: LLM) -> None:
+    done = litellm.embedding(model="openai/bert", input=DOCUMENTS, api_base=url_of(reranker), api_key=KEY)
+    rows = [item["embedding"] for item in done.data]
+    assert np.allclose(rows, direct.embed(DOCUMENTS, pooling="mean"), atol=1e-4)
+
+
+def test_cohere_rerank(only_here: None, reranker: Command, direct: LLM) -> None:
+    cohere = pytest.importorskip("cohere", reason=MISSING)
+    expected = direct.rerank("what eats a panda ?", DOCUMENTS, top_n=2)
+    url = url_of(reranker).removesuffix("/v1")
+    for client in (cohere.Client(KEY, base_url=url), cohere.ClientV2(KEY, base_url=url)):
+        done = client.rerank(model="bert", query="what eats a panda ?", documents=DOCUMENTS, top_n=2)
+        assert [r.index for r in done.results] == [r.document for r in expected]
+        assert np.allclose([r.relevance_score for r in done.results], [r.score for r in expected], atol=1e-4)
+
+
+def test_langchain_rerank(only_here: None, reranker: Command, direct: LLM) -> None:
+    cohere = pytest.importorskip("cohere", reason=MISSING)
+    langchain = pytest.importorskip("langchain_cohere", reason=MISSING)
+    client = cohere.ClientV2(KEY, base_url=url_of(reranker).removesuffix("/v1"))
+    compressor = langchain.CohereRerank(client=client, model="bert", top_n=3)
+    ranked = compressor.rerank(DOCUMENTS, "what eats a panda ?")
+    expected = direct.rerank("what eats a panda ?", DOCUMENTS)
+    assert [r["index"] for r in ranked] == [r.document for r in expected]
