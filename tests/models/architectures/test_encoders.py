@@ -13,6 +13,7 @@ from device_sets import DEVICE_SETS, QUICKEST, covering, nmse, wide
 from oracles.encoders import BUILDERS, build
 from oracles.fixture import PROMPT, write
 from places import GOLDEN
+from rerankers import bert_reranker
 from runners import F32
 
 from vkbackend import LLM
@@ -161,7 +162,7 @@ def test_probabilities() -> None:
 
 
 def test_commands_refuse_an_encoder(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(write(build("eurobert"), models / "eurobert.gguf"))
-    for words in (("generate", "-p", "a"), ("bench", "-p", "8", "-n", "1", "-r", "1")):
+    path = str(bert_reranker(models / "words.gguf"))
+    for words in (("generate", "-p", "a", "-c", "64"), ("bench", "-p", "8", "-n", "1", "-r", "1")):
         assert main([*words, "-m", path, "-dev", "numpy"]) == 2
         assert "this model is an encoder" in capsys.readouterr().err.splitlines()[-1]
