@@ -174,8 +174,10 @@ def test_errors_are_typed(client: openai.OpenAI, server: Command) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=client.base_url, api_key="wrong", max_retries=0).models.list()
-    with pytest.raises(openai.InternalServerError, match="not supported yet") as refused:
+    with pytest.raises(openai.BadRequestError, match="names no pooling"):
         client.embeddings.create(model="demo", input="a")
+    with pytest.raises(openai.InternalServerError, match="not supported yet") as refused:
+        client.audio.transcriptions.create(model="demo", file=("a.wav", b"RIFF"))
     assert refused.value.status_code == 501 and refused.value.response.headers["x-should-retry"] == "false"
     for field in ({"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"messages": []}},
                   {"chat_template_kwargs": {"enable_thinking": "x" * 65}}, {"tools": [{"type": "web"}]},
