@@ -14,6 +14,7 @@ from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import FIXTURES, build
 from runners import F32, load_runner
 
+from vkbackend import hazards
 from vkbackend.meta.sizing import form_of
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
@@ -192,6 +193,18 @@ def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) ->
         assert len(ops) == len(base) + 2 * (7 * layers + 1) + 2 * layers
         copied = [sum(c.src.nbytes for c in r.accesses() if isinstance(c, Copy)) for r in (old, new)]
         assert copied[1] - copied[0] == 4 * 2 * 2 * (1 + 1)  # ids and scales of a row and of an output row
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("n_rows", [1, 64])
+def test_steps_have_no_hazards(adapted: Adapted, n_rows: int) -> None:
+    runner = adapted.open(["numpy"] * 2, interleave=n_rows > 1)
+    kind = StepKind.of_run(n_rows, 1, halves=n_rows > 1)._replace(adapters=2)
+    step = runner.mesh.recorded_step(kind)
+    for executable in step.executables:
+        # low_rank_add writes each element of y that it has read.
+        assert {hazard.kind for hazard in hazards.check(executable.recording)} <= {"in-place"}
+    runner.close()
 
 
 def test_a_step_records_once_and_allocates_nothing_later(dense: Adapted) -> None:
