@@ -205,8 +205,9 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
-    # A step with adapters has all commands of a step without adapters.
-    return list(dict.fromkeys(kind._replace(adapters=shape.adapters) for kind in kinds))
+    # Either of two steps with and without adapters may need more memory, because other values share memory.
+    kinds += [kind._replace(adapters=shape.adapters) for kind in kinds]
+    return list(dict.fromkeys(kinds))
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.adapters.loaded import AdapterInfo
+from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.engine.messages import check_adapters
 
 Scales = tuple[tuple[int, float], ...]  # (id, scale)

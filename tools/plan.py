@@ -19,6 +19,7 @@ from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
+from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.open_devices import open_devices
@@ -35,6 +36,7 @@ from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, tr
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.flags import runner
+from vkbackend.tools.flags.adapters import add_adapter_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser, shares=AUTO)
     parser.set_defaults(tensor_split=AUTO)
     add_placement_arguments(parser)
+    add_adapter_arguments(parser)
     add_speculation_arguments(parser)
     add_experiment_arguments(parser)
 
@@ -131,6 +134,8 @@ def report(args: argparse.Namespace) -> Report:
     runner.refuse_hostfile(options)
     with GGUF.open(options.path) as gguf:
         model = load_model(gguf, options.with_heads)
+        if options.lora:
+            add_adapters(model, gguf, options.adapters)
         types = check_weights(gguf, model)
         model.in_file = weights_in_file(gguf, model)
         options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))

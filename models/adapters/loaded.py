@@ -1,37 +1,18 @@
-"""The adapters of an open model."""
+"""Reads the adapters of a model that is being loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from vkbackend.models.adapters.adapter import Adapter
 from vkbackend.models.adapters.gguf_adapter import read_gguf_adapter
+from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.adapters.peft import is_peft_folder, read_peft_adapter
+from vkbackend.models.adapters.stacks import low_rank_specs
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.memory_specs import kv_of
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """`id` counts from 0 in the order of loading. `scale` is the default scale. `digest` is the SHA-256 of
-    the content. See `Adapter` for the other fields."""
-
-    id: int
-    name: str
-    path: str
-    scale: float
-    rank: int
-    digest: str
-    task_name: str = ""
-    prompt_prefix: str = ""
-    invocation: tuple[int, ...] = ()
-
-    @property
-    def file(self) -> str:
-        """Return the name of the file or folder without its path."""
-        return Path(self.path).name
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.tensors import ahead_tensors
 
 
 def read_adapters(files: Sequence[tuple[str, str, float]], architecture: str, model: Model) -> list[Adapter]:
@@ -47,6 +28,18 @@ def read_adapters(files: Sequence[tuple[str, str, float]], architecture: str, mo
         else:
             adapters.append(read_gguf_adapter(path, architecture))
     return adapters
+
+
+def add_adapters(
+    model: Model, gguf: GGUF, files: Sequence[tuple[str, str, float]]
+) -> tuple[AdapterInfo, ...]:
+    """Read (name, path, default scale) and give the model their weights. Raises the errors of `read_adapters`
+    and of `low_rank_specs`."""
+    adapters = read_adapters(files, gguf.architecture, model)
+    unread = {*model.unread(), *ahead_tensors(gguf, model)}
+    model.low_rank = low_rank_specs(adapters, model.weights(), unread)
+    model.n_adapters = len(adapters)
+    return infos_of(files, adapters)
 
 
 def infos_of(files: Sequence[tuple[str, str, float]], adapters: Sequence[Adapter]) -> tuple[AdapterInfo, ...]:

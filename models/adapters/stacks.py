@@ -8,7 +8,7 @@ split otherwise, so the update of a split product needs no further exchange.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,13 +23,16 @@ A, B, STARTS = ".lora_a", ".lora_b", "lora_starts."
 Pairs = list[Pair | None]  # one per adapter
 
 
-def low_rank_specs(adapters: Sequence[Adapter], specs: Sequence[WeightSpec]) -> list[WeightSpec]:
-    """Return the weights that the adapters add to a model of `specs`. Raises AdapterError for a tensor that
-    the model lacks or whose shape differs, and UnsupportedModel for a tensor that cannot be adapted."""
+def low_rank_specs(
+    adapters: Sequence[Adapter], specs: Sequence[WeightSpec], unread: Collection[str] = ()
+) -> list[WeightSpec]:
+    """Return the weights that the adapters add to a model of `specs`. Pairs of the file's `unread` tensors,
+    which no step uses, are omitted. Raises AdapterError for a tensor that the model lacks or whose shape
+    differs, and UnsupportedModel for a tensor that cannot be adapted."""
     by_name = {spec.name: spec for spec in specs}
     pairs: dict[str, Pairs] = {}
     for i, adapter in enumerate(adapters):
-        for name, pair in _fitted(adapter, specs).items():
+        for name, pair in _fitted(adapter, specs, unread).items():
             pairs.setdefault(name, [None] * len(adapters))[i] = pair
     added: list[WeightSpec] = []
     for name, of_adapters in pairs.items():
@@ -46,7 +49,7 @@ def _starts(rank: int, n: int) -> WeightSpec:
     return WeightSpec(f"{STARTS}{rank}", values.shape, values=values, dtype="u32")
 
 
-def _fitted(adapter: Adapter, specs: Sequence[WeightSpec]) -> dict[str, Pair]:
+def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[str]) -> dict[str, Pair]:
     """Return the adapter's pairs by the name of the model's weight. A fused tensor's pair is cut into
     parts."""
     stored: dict[str, list[WeightSpec]] = {}  # by the name in the file
@@ -56,6 +59,8 @@ def _fitted(adapter: Adapter, specs: Sequence[WeightSpec]) -> dict[str, Pair]:
         stored.setdefault(spec.name, [spec])
     fitted: dict[str, Pair] = {}
     for name, pair in adapter.pairs.items():
+        if name in unread and name not in stored:
+            continue
         if name not in stored:
             raise AdapterError(
                 f"{adapter.path}: the model has no tensor {name!r}; is it the adapter of another base model?"

@@ -13,8 +13,8 @@ from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.sizing import StepShape, StepSizes
 from vkbackend.meta.speed import measure_gpus
 from vkbackend.meta.step_kind import bucket
-from vkbackend.models.adapters.loaded import AdapterInfo, infos_of, read_adapters
-from vkbackend.models.adapters.stacks import low_rank_specs
+from vkbackend.models.adapters.info import AdapterInfo
+from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
@@ -67,11 +67,7 @@ class Loading:
             sizes = model.n_layer - model.n_ahead, model.n_embd
             layers = options.control_vector_layer_range
             model.control = read_control_vectors(options.control_vectors, *sizes, layers)
-        self.adapters: tuple[AdapterInfo, ...] = ()
-        if options.lora:
-            adapters = read_adapters(options.lora, gguf.architecture, model)
-            model.low_rank, model.n_adapters = low_rank_specs(adapters, model.weights()), len(adapters)
-            self.adapters = infos_of(options.adapters, adapters)
+        self.adapters = add_adapters(model, gguf, options.adapters) if options.lora else ()
         model.in_file = weights_in_file(gguf, model)
         self.fingerprint = marked(fingerprint(gguf), model.control)
         self._types = check_weights(gguf, model)

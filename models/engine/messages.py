@@ -12,7 +12,7 @@ import numpy as np
 from vkbackend import errors
 from vkbackend.errors import InvalidArgument, PromptTooLong, UnsupportedModel, VkbackendError
 from vkbackend.meta.step_kind import MAX_ADAPTERS
-from vkbackend.models.adapters.loaded import AdapterInfo
+from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.arguments import MAX_SCALE
 from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.grammar.structure import Structure

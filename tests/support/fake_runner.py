@@ -14,7 +14,7 @@ import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.meta.step_kind import Wanted
-from vkbackend.models.adapters.loaded import AdapterInfo
+from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vkbackend.models.adapters.loaded import AdapterInfo
+from vkbackend.models.adapters.info import AdapterInfo
 
 EVERYWHERE = 1 << 62  # more than any position
 
