@@ -29,6 +29,7 @@ from vkbackend.tools import bench_parallel
 from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags.llama_cpp import add_common_arguments
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.flags.sweeps import values_of
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
 from vkbackend.tools.measure.synthetic import Synthetic
@@ -171,6 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--delay", type=float, default=0.0, metavar="S", help="seconds between tests (default: 0)")
     add_common_arguments(parser)
     add_model_arguments(parser)
+    add_speculation_arguments(parser)
 
 
 def numbers(flag: str, text: str) -> list[int]:
@@ -260,6 +262,8 @@ def run(args: argparse.Namespace) -> int:
         sizes = numbers("--parallel", args.parallel)
         (n_gen, *_) = numbers("--n-gen", ",".join(args.n_gen or ["32"]))
         return bench_parallel.run(args, sizes, n_gen)
+    if args.speculation or args.draft or args.hf_draft:
+        raise InvalidArgument("drafts need texts of a model; measure them with --parallel")
     if args.plot:
         raise InvalidArgument("--plot needs --parallel; give that, or use vkbackend sweep")
     rows: list[Row] = []

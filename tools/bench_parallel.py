@@ -1,7 +1,8 @@
 """`vkbackend bench --parallel 1,4,16`: measure an engine with concurrent callers.
 
 Columns are total tokens per second, milliseconds to the first token and between tokens (median, 99th
-percentile), and the share of prompt tokens reused from other requests.
+percentile), the share of prompt tokens reused from other requests, and the share of drafted tokens that were
+right.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vkbackend.tools.measure.plots import check_plot, plotting, save
 
 COLUMNS = (
     "model", "devices", "engine", "callers", "t/s",
-    "first ms p50", "first ms p99", "next ms p50", "next ms p99", "shared %",
+    "first ms p50", "first ms p99", "next ms p50", "next ms p99", "shared %", "accepted %",
 )  # fmt: skip
 
 
@@ -42,6 +43,7 @@ def cells(model: str, devices: str, load: Load) -> list[str]:
         f"{load.itl_p50:.2f}",
         f"{load.itl_p99:.2f}",
         f"{100 * load.hit_rate:.0f}",
+        "-" if load.accepted is None else f"{100 * load.accepted:.0f}",
     ]
 
 

@@ -21,7 +21,19 @@ def test_callers_here_and_in_a_process(models: Path, capsys: Any) -> None:
     for row in rows:
         assert 0 < row["itl_p50"] <= row["itl_p99"] and 0 < row["ttft_p50"] <= row["ttft_p99"]
         assert row["tokens_per_s"] > 0 and 0 <= row["hit_rate"] < 1
+        assert row["accepted"] is None
     assert rows[1]["hit_rate"] > 0, "every other prompt begins as others do"
+
+
+@needs_device
+@pytest.mark.wide
+def test_the_share_of_accepted_tokens(models: Path, capsys: Any) -> None:
+    target, draft = (str(models / f"stories-{name}-F16.gguf") for name in ("w256", "narrow"))
+    flags = ["-m", target, "-md", draft, "-dev", "0", "-n", "200", "-r", "1", "-o", "json"]
+    assert main(["bench", "--parallel", "1", *flags]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["accepted"] is None or 0 <= row["accepted"] <= 1 for row in rows)
+    assert any(row["accepted"] for row in rows), "drafts are tried before they are known to pay"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +44,7 @@ def test_callers_here_and_in_a_process(models: Path, capsys: Any) -> None:
         (["--parallel", "x"], "--parallel"),
         (["--parallel", "1", "-n", "1"], "--n-gen"),
         (["--plot", "x.svg"], "--parallel"),
+        (["--spec-type", "ngram"], "--parallel"),
     ],
 )
 def test_wrong_flags(models: Path, capsys: Any, flags: list[str], message: str) -> None:

@@ -15,6 +15,7 @@ from vkbackend.models.hub import fetch
 from vkbackend.tools.flags.log_file import log_to
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.placement import host_patterns
+from vkbackend.tools.flags.speculation import settle_draft
 
 LOAD_MODES = {"auto": True, "none": False, "mmap": True, "mlock": True, "mmap+mlock": True, "dio": False}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
@@ -92,10 +93,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
     settle_common(args)
     if args.hf_repo is not None:
         args.model = fetch(args.hf_repo, args.hf_file)
-    if args.hf_draft is not None:
-        if args.draft is not None:
-            raise InvalidArgument("-md and -hfd name a draft model each; give one")
-        args.draft = fetch(args.hf_draft)
+    settle_draft(args)
     if args.host_tensors:
         with GGUF.open(args.model or path) as gguf:
             args.override_tensor = host_patterns(args, gguf.tensors)

@@ -22,6 +22,7 @@ from vkbackend.tools.flags.llama_cpp import settle_common
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments, host_patterns
 from vkbackend.tools.flags.rope import add_rope_arguments
+from vkbackend.tools.flags.speculation import settle_draft
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def settle_models(args: argparse.Namespace) -> None:
         settle_common(args)
         if args.hf_repo is not None:
             args.model, args.hf_repo, args.hf_file = [fetch(args.hf_repo, args.hf_file)], None, None
+    settle_draft(args)
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:

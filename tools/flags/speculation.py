@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.hub import fetch
 from vkbackend.tools.flags.options import adder
 
 
@@ -34,3 +36,12 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     add("draft_p_min", "--spec-draft-p-min", "--draft-p-min", type=float, metavar="P",
         help="end a draft of a model or head before a less probable token (default: "
         "%(default)s)")  # fmt: skip
+
+
+def settle_draft(args: argparse.Namespace) -> None:
+    """Fetch the draft model of -hfd. Raises InvalidArgument if -md names another one."""
+    if getattr(args, "hf_draft", None) is None:
+        return
+    if args.draft is not None:
+        raise InvalidArgument("-md and -hfd name a draft model each; give one")
+    args.draft, args.hf_draft = fetch(args.hf_draft), None

@@ -24,7 +24,7 @@ WARM_UP = 4  # Tokens per text in the untimed round.
 @dataclass(frozen=True, slots=True)
 class Load:
     """Total tokens per second of `n` callers, their latencies in milliseconds, and the share of prompt tokens
-    from the cache."""
+    from the cache. `accepted` is the share of drafted tokens that were right, or None without drafts."""
 
     n: int
     process: bool
@@ -34,6 +34,7 @@ class Load:
     itl_p50: float
     itl_p99: float
     hit_rate: float
+    accepted: float | None = None
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,6 +75,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
     first = [1e3 * text[0] for text in times]
     later = [1e3 * gap for text in times for gap in text[1:]]
     asked = after["prompt_tokens"] - before["prompt_tokens"]
+    drafted, right = (after.get(name, 0) - before.get(name, 0) for name in ("n_drafted", "n_accepted"))
     cached = after["prompt_tokens_cached"] - before["prompt_tokens_cached"]
     return Load(
         n,
@@ -84,6 +86,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
         statistics.median(later),
         quantile(later, 0.99),
         cached / asked,
+        right / drafted if drafted else None,
     )
 
 
