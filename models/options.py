@@ -250,8 +250,10 @@ class Options(RopeOptions):
             raise refused(
                 "tensor_split",
                 list(shares),
-                f"{len(shares)} shares for {n} devices{'' if self.devices else ', the best one'}; "
-                "give one for each",
+                f"{len(shares)} shares for {n} devices; give one for each"
+                if self.devices
+                else f"{len(shares)} shares, but without -dev the model runs on one device, the best one; "
+                "name the devices, for example -dev 0,1",
             )
         if not self.main_gpu < n:
             raise InvalidArgument(
