@@ -44,6 +44,7 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 MAX_CONTEXT = 1 << 24
 MAX_QUEUE = 1 << 20
 MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
+DEFAULT_ROWS = 512  # of a step, unless weights of layers are in host memory
 MAX_GPU = 1 << 16
 MAX_DRAFT = MAX_VEC_ROWS - 1  # A step with drafts has at most MAX_VEC_ROWS rows.
 ATTENTION = ("causal", "non-causal")
@@ -76,8 +77,9 @@ class _ModelKeywords(TypedDict, total=False):
     n_slots: int
     """How many sequences are computed together (default: 1). Further requests wait."""
     n_ubatch: int
-    """How many tokens of a prompt are computed at once, 1 to 4,096 (default: 512). A step reads every weight
-    once, so larger steps pay where weights are in host memory. They need more scratch memory."""
+    """How many tokens of a prompt are computed at once, 1 to 4,096. A step reads every weight once, so larger
+    steps pay where weights are in host memory, and need more scratch memory. 0 (default): 2,048 or 1,024 if
+    weights of layers are in host memory and the steps fit, else 512."""
     n_snapshots: int
     """How many earlier states of recurrent layers each slot stores (default: 2). A request that shares only
     the beginning of a slot's text continues from one of these states."""
@@ -186,7 +188,7 @@ class Options(RopeOptions):
     split_policy: str = option("balanced", choice(POLICIES))
     n_ctx: int = option(512, whole(0, MAX_CONTEXT, " (0: the model's own)"))
     n_slots: int = option(1, whole(1, MAX_RUNS))
-    n_ubatch: int = option(512, whole(1, MAX_ROWS))
+    n_ubatch: int = option(0, whole(0, MAX_ROWS, " (0: chosen by memory)"))
     n_snapshots: int = option(2, whole(0, MAX_SNAPSHOTS))
     kv_cells: int | None = option(None, optional(whole(1, MAX_CONTEXT * MAX_RUNS, " (None: n_ctx a slot)")))
     prefix_cache: bool = option(True, switch)

@@ -31,6 +31,7 @@ from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
+from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
 from vkbackend.runtime import Device
@@ -185,6 +186,9 @@ def _report(
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
     if draft:
         budgets = draft.without(budgets, devices)
+    halves = in_halves(devices, options)
+    chosen = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
+    options = replace(options, n_ubatch=chosen_rows(model, types, devices, chosen, halves))
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     if options.tensor_split == AUTO:
         prediction = auto_split(devices, cost, budgets)
@@ -195,7 +199,6 @@ def _report(
     layout = lay_out(model, types, len(devices), options)
     reduces = trace_reduces(model, layout, options, limits)
 
-    halves = in_halves(devices, options)
     _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
     planned = sizes_with(model, types, devices, steps)
     if options.n_gpu_layers == "auto":

@@ -14,6 +14,8 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
+LONG_ROWS, W_TILE = 512, 128  # W_TILE is a multiple of every op's rows of w per workgroup.
+
 
 def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     """Return y = x w^T + bias, where w is [n_out, n_in] and bias [n_out]."""
@@ -36,11 +38,20 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
-    for first, piece in w.pieces[d]:
+    pieces = [part for piece in w.pieces[d] for part in _in_parts(*piece, x.rows)]
+    for first, piece in pieces:
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
         local_bias = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
         on.mat(piece, operand, target, bias=local_bias, y_stride=width)
+
+
+def _in_parts(first: int, piece: View, n_rows: int) -> list[tuple[int, View]]:
+    """Divide a piece so that no dispatch takes longer than with LONG_ROWS rows of x, because a driver's
+    watchdog limits the time of a submission. Each row of w is still read once."""
+    n = piece.shape[0]
+    size = -(-n // -(-n_rows // LONG_ROWS) // W_TILE) * W_TILE
+    return [(first + at, piece.rows(at, min(at + size, n))) for at in range(0, n, size)]
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:

@@ -23,13 +23,14 @@ from vkbackend.models.engine.group import Joining, OpenDevices
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options, with_a_share
+from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.shifting import key_rotations
+from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import (
     fitting_steps,
@@ -76,12 +77,15 @@ class Loading:
         self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             self.options = options = for_encoder(options)
-        self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * options.n_slots), most_rows(model))
+        self.n_ubatch = self._rows(options.n_ubatch or DEFAULT_ROWS)
         self.prediction: Prediction | None = None
         self.layout: Layout
         self.shape: StepShape
         self._steps: StepSizes
         self._rotations: Mapping[int, KeyRotation | None] = {}
+
+    def _rows(self, n: int) -> int:
+        return min(n, bucket(self.options.n_ctx * self.options.n_slots), most_rows(self.model))
 
     def open(self, open_devices: OpenDevices, *, keep_values: bool) -> Mesh:
         options, joining = self.options, self._joining
@@ -119,12 +123,15 @@ class Loading:
 
     def _lay_out(self, mesh: Mesh) -> None:
         model, options, types, devices = self.model, self.options, self._types, mesh.devices
-        layout = lay_out(model, types, len(devices), options)
         halves = in_halves(devices, options)
         if self._interleave is not None and len(devices) > 1 and options.split_mode == "tensor":
             halves = self._interleave
         halves = halves and not model.encodes
         limits = [device.limits for device in devices]
+        n = chosen_rows(model, types, devices, options, halves) if self._joining is None else self.n_ubatch
+        self.options = options = replace(options, n_ubatch=n)
+        self.n_ubatch = self._rows(n)
+        layout = lay_out(model, types, len(devices), options)
         self.shape, self._steps = fitting_steps(
             model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
         )
@@ -192,7 +199,7 @@ def for_encoder(options: Options) -> Options:
     """Return the options of an encoder. A step has room for a text of `n_ctx` tokens, because a token attends
     to all others. Slots hold nothing between steps, so there are as many as a step may have texts, and they
     share the cells of one step."""
-    n_ubatch = min(max(options.n_ubatch, options.n_ctx), MAX_ROWS)
+    n_ubatch = min(max(options.n_ubatch or DEFAULT_ROWS, options.n_ctx), MAX_ROWS)
     n_slots = max(options.n_slots, min(MAX_RUNS, n_ubatch // 4 or 1))
     n_cells = max(options.n_ctx, n_ubatch) + n_slots * CELL_BLOCK
     changed = {"n_ubatch": n_ubatch, "n_slots": n_slots, "kv_cells": n_cells}

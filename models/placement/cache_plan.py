@@ -18,7 +18,7 @@ from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
 from vkbackend.models.architectures.memory_specs import KEPT_ROWS, KVSpec, MemorySpec, kv_of
-from vkbackend.models.options import Options
+from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.ops import CELL_BLOCK
 
 
@@ -97,8 +97,8 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
-    whole = -(-options.n_ctx // CELL_BLOCK)
-    return min(whole, -(-(window + options.n_ubatch - 2) // CELL_BLOCK) + 1) if window else whole
+    whole, rows = -(-options.n_ctx // CELL_BLOCK), options.n_ubatch or DEFAULT_ROWS
+    return min(whole, -(-(window + rows - 2) // CELL_BLOCK) + 1) if window else whole
 
 
 def n_blocks(ring: int, options: Options) -> int:

@@ -22,7 +22,7 @@ from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted, bucket
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import Model, Weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
-from vkbackend.models.options import Options
+from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.layout import (
     Layout,
     layer_of,
@@ -39,7 +39,6 @@ from vkbackend.twins.device import NullDevice
 TOP_K_VOCAB = 4096
 # Micro-batches with at least this many rows are split in two. Smaller halves would not fill a device.
 HALVES_FROM = 64
-SURE_ROWS = 512  # Steps with so many rows are not reduced.
 LOGITS_NBYTES = 16 << 20  # Limit for a step's logits.
 
 
@@ -109,15 +108,15 @@ def fitting_steps(
     halves: bool = False,
     reuse: bool = True,
 ) -> tuple[StepShape, StepSizes]:
-    """Return shape and memory of steps with at most `n_ubatch` rows. Fewer rows, but at least 512, are chosen
-    if a value would exceed a storage binding."""
+    """Return shape and memory of steps with at most `n_ubatch` rows. If a value would exceed a storage
+    binding, the rows are halved, down to DEFAULT_ROWS."""
     while True:
         shape = step_shape(model, layout, options, n_ubatch, halves)
         sizes = step_sizes(model, layout, options, limits, shape, reuse)
         too_large = any(n > of.max_storage_range for n, of in zip(sizes.largest, limits, strict=True))
-        if not too_large or shape.n_rows <= SURE_ROWS:
+        if not too_large or shape.n_rows <= DEFAULT_ROWS:
             return shape, sizes
-        n_ubatch = max(SURE_ROWS, shape.n_rows // 2)
+        n_ubatch = max(DEFAULT_ROWS, shape.n_rows // 2)
 
 
 def token_recordings(

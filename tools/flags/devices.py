@@ -50,8 +50,8 @@ def add_device_arguments(
     if not steps:
         return
     add("n_ubatch", "-ub", "--ubatch-size", action=_Rows, type=int, metavar="N",
-        help=f"tokens of a prompt computed at once; above {MAX_ROWS}: {MAX_ROWS} (default: "
-        "%(default)s)")  # fmt: skip
+        help=f"tokens of a prompt computed at once; above {MAX_ROWS}: {MAX_ROWS} (default: 512, or up to "
+        "2048 if layers or experts are in host memory)")  # fmt: skip
     for cache in ("K", "V"):
         add(
             f"type_{cache.lower()}",

@@ -12,6 +12,7 @@ import vkbackend
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
+from vkbackend.models.options import DEFAULT_ROWS
 from vkbackend.tools.flags.log_file import log_to
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.placement import host_patterns
@@ -118,7 +119,7 @@ def settle_common(args: argparse.Namespace) -> None:
     if args.n_batch is not None:
         if args.n_batch < 1:
             raise InvalidArgument(f"--batch-size={args.n_batch}: expected a whole number of 1 or more")
-        args.n_ubatch = min(args.n_ubatch, args.n_batch)
+        args.n_ubatch = min(args.n_ubatch or DEFAULT_ROWS, args.n_batch)
     if args.hf_repo is not None and args.model:
         raise InvalidArgument("-m and -hf name a model each; give one")
     if args.hf_file is not None and args.hf_repo is None:

@@ -1,0 +1,67 @@
+"""Chooses the rows of a step if the user does not.
+
+A step reads every weight of a dense layer once, and with 512 rows nearly every expert. Weights in host memory
+cross the bus in each step, so steps with four times as many rows transfer a quarter of the bytes per row.
+Weights in device memory are read so fast that larger steps only need more scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vkbackend.buffer import Home
+from vkbackend.meta.step_kind import bucket
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.options import DEFAULT_ROWS, Options
+from vkbackend.models.placement.fit import budgets_of, fits, host_budgets, sizes_with, with_fitting_layers
+from vkbackend.models.placement.layout import Layout, lay_out, layer_of
+from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
+from vkbackend.runtime import Device
+
+OVER_BUS = 2048, 1024  # Rows to try, if weights of layers are in host memory.
+KEPT_LAYERS = 0.9  # With more rows, `-ngl auto` must keep this part of its layers on the devices.
+
+
+def reads_over_bus(layout: Layout) -> bool:
+    """Return whether weights of layers are in host memory."""
+    return any(load.home is Home.HOST and layer_of(load.name) is not None for load in layout.loads)
+
+
+def chosen_rows(
+    model: Model, types: Mapping[str, str], devices: Sequence[Device], options: Options, halves: bool
+) -> int:
+    """Return `n_ubatch`, or the rows that suit the memory if it is 0."""
+    if options.n_ubatch:
+        return options.n_ubatch
+    if options.n_gpu_layers is None and not options.override_tensor:
+        return DEFAULT_ROWS
+    budgets = budgets_of(devices) + host_budgets(devices)
+    limits = [device.limits for device in devices]
+
+    def planned(n: int) -> tuple[Options, bool]:
+        """Return the options of steps with `n` rows, and whether they fit."""
+        wanted = replace(options, n_ubatch=n)
+        layout = lay_out(model, types, len(devices), wanted)
+        shape, steps = fitting_steps(model, layout, wanted, limits, n, halves=halves)
+        sizes = sizes_with(model, types, devices, steps)
+        if options.n_gpu_layers == "auto":
+            wanted = with_fitting_layers(devices, wanted, sizes, model.n_layer)
+        return wanted, shape.n_rows >= n and fits(wanted, sizes, budgets)
+
+    few = replace(options, n_ubatch=DEFAULT_ROWS)
+    if options.n_gpu_layers == "auto":
+        few, _ = planned(DEFAULT_ROWS)
+    if not reads_over_bus(lay_out(model, types, len(devices), few)):
+        return DEFAULT_ROWS
+    most = min(most_rows(model), bucket(options.n_ctx * options.n_slots))
+    for n in dict.fromkeys(min(n, most) for n in OVER_BUS):
+        if n > DEFAULT_ROWS:
+            more, fit = planned(n)
+            if fit and _layers(more, model) >= KEPT_LAYERS * _layers(few, model):
+                return n
+    return DEFAULT_ROWS
+
+
+def _layers(options: Options, model: Model) -> int:
+    return options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
