@@ -187,8 +187,9 @@ def _report(
     if draft:
         budgets = draft.without(budgets, devices)
     halves = in_halves(devices, options)
-    chosen = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
-    options = replace(options, n_ubatch=chosen_rows(model, types, devices, chosen, halves))
+    if not options.n_ubatch:
+        equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
+        options = replace(options, n_ubatch=chosen_rows(model, types, devices, equal, halves))
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     if options.tensor_split == AUTO:
         prediction = auto_split(devices, cost, budgets)

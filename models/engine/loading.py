@@ -128,9 +128,10 @@ class Loading:
             halves = self._interleave
         halves = halves and not model.encodes
         limits = [device.limits for device in devices]
-        n = chosen_rows(model, types, devices, options, halves) if self._joining is None else self.n_ubatch
-        self.options = options = replace(options, n_ubatch=n)
-        self.n_ubatch = self._rows(n)
+        if not options.n_ubatch:  # Nodes of a group do not know each other's memory.
+            chosen = DEFAULT_ROWS if self._joining else chosen_rows(model, types, devices, options, halves)
+            self.options = options = replace(options, n_ubatch=chosen)
+            self.n_ubatch = self._rows(chosen)
         layout = lay_out(model, types, len(devices), options)
         self.shape, self._steps = fitting_steps(
             model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse

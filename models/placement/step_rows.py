@@ -31,9 +31,7 @@ def reads_over_bus(layout: Layout) -> bool:
 def chosen_rows(
     model: Model, types: Mapping[str, str], devices: Sequence[Device], options: Options, halves: bool
 ) -> int:
-    """Return `n_ubatch`, or the rows that suit the memory if it is 0."""
-    if options.n_ubatch:
-        return options.n_ubatch
+    """Return the rows of the largest step, for an `n_ubatch` of 0."""
     if options.n_gpu_layers is None and not options.override_tensor:
         return DEFAULT_ROWS
     budgets = budgets_of(devices) + host_budgets(devices)

@@ -85,23 +85,27 @@ def test_pairs_of_rows_and_experts_fit_the_grid() -> None:
 
 @pytest.mark.no_vulkan
 @pytest.mark.parametrize(
-    ("given", "placed", "n_ctx", "rows"),
+    ("placed", "n_ctx", "rows"),
     [
-        (0, {}, 4096, DEFAULT_ROWS),
-        (0, {"override_tensor": ["exps=CPU"]}, 4096, 2048),
-        (0, {"override_tensor": ["exps=CPU"]}, 1024, 1024),
-        (0, {"override_tensor": ["exps=CPU"]}, 256, DEFAULT_ROWS),
-        (0, {"override_tensor": ["token_embd=CPU"]}, 4096, DEFAULT_ROWS),
-        (0, {"n_gpu_layers": 1}, 4096, 2048),
-        (0, {"n_gpu_layers": "auto"}, 4096, DEFAULT_ROWS),
-        (700, {"n_gpu_layers": 1}, 4096, 700),
+        ({}, 4096, DEFAULT_ROWS),
+        ({"override_tensor": ["exps=CPU"]}, 4096, 2048),
+        ({"override_tensor": ["exps=CPU"]}, 1024, 1024),
+        ({"override_tensor": ["exps=CPU"]}, 256, DEFAULT_ROWS),
+        ({"override_tensor": ["token_embd=CPU"]}, 4096, DEFAULT_ROWS),
+        ({"n_gpu_layers": 1}, 4096, 2048),
+        ({"n_gpu_layers": "auto"}, 4096, DEFAULT_ROWS),
     ],
 )
-def test_rows_are_chosen_by_the_weights_memory(
-    given: int, placed: dict[str, Any], n_ctx: int, rows: int
-) -> None:
-    model, types, devices, options = mixture(n_ctx=n_ctx, n_ubatch=given, **placed)
+def test_rows_are_chosen_by_the_weights_memory(placed: dict[str, Any], n_ctx: int, rows: int) -> None:
+    model, types, devices, options = mixture(n_ctx=n_ctx, **placed)
     assert chosen_rows(model, types, devices, options, halves=False) == rows
+
+
+@pytest.mark.parametrize(("given", "rows"), [({}, 1024), ({"n_ubatch": 300}, 300)])
+def test_a_runner_has_the_chosen_rows(given: dict[str, Any], rows: int) -> None:
+    placed: dict[str, Any] = {"override_tensor": ["ffn=CPU"], "n_ctx": 1024} | given
+    with closing(load_runner(MODEL, devices=["0"], **placed)) as runner:
+        assert runner.n_ubatch == runner.options.n_ubatch == rows
 
 
 @pytest.mark.no_vulkan
