@@ -28,7 +28,13 @@ from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
 from vkbackend.models.placement.cost import cost_function, cost_of
 from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan_draft, speed_up
-from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.placement.fit import (
+    budgets_of,
+    check_fit,
+    host_budgets,
+    sizes_with,
+    with_fitting_layers,
+)
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.placement.step_rows import chosen_rows
@@ -189,7 +195,9 @@ def _report(
     halves = in_halves(devices, options)
     if not options.n_ubatch:
         equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
-        options = replace(options, n_ubatch=chosen_rows(model, types, devices, equal, halves))
+        room = [*budgets, *host_budgets(devices)]
+        rows = chosen_rows(model, types, devices, equal, room, halves)
+        options = replace(options, n_ubatch=rows)
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     if options.tensor_split == AUTO:
         prediction = auto_split(devices, cost, budgets)

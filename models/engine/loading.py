@@ -26,7 +26,13 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
-from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.placement.fit import (
+    budgets_of,
+    check_fit,
+    host_budgets,
+    sizes_with,
+    with_fitting_layers,
+)
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.shifting import key_rotations
@@ -129,7 +135,10 @@ class Loading:
         halves = halves and not model.encodes
         limits = [device.limits for device in devices]
         if not options.n_ubatch:  # Nodes of a group do not know each other's memory.
-            chosen = DEFAULT_ROWS if self._joining else chosen_rows(model, types, devices, options, halves)
+            chosen = DEFAULT_ROWS
+            if self._joining is None:
+                budgets = budgets_of(devices) + host_budgets(devices)
+                chosen = chosen_rows(model, types, devices, options, budgets, halves)
             self.options = options = replace(options, n_ubatch=chosen)
             self.n_ubatch = self._rows(chosen)
         layout = lay_out(model, types, len(devices), options)

@@ -12,7 +12,7 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.drafting.acceptance import expected_tokens
 from vkbackend.models.drafting.prices import ROW_SHARE
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options
+from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.cost import cost_function, cost_of, read_by_head
 from vkbackend.models.placement.fit import Budget, sizes_with
 from vkbackend.models.placement.layout import Layout, lay_out
@@ -52,9 +52,10 @@ def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> Draft
     model = load_model(gguf)
     types, limits = check_weights(gguf, model), [device.limits for device in devices]
     layout = lay_out(model, types, len(devices), options)
-    shape = step_shape(model, layout, options, options.n_ubatch)
+    rows = options.n_ubatch or DEFAULT_ROWS
+    shape = step_shape(model, layout, options, rows)
     held = sizes_with(model, types, devices, step_sizes(model, layout, options, limits, shape))(options)
-    cost = cost_function(model, types, options, limits, options.n_ubatch)
+    cost = cost_function(model, types, options, limits, rows)
     times = predict(devices, (1,) * len(devices), cost).times
     return DraftPlan(tuple(devices), tuple(held), times.total_ms)
 

@@ -14,7 +14,7 @@ from vkbackend.buffer import Home
 from vkbackend.meta.step_kind import bucket
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import DEFAULT_ROWS, Options
-from vkbackend.models.placement.fit import budgets_of, fits, host_budgets, sizes_with, with_fitting_layers
+from vkbackend.models.placement.fit import Budget, fits, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, layer_of
 from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
@@ -29,12 +29,16 @@ def reads_over_bus(layout: Layout) -> bool:
 
 
 def chosen_rows(
-    model: Model, types: Mapping[str, str], devices: Sequence[Device], options: Options, halves: bool
+    model: Model,
+    types: Mapping[str, str],
+    devices: Sequence[Device],
+    options: Options,
+    budgets: Sequence[Budget],
+    halves: bool = False,
 ) -> int:
     """Return the rows of the largest step, for an `n_ubatch` of 0."""
     if options.n_gpu_layers is None and not options.override_tensor:
         return DEFAULT_ROWS
-    budgets = budgets_of(devices) + host_budgets(devices)
     limits = [device.limits for device in devices]
 
     def planned(n: int) -> tuple[Options, bool]:

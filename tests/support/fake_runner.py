@@ -19,7 +19,7 @@ from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.options import Options
+from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import Run
@@ -206,7 +206,7 @@ class FakeRunner:
 
 
 def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
-    sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch}
+    sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch or DEFAULT_ROWS}
     how = {"prefix_cache": options.prefix_cache, "context_shift": options.context_shift}
     return FakeRunner(**sizes, **how, n_queue=options.n_queue, speculation=options.speculation)
 

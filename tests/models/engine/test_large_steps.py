@@ -15,7 +15,6 @@ from runners import load_runner
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import DEFAULT_ROWS, Options
-from vkbackend.models.placement import step_rows
 from vkbackend.models.placement.fit import ON_DEVICE, Budget
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import allocations
@@ -98,7 +97,7 @@ def test_pairs_of_rows_and_experts_fit_the_grid() -> None:
 )
 def test_rows_are_chosen_by_the_weights_memory(placed: dict[str, Any], n_ctx: int, rows: int) -> None:
     model, types, devices, options = mixture(n_ctx=n_ctx, **placed)
-    assert chosen_rows(model, types, devices, options, halves=False) == rows
+    assert chosen_rows(model, types, devices, options, []) == rows
 
 
 @pytest.mark.parametrize(("given", "rows"), [({}, 1024), ({"n_ubatch": 300}, 300)])
@@ -109,7 +108,7 @@ def test_a_runner_has_the_chosen_rows(given: dict[str, Any], rows: int) -> None:
 
 
 @pytest.mark.no_vulkan
-def test_rows_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_fewer_where_memory_is_short() -> None:
     model, types, devices, options = mixture(n_ctx=4096, override_tensor=["exps=CPU"])
     held = {}
     for n in (512, 1024, 2048):
@@ -118,8 +117,8 @@ def test_rows_are_fewer_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -
         [held[n]] = (sum(size.homes[h] for h in ON_DEVICE) for size in allocations(layout, devices, steps))
     assert held[512] < held[1024] < held[2048]
     for room, rows in ((held[2048], 2048), (held[2048] - 1, 1024), (held[1024] - 1, 512), (1, 512)):
-        monkeypatch.setattr(step_rows, "budgets_of", lambda _, room=room: [Budget("card", room, (0,))])
-        assert chosen_rows(model, types, devices, options, halves=False) == rows
+        budgets = [Budget("card", room, (0,))]
+        assert chosen_rows(model, types, devices, options, budgets) == rows
 
 
 def mixture(**options: Any) -> tuple[Model, dict[str, str], list[NullDevice], Options]:
