@@ -16,6 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
 from vkbackend.tools.console import console, tell_notes, write_json
+from vkbackend.tools.flags.adapters import add_adapter_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.llama_cpp import add_common_arguments, settle_common, unescaped
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
     add_placement_arguments(parser)
     add_rope_arguments(parser)
+    add_adapter_arguments(parser)
     add_common_arguments(parser)
     add_experiment_arguments(parser)
 

@@ -111,6 +111,15 @@ def test_the_test_above_fails_without_the_key(
     assert shared_wrongly(llm, cold)
 
 
+def test_drafts_are_verified_with_the_adapters(files: Files, cold: list[list[int]]) -> None:
+    """Prompts that repeat themselves get drafts, which a step of several rows verifies."""
+    repeated, answers = LONG[:6] * 8, []
+    for more in ({}, {"speculation": "ngram"}):
+        with LLM(files.model, lora=files.lora, lora_init_without_apply=True, **OPTIONS, **more) as llm:
+            answers.append([llm.generate(repeated, 24, temperature=0, lora=c).tokens for c in CHOICES])
+    assert answers[0] == answers[1]
+
+
 def test_a_named_slot_is_not_continued_with_other_adapters(llm: LLM, cold: list[list[int]]) -> None:
     for choice, want in zip(CHOICES, cold, strict=True):
         tokens, n_computed = answer(llm, choice, slot=0)
