@@ -38,6 +38,10 @@ uint n_keys_of(uint row, uint pos) { return row < step_n_rows() ? min(pos + 1, n
 
 uint first_key_of(uint n_keys) { return 0; }
 
+bool in_window(uint key_pos, uint n_keys) { return true; }
+
+bool in_one_chunk(uint pos, uint other_pos) { return true; }
+
 // Fill an incomplete last block with copies of the last position.
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;

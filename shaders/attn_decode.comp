@@ -36,11 +36,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
 uint n_keys_of(uint row, uint pos) { return row < step_n_decode() ? pos + 1 : 0; }
 
-uint first_key_of(uint n_keys) {
-    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
-    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
-    return first_key;
-}
+#include "lib/window.glsl"
 
 uint cell; // cell of the block's first key
 

@@ -53,11 +53,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
-uint first_key_of(uint n_keys) {
-    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
-    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
-    return first_key;
-}
+#include "lib/window.glsl"
 
 const uint HEADS = TQ / ROWS;
 #include "lib/row_tile.glsl"

@@ -4,6 +4,8 @@
 // zeros. The including file defines these functions.
 uint n_keys_of(uint row, uint pos);
 uint first_key_of(uint n_keys);
+bool in_window(uint key_pos, uint n_keys);
+bool in_one_chunk(uint pos, uint other_pos);
 void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
 float capped(float score);
@@ -43,7 +45,6 @@ shared float score[SCORES];
 shared float prob[SCORES];
 shared float query_max[2 * QUERIES]; // maxima before and after a block
 shared float query_rescale[QUERIES];
-shared uint first_keys[ROWS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
@@ -78,7 +79,8 @@ bool is_here(uint a) {
 // Return whether a query attends to a key of the block. Some row attends to keys first_valid..n_valid.
 bool attends(uint a, uint key, uint first_valid, uint n_valid) {
     if (ROWS == 1) return key >= first_valid && key < n_valid;
-    return block_pos + key >= first_keys[row_of(a)] && block_pos + key < n_keys + row_of(a);
+    const uint n = n_keys + row_of(a);
+    return key >= first_valid && block_pos + key < n && in_window(block_pos + key, n);
 }
 
 void find_heads() {
@@ -102,7 +104,6 @@ void read_queries() {
         q_tile[e] = value;
     }
     for (uint a = thread; a < QUERIES; a += LOCAL) query_max[a] = NEG_LARGE;
-    for (uint i = thread; ROWS > 1 && i < ROWS; i += LOCAL) first_keys[i] = first_key_of(n_keys + i);
     barrier();
 }
 

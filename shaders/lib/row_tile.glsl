@@ -8,11 +8,11 @@ uint row_of(uint query) { return ROWS == 1 ? 0 : query / HEADS; }
 
 uint head_of(uint query) { return ROWS == 1 ? query : query % HEADS; }
 
-// Return whether `row` has the blocks of the row before it.
+// Return whether `row` has the blocks and the chunk of the row before it.
 bool continues(uint row) {
     const uvec2 own = step_place(row); // position, slot
     const uvec2 before = step_place(row - 1);
-    const bool same_run = row < step_n_decode() && own == before + uvec2(1, 0);
+    const bool same_run = row < step_n_decode() && own == before + uvec2(1, 0) && in_one_chunk(own.x, before.x);
     const bool same_end = own.x / CELL_BLOCK == before.x / CELL_BLOCK;
     return same_run && same_end && first_key_of(own.x + 1) / CELL_BLOCK == first_key_of(own.x) / CELL_BLOCK;
 }

@@ -1,0 +1,12 @@
+// The keys that a row attends to: of its last `window` positions, and of its chunk of `chunk` positions. Zero means
+// no limit.
+
+uint first_key_of(uint n_keys) {
+    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
+    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
+    return first_key;
+}
+
+bool in_window(uint key_pos, uint n_keys) { return window == 0 || key_pos + window >= n_keys; }
+
+bool in_one_chunk(uint pos, uint other_pos) { return chunk == 0 || pos / chunk == other_pos / chunk; }
