@@ -248,7 +248,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-dev", ""], "--device="),
         (["-dev", "numpy,,numpy"], "device"),
         (["-dev", "no such device"], "no such device|no Vulkan"),
-        (["-ts", "1,1"], "name the devices, for example -dev 0,1"),
+        (["-ts", "1,1"], "2 shares for 1 devices"),
         (["-dev", "numpy,numpy", "-ts", "1"], "1 shares for 2 devices"),
         (["-dev", "numpy,numpy", "-ts", "0,0"], "above 0"),
         (["-dev", "numpy,numpy", "-ts", "-1,2"], "-1"),

@@ -19,6 +19,7 @@ from device_sets import QUICKEST, device_infos
 from places import ROOT
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.options import Options
 from vkbackend.tools import bench
 from vkbackend.tools.cli import build_parser, main, parse_line
 from vkbackend.tools.console import _Console
@@ -442,6 +443,11 @@ def test_ranges_of_bench() -> None:
             values_of("-p", text)
     assert [line.n_ubatch for line in parse(*"bench -ub 16-64*2".split()).sweep] == [16, 32, 64]
     assert [test.n_prompt for test in bench.tests_of(parse(*"bench -p 16-32+8 -n 0".split()))] == [16, 24, 32]
+
+
+def test_shares_without_devices_name_the_flag() -> None:
+    with pytest.raises(InvalidArgument, match="name the devices, for example -dev 0,1"):
+        Options("x.gguf", tensor_split=(1, 1))
 
 
 def test_all_tokens_as_minus_one(run: Run) -> None:
