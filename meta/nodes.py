@@ -65,7 +65,7 @@ class _Exchange:
     to_fill: list[tuple[Device, Buffer]]
     local: Reduce | None  # The sum on this node after the transfers, if this node has readers.
     part: tuple[int, int] = (0, 0)  # This node's elements, if each node sums a part.
-    sums: Transfers | None = None  # Transfers of the sums of parts.
+    sums: Transfers | None = None  # Transfers that give every node the summed parts.
 
 
 class OverNodes(Provider):

@@ -176,7 +176,8 @@ def measure(
 
 
 def _largest_binding(recording: Recording) -> int:
-    """Return the bytes of the largest argument in scratch memory or in pages of reduces."""
+    """Return the bytes of the largest range that a dispatch binds in scratch memory or in the host pages of
+    all-reduces."""
     views = (view for c in recording.commands if isinstance(c, Dispatch) for view in c.bound)
     sized = (v.nbytes for v in views if isinstance(v.buffer, Virtual) or v.buffer.home is Home.PAGES)
     return max(sized, default=0)

@@ -30,7 +30,7 @@ MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
-    """Return the class of equally fast devices."""
+    """Return a key that is equal for devices of the same kind, which are assumed to be equally fast."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 

@@ -246,8 +246,8 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device must have both parts of its heads. If all heads share the second part, every device must have
-    it."""
+    """A device must have both `a` and `b` of each of its heads. If all heads share `b`, every device must
+    have `b`."""
     if a == b == MIRRORED:
         return MIRRORED
     if b == MIRRORED:

@@ -24,7 +24,7 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 def fetch(name: str, file: str | None = None) -> str:
     """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (the first part
     of a split model). Raises InvalidArgument if the name, repository or file does not exist, and
-    VkbackendError without a connection or disk space."""
+    VkbackendError if there is no connection or not enough disk space."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")

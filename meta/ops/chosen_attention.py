@@ -15,7 +15,7 @@ from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
 # Scores are computed for some rows at a time (64 rows in a context of 128k). Scores of 512 rows would exceed
-# a binding.
+# the largest binding.
 SCORES_NBYTES = 1 << 25
 
 

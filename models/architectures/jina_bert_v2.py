@@ -55,8 +55,8 @@ class Model(Encoder):
 
 
 def slopes_of(n_head: int, max_bias: float) -> Iterator[float]:
-    """Yield ALiBi's slope of each head: 2^(-max_bias i / n) for i = 1..n, where n is the largest power of two
-    up to `n_head`. Further heads have the odd steps of 2n."""
+    """Yield ALiBi's slope of each head. The slope is 2^(-max_bias i / n) for i = 1..n, where n is the largest
+    power of two up to `n_head`, and 2^(-max_bias i / (2n)) for i = 1, 3, 5, ... for the other heads."""
     n = 1 << int(math.log2(n_head))
     for i in range(n_head):
         exponent = i + 1 if i < n else (2 * (i - n) + 1) / 2

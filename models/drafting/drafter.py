@@ -36,7 +36,7 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """`source` names the acceptance that is expected of its drafts. `seconds` is the time that one more token
+    """The acceptance of the first drafts is estimated by `source`. `seconds` is the time that one more token
     of all wanted drafts takes, or 0 if it is short. If `stores` is set, drafting writes to the cells of the
     drafted positions, which the engine reserves before."""
 

@@ -54,7 +54,8 @@ class CachePlan:
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Return the shape of the kept rows, which every device has."""
+        """Return the shape of the rows that are kept for each slot's last positions. Every device has all of
+        these rows."""
         return self.n_slots, KEPT_ROWS, self.spec.n_kept
 
 

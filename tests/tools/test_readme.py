@@ -1,4 +1,6 @@
-"""Every command of the README prints the text that the README shows. The Python examples of the docs run."""
+"""Every command of the README prints the text that the README shows. Every Python example of the docs
+runs.
+"""
 
 from __future__ import annotations
 

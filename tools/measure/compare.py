@@ -1,5 +1,5 @@
-"""Runs llama.cpp on the same file, devices and tests. Runs alternate with ours, so other load slows both
-programs.
+"""Runs llama.cpp on the same file, devices and tests. The two programs take turns, so other load slows
+both.
 """
 
 from __future__ import annotations

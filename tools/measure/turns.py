@@ -34,7 +34,7 @@ def exit_on_errors() -> Iterator[None]:
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    """Return minimum and median. Other load affects the minimum least."""
+    """Return minimum and median. Other load affects the minimum less than the median."""
     return min(values), statistics.median(values)
 
 

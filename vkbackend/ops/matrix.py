@@ -133,8 +133,8 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """Return a grid in which TPR threads compute a row of w. On a CPU, TPR is 1 except for a gated product,
-    so sums need not be combined. On a GPU each thread has 8 elements or more."""
+    """Return a grid in which TPR threads compute a row of w. On a CPU, one thread computes a row, so no sums
+    are combined, except for a gated product. On a GPU each thread has 8 elements or more."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))

@@ -21,7 +21,7 @@ from vkbackend import LLM
 
 pytestmark = pytest.mark.no_vulkan
 
-BOUND = 1e-10  # of f32 logits; transformers and llama.cpp add in another order
+BOUND = 1e-10  # NMSE of f32 logits; transformers and llama.cpp add in another order
 OF_LLAMA_CPP = {
     "llama": f"{DENSE}|output\\.weight",
     "qwen3": DENSE,

@@ -130,7 +130,8 @@ def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None
 
 
 def test_few_blocks_and_random_heads(folder: Path) -> None:
-    """Three sequences need 6 blocks and share 4. A drafting step writes only to the sequence's own blocks."""
+    """Three sequences need 6 blocks, but the cache has only 4. A
+    drafting step writes only to the sequence's own blocks."""
     options = {"kv_cells": 128, "prefix_cache": False, "n": 22}
     same(model(folder, "glm4moe", None), ["numpy"], CHAINS[:1], **options)
 

@@ -8,7 +8,7 @@ const PLAIN = /[^\\`*_~[\]!<&\n:$]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
 const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // not the final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// "$" ends a formula only after a formula's last character, and not before a digit, because it may be a price.
+// A "$" that is not escaped.
 const DOLLAR = /(?<!\\)\$/g;
 // Matches (address "title"). Lengths are limited, because repeated "[](a" would take quadratic time.
 const TARGET =
@@ -116,7 +116,7 @@ class Inline {
     return after;
   }
 
-  /** Parse $a$. The next dollar sign must be able to end a formula, because "$5 or $10" are prices. */
+  /** Parse $a$. A space before the closing "$", or a digit or "$" after it, means a price, as in "$5 or $10". */
   dollar(at) {
     const from = at + 1;
     const end = this.endOf("$", from);

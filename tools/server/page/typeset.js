@@ -3,7 +3,7 @@
 
 import { element } from "./dom.js";
 
-const DEADLINE_MS = 2000; // A longer text remains plain.
+const DEADLINE_MS = 2000; // A text whose layout takes longer remains plain.
 const MAX_CODE = 100_000; // characters
 const MAX_FORMULA = 5000;
 const MAX_DEPTH = 60;

@@ -125,7 +125,7 @@ def check(path: Path, devices: list[str], **options: Any) -> None:
                 fresh = held(runner, plan, 1, END)
                 assert nmse(k, fresh[0]) < TOLERANCE[kind] * 2 + 1e-10
                 np.testing.assert_allclose(v, fresh[1], rtol=1e-5, atol=1e-5)
-                if runner.model.key_rotation(0):  # keys that are not rotated fail
+                if runner.model.key_rotation(0):  # without the rotation, keys would differ
                     assert nmse(old_k[KEEP + DISCARD :], fresh[0][KEEP:]) > 0.01
 
 
