@@ -9,6 +9,7 @@ from vkbackend.models.drafting.draft_model import DraftModel
 from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.drafting.heads import HeadDrafter
 from vkbackend.models.drafting.ngram import Ngrams
+from vkbackend.models.drafting.prices import ROWS
 from vkbackend.models.drafting.vocabulary import check_vocabulary
 from vkbackend.models.engine.draft_runner import DraftRunner
 from vkbackend.models.engine.speculation import Limits, Speculation
@@ -37,7 +38,10 @@ def open_draft(options: Options) -> Runner | None:
 
 def speculation_of(runner: Runner, draft: Runner | None = None) -> Speculation | None:
     drafters = drafters_of(runner, draft)
-    return Speculation(drafters, limits_of(runner)) if drafters else None
+    if not drafters:
+        return None
+    runner.record_decoding(ROWS)
+    return Speculation(drafters, limits_of(runner))
 
 
 def drafters_of(runner: Runner, draft: Runner | None = None) -> list[Drafter]:

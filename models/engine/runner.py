@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -217,6 +217,12 @@ class Runner:
         if self.adapters and (width := width_of(runs)):
             kind = kind._replace(adapters=width)
         return self.mesh.recorded_step(kind)
+
+    def record_decoding(self, sizes: Iterable[int]) -> None:
+        """Record the steps of these numbers of rows with an output each, so that no request waits for it."""
+        for n in sizes:
+            if n <= min(self.n_ubatch, self.max_outputs):
+                self.mesh.recorded_step(StepKind(n, n, mix_of(n), Wanted(self.max_top_k)))
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` has rows of cos and

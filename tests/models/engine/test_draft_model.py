@@ -91,6 +91,13 @@ def test_llm(models: Path) -> None:
         LLM(path, devices=QUICKEST, speculation="draft")
 
 
+def test_verify_steps_are_recorded_before_the_first_request(models: Path) -> None:
+    options = Options.of(models / "stories-w256-F16.gguf", devices=QUICKEST, n_ctx=64, speculation="ngram")
+    engine = Engine.of(Runner(options))
+    assert {kind.n_rows for kind in engine.runner.mesh.steps.by_kind} >= {1, 2, 4, 8}
+    engine.close()
+
+
 def test_other_vocabularies_are_refused(models: Path, tmp_path: Path) -> None:
     from vkbackend.tools.flags.text import demo_model
 
