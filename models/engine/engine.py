@@ -49,7 +49,7 @@ from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
 from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.step_results import StepResults
-from vkbackend.models.engine.step_times import StepTimes
+from vkbackend.models.engine.step_times import Mark, StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.sampler import Sampler
@@ -243,8 +243,11 @@ class Engine:
             if self.runner.options.context_shift:
                 self._shift()
             n_steps = self.runner.n_in_flight
-            while len(self._in_flight) < n_steps and (batch := self.scheduler.compose(n_steps)):
-                self._launch(batch)
+            while len(self._in_flight) < n_steps:
+                composed = self._times.mark()
+                if not (batch := self.scheduler.compose(n_steps)):
+                    break
+                self._launch(batch, composed)
         except VkbackendError as error:
             self._fail([], error)
         self.is_stuck = not self._in_flight
@@ -269,7 +272,7 @@ class Engine:
             if has_cells:
                 self.cache.end_shift(sequence.slot, sequence.n_stored)
 
-    def _launch(self, batch: Batch) -> None:
+    def _launch(self, batch: Batch, composed: Mark) -> None:
         tokens, runs, outputs, n_decode = rows_of(batch)
         began = self._times.mark()
         try:
@@ -282,7 +285,7 @@ class Engine:
             return
         for sequence, *_ in batch:
             sequence.in_flight = True
-        self._in_flight.append(StepInFlight(batch, step, began, len(tokens), n_decode))
+        self._in_flight.append(StepInFlight(batch, step, composed, began, len(tokens), n_decode))
 
     def _land(self) -> None:
         step = self._in_flight.popleft()
@@ -291,7 +294,7 @@ class Engine:
         except VkbackendError as error:
             self._fail(step.batch, error)
             return
-        cost = self._times.end(step.began, step.n_rows)
+        cost = self._times.end(step.composed, step.began, step.n_rows)
         if not cost.recorded:
             self.scheduler.budget.took(step.n_decode, step.n_rows - step.n_decode, cost.step_s)
             if self._speculation is not None and step.n_decode == step.n_rows:

@@ -17,6 +17,7 @@ from vkbackend.step import Run
 class StepInFlight:
     batch: Batch
     handle: StepHandle
+    composed: Mark
     began: Mark
     n_rows: int
     n_decode: int

@@ -33,8 +33,9 @@ class Mark(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """`latency_s` is the time since the step began. `step_s` is the time since the step began or the previous
-    step ended, whichever is later. If several steps are in flight, `step_s` is a step's cost."""
+    """`latency_s` is the time since the engine began to compose the step, with the time of drafting. `step_s`
+    is the time since the step began or the previous step ended, whichever is later. If several steps are in
+    flight, `step_s` is a step's cost."""
 
     number: int
     step_s: float
@@ -55,7 +56,7 @@ class StepTimes:
     def mark(self) -> Mark:
         return Mark(time.perf_counter(), self._runner.n_recorded, self._runner.record_s)
 
-    def end(self, began: Mark, n_rows: int) -> StepCost:
+    def end(self, composed: Mark, began: Mark, n_rows: int) -> StepCost:
         now, since = self.mark(), max(began, self._ended)
         self._ended = now
         before, before_s = self._reduced
@@ -64,7 +65,7 @@ class StepTimes:
         step_s, recorded = since.until(now), since.n_recorded != now.n_recorded
         self._last.append((step_s, n_rows, n_reduces, reduce_s))
         self.n_steps += 1
-        return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
+        return StepCost(self.n_steps, step_s, composed.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}

@@ -3,6 +3,8 @@ of a rejected draft remains in a cell or state, the text changes or an assertion
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from scheduling import (
     tokens_of,
 )  # fmt: skip
 
-from vkbackend.models.drafting.drafter import Want
+from vkbackend.models.drafting.drafter import Draft, Want
+from vkbackend.models.engine import step_times
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Pause, Resume
 from vkbackend.models.engine.speculation import Limits, Speculation
@@ -305,3 +308,19 @@ def test_the_engine_closes_its_drafter() -> None:
     engine, _ = make(drafter=drafter)
     engine.close()
     assert drafter.closed == 1
+
+
+def test_the_time_of_drafts_is_time_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, now = right(3), 0.0
+    draft = drafter.draft
+
+    def slow(wants: Sequence[Want]) -> list[Draft]:
+        nonlocal now
+        now += 1.0
+        return draft(wants)
+
+    drafter.draft = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(step_times, "time", SimpleNamespace(perf_counter=lambda: now))
+    engine, _ = make(n_slots=1, n_ctx=64, drafter=drafter)
+    timings = finish(engine, [Generate(0, prompt(5), 20, GREEDY)])[0][-1].timings
+    assert timings and timings.decode_s == drafter.n_asked > 3
