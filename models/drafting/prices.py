@@ -20,14 +20,19 @@ class StepPrices:
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
         self._measured_at: dict[int, int] = {}
+        self._seen: set[int] = set()
         self._n_steps = 0
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count a step whose recording existed."""
+        """Count a step whose recording existed. The first step of a size is left out, because some drivers
+        compile then."""
         self._n_steps += 1
         if n_rows > ROWS[-1]:
             return
         rows = padded(n_rows)
+        if rows not in self._seen:
+            self._seen.add(rows)
+            return
         self._times.setdefault(rows, deque(maxlen=N_TIMES)).append(seconds)
         self._measured_at[rows] = self._n_steps
         for old in [r for r, at in self._measured_at.items() if self._n_steps - at >= REFRESH]:
