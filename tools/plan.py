@@ -26,7 +26,7 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
-from vkbackend.models.placement.cost import cost_function, cost_of
+from vkbackend.models.placement.cost import bus_bytes_per_row, cost_function, cost_of
 from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan_draft, speed_up
 from vkbackend.models.placement.fit import (
     budgets_of,
@@ -52,6 +52,7 @@ from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
+BUS_ROWS = 512, 2048, 4096
 ACCEPTANCES, LENGTHS = (0.5, 0.7, 0.85), (1, 3, 7)  # of drafts in the prediction
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
@@ -122,6 +123,23 @@ class Report:
                 }
             )
         return rows
+
+    def bus(self) -> list[dict[str, Any]]:
+        """Return a row per device that reads weights from host memory: the bytes of a token and, by rows of a
+        step, of a prompt token."""
+        by_rows = {n: bus_bytes_per_row(self.model, self.layout, n) for n in (1, *sorted(self.step_rows()))}
+        return [
+            {
+                "device": device.name,
+                "token": by_rows[1][d],
+                "prompt": {n: by_rows[n][d] for n in by_rows if n > 1},
+            }
+            for d, device in enumerate(self.devices)
+            if by_rows[1][d]
+        ]
+
+    def step_rows(self) -> set[int]:
+        return {*BUS_ROWS, self.options.n_ubatch} - {1}
 
     def traffic(self) -> dict[str, int]:
         """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that
@@ -285,6 +303,7 @@ def to_json(plan_report: Report, path: str) -> dict[str, Any]:
         "devices": plan_report.per_device(),
         "totals": itemised(plan_report.layout, plan_report.sizes),
         "traffic": plan_report.traffic(),
+        "bus": plan_report.bus(),
         "prediction": {
             "tensor_split": p.tensor_split,
             **asdict(p.times),
@@ -343,6 +362,12 @@ def show(plan_report: Report) -> None:
         "GB/s",
     )
     out.print(table("memory in MiB", columns, rows))
+    if bus := plan_report.bus():
+        names = [f"prompt token, -ub {n}" for n in bus[0]["prompt"]]
+        over_bus = [
+            (row["device"], *(n / MIB for n in (row["token"], *row["prompt"].values()))) for row in bus
+        ]
+        out.print(table("weights read over the bus in MiB", ("device", "token", *names), over_bus))
     if draft := plan_report.draft:
         kinds = "weights", "kv", "scratch", "staging"
         rows_of = [

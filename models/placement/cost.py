@@ -96,6 +96,23 @@ def read_by_head(model: Model, layout: Layout) -> list[int]:
     return [sum(_read_nbytes(model, load, d) for load in loads) for d in range(layout.n_devices)]
 
 
+def bus_bytes_per_row(model: Model, layout: Layout, n_rows: int) -> list[float]:
+    """Return the bytes of weights in host memory that each device reads per row of a step with `n_rows` rows.
+
+    A step reads a matrix once. If the router chooses all E experts equally often, n rows of k experts each
+    use E (1 - (1 - k / E)^n) experts of a stack.
+    """
+    loads = [load for load in layout.loads if load.home is Home.HOST]
+    return [
+        sum(weight_nbytes(load, d) * _used_part(model, load, n_rows) for load in loads) / n_rows
+        for d in range(layout.n_devices)
+    ]
+
+
+def _used_part(model: Model, load: Load, n_rows: int) -> float:
+    return 1 - (1 - model.n_used / load.shape[0]) ** n_rows if len(load.shape) == 3 else 1.0
+
+
 def _read_nbytes(model: Model, load: Load, device: int) -> int:
     """Return the bytes that a token reads of a weight. Of a stack, it reads the experts that it uses."""
     nbytes = weight_nbytes(load, device)

@@ -105,6 +105,21 @@ def test_a_token_reads_the_experts_it_uses(models: Path, capsys: pytest.CaptureF
     assert row["read_per_token"] < row["weights"] / 2
 
 
+def test_larger_steps_read_fewer_bytes_over_the_bus(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A token reads 2 of 8 experts, and a step of 512 rows or more reads all."""
+    path = str(models / MOE)
+    report = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-cmoe", "-ub", "1024")
+    experts = [row["host"] for row in report["devices"]]
+    assert experts[0] > 2 * experts[1] > 0
+    for row, nbytes in zip(report["bus"], experts, strict=True):
+        assert row["token"] == pytest.approx(nbytes / 4, rel=0.02)
+        assert list(row["prompt"]) == ["512", "1024", "2048", "4096"]
+        assert all(n == pytest.approx(nbytes / int(rows), rel=0.02) for rows, n in row["prompt"].items())
+    assert not plan(capsys, "-m", path, "-dev", "numpy")["bus"]
+    assert cli.main(["plan", "-m", path, "-dev", "numpy", "-cmoe"]) == 0
+    assert "over the bus" in capsys.readouterr().out
+
+
 def test_text(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(models / DENSE)
     assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-c", "64"]) == 0
