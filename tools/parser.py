@@ -73,13 +73,15 @@ def unknown_arguments(
 ) -> list[str]:
     """Return messages about words that are unknown to `command`, but may be flags of `other`."""
     known = command._option_string_actions
+    bare = {name.lstrip("-"): name for name in known}  # Dashes would make short names similar.
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))
     unknown, sentences = [], []
     for flag in flags:
         if other is not None and flag in other._option_string_actions:
             sentences.append(f"{flag} is a flag of `{other.prog}`")
             continue
-        near = [name for name in get_close_matches(flag, list(known), 3, HINT) if _bare(name) != _bare(flag)]
+        close = [bare[name] for name in get_close_matches(flag.lstrip("-"), list(bare), 3, HINT)]
+        near = [name for name in close if _bare(name) != _bare(flag)]
         unknown.append(flag + (f" (did you mean {near[0]}?)" if near else ""))
     if unknown:
         sentences.insert(0, f"unknown flag{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}")

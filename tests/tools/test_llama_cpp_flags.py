@@ -445,6 +445,14 @@ def test_ranges_of_bench() -> None:
     assert [test.n_prompt for test in bench.tests_of(parse(*"bench -p 16-32+8 -n 0".split()))] == [16, 24, 32]
 
 
+def test_hints_name_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--no-slots` would be the opposite."""
+    with pytest.raises(SystemExit):
+        parse("serve", "--slot", "--contex-shift", "--fi")
+    line = capsys.readouterr().err
+    assert "--slot (did you mean --slots?), --contex-shift (did you mean --context-shift?), --fi;" in line
+
+
 def test_shares_without_devices_name_the_flag() -> None:
     with pytest.raises(InvalidArgument, match="name the devices, for example -dev 0,1"):
         Options("x.gguf", tensor_split=(1, 1))
