@@ -171,8 +171,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run llama-cpp-python on the same file and devices in turn, and print the ratio")  # fmt: skip
     add("--delay", type=float, default=0.0, metavar="S", help="seconds between tests (default: 0)")
     add_common_arguments(parser)
-    add_model_arguments(parser)
     add_speculation_arguments(parser)
+    add_model_arguments(parser)
 
 
 def numbers(flag: str, text: str) -> list[int]:

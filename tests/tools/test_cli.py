@@ -240,7 +240,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-s", "-2"], "--seed=-2"),
         (["-n", "-3"], "n-predict=-3"),
         (["-c", "-1"], "--ctx-size=-1"),
-        (["-ub", "0"], "--ubatch-size=0"),
+        (["-ub", "-1"], "--ubatch-size=-1"),
         (["-ctk", "q9"], "--cache-type-k='q9'"),
         (["--snapshots", "-1"], "--snapshots=-1"),
         (["-p", "Once upon a time " * 9, "-c", "8"], "the context holds 8"),
