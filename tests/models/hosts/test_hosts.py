@@ -10,18 +10,21 @@ import pytest
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from control_vectors import write_vectors
 from device_sets import wide
+from drafts import Guesses
 from oracles.fixture import write
 from oracles.fixtures import build
 from oracles.heads import with_head
 from runners import load_runner
 from safetensors import safe_open
-from scheduling import events_of
+from scheduling import GREEDY, Everything, drafting, events_of, finish
+from scheduling import tokens_of as tokens_in
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
 from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
+from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
@@ -346,6 +349,30 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
             with pytest.raises(OutOfDeviceMemory):
                 runner.step(TOKENS[:40], [Run(0, 0, 40, 0)], [39])
             runner.step([5], [Run(0, 0, 1, 0)], [0])
+
+
+def test_drafts_over_two_nodes(tmp_path: Path) -> None:
+    """Node 0 drafts, and records the steps that verify before the other node needs them. The recurrent layers
+    of both nodes return to earlier states."""
+    write(build("lfm2"), path := tmp_path / "model.gguf")
+    requests = [Generate(i, tuple(TOKENS[i : 9 + i]), 30, GREEDY) for i in range(2)]
+    texts = []
+    with twin_runner(path, TWO, **OPTIONS, speculation="ngram") as runner:
+        runner.record_decoding((2, 4, 8))
+        for share in (None, 1.0, 0.5):
+            done = texts[0] if texts else []
+            prompts = [[*r.tokens, *t] for r, t in zip(requests, done, strict=False)]
+
+            def truth(want: Want, prompts: list[list[int]] = prompts) -> list[int]:
+                n = len(want.history)
+                return next((text[n:] for text in prompts if text[:n] == list(want.history)), [])
+
+            drafter = None if share is None else Guesses(truth, share, 1, 40)
+            engine = Engine(runner, Everything(), drafting(runner, drafter))
+            answers = finish(engine, requests)
+            texts.append([tokens_in(answers[i]) for i in range(2)])
+            assert drafter is None or drafter.n_accepted > 10
+    assert texts[0] == texts[1] == texts[2]
 
 
 # ---- refusals ----
