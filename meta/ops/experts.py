@@ -74,7 +74,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
         # ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
-        adapted = expert_ids(graph, d, ids, e.up.shape[0])
+        adapted = expert_ids(graph, d, ids, (e.gate, e.up, e.down))
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)

@@ -9,13 +9,16 @@ scales of the output rows, where n is StepKind.adapters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
+from vkbackend.errors import PlanError
 from vkbackend.meta.ops.groups import groups_of
 from vkbackend.meta.tensor import LowRank, Tensor, TensorGraph, Weight
+from vkbackend.ops.moe import MAX_EXPERTS
 
 
 def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
@@ -102,38 +105,59 @@ def _groups(graph: TensorGraph, d: int, pairs: LowRank) -> device_ops.Groups | N
 # ---- experts ----
 
 
-def expert_ids(graph: TensorGraph, d: int, experts: View, n_expert: int) -> list[View]:
-    """Return the ids of the pairs (adapter, expert), u32 [n_rows, n_used], for each of a row's adapters.
-    `experts` u32 [n_rows, n_used] are the chosen experts."""
-    pair_ids = []
+@dataclass(frozen=True, slots=True)
+class ExpertIds:
+    """The ids of a row's pairs (adapter, expert), u32 [n_rows, n_used], and the pairs sorted by id."""
+
+    ids: View
+    groups: device_ops.Groups | None
+
+
+def expert_ids(graph: TensorGraph, d: int, experts: View, stacks: Sequence[Weight | None]) -> list[ExpertIds]:
+    """Return the ids for each of a row's adapters, or an empty list if no stack has adapters. `experts` u32
+    [n_rows, n_used] are the chosen experts. Raises PlanError for too many rows."""
+    adapted = [stack for stack in stacks if stack and stack.low_rank]
+    if not adapted or not graph.kind.adapters:
+        return []
+    pairs, n_expert = adapted[0].low_rank, adapted[0].shape[0]
+    assert pairs is not None
+    of_terms, n_ids = [], pairs.a.shape[0]
     for term in range(graph.kind.adapters):
         ids = replace(graph.scratch(experts.shape, "lora ids"), dtype="u32")
         adapters, _ = adapters_of(graph, d)
-        graph.on(d, "adapters").adapter_experts(adapters, experts, ids, term=term, n_experts=n_expert)
-        pair_ids.append(ids)
-    return pair_ids
+        on = graph.on(d, "adapters")
+        on.adapter_experts(adapters, experts, ids, term=term, n_experts=n_expert)
+        groups = groups_of(graph, d, ids, n_ids, "adapters") if n_ids <= MAX_EXPERTS else None
+        if groups is None and math.prod(ids.shape) > on.limits.max_groups[2]:
+            raise PlanError(
+                f"{math.prod(ids.shape)} pairs of rows and experts exceed the device's grid; use a smaller "
+                "n_ubatch (-ub)"
+            )
+        of_terms.append(ExpertIds(ids, groups))
+    return of_terms
 
 
-def adapt_experts(graph: TensorGraph, d: int, w: Weight, x: View, ids: Sequence[View], y: View) -> None:
-    """Add the adapters' updates to y[r, u] = W_e x, for `ids` from `expert_ids`. `x` is [n_rows, n_in] or
+def adapt_experts(
+    graph: TensorGraph, d: int, w: Weight, x: View, of_terms: Sequence[ExpertIds], y: View
+) -> None:
+    """Add the adapters' updates to y[r, u] = W_e x, for the ids from `expert_ids`. `x` is [n_rows, n_in] or
     [n_rows, n_used, n_in]."""
-    if not ids or (pairs := w.low_rank) is None:
+    if not of_terms or (pairs := w.low_rank) is None:
         return
     graph.adapted.add(w.name)
     _, scales = adapters_of(graph, d)
     axis = device_ops.COLUMNS if w.state.axis == 2 else device_ops.ROWS
-    for term, of_term in enumerate(ids):
-        n_rows, n_used = of_term.shape
+    for term, (ids, groups) in enumerate((each.ids, each.groups) for each in of_terms):
+        n_rows, n_used = ids.shape
         t = graph.scratch((n_rows, n_used, pairs.rank), "lora")
         for first, count, a in _pieces(pairs.a, d):
-            graph.on(d, pairs.a).mat_id(
-                a, x, of_term, pairs.a.starts[d], t, axis=axis, first=first, count=count
-            )
+            where = {"axis": axis, "first": first, "count": count}
+            graph.on(d, pairs.a).mat_id(a, x, ids, pairs.a.starts[d], t, groups=groups, **where)
         for first, count, b in _pieces(pairs.b, d):
             graph.on(d, pairs.b).low_rank_add(
                 b,
                 t.reshape(n_rows * n_used, 1, pairs.rank),
-                of_term,
+                ids,
                 scales,
                 y,
                 y,

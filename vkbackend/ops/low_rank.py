@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from vkbackend.buffer import View
+from vkbackend.ops.matrix import MAX_VEC_ROWS
 from vkbackend.ops.target import Target, rows_of
 
 NO_ADAPTER = 0xFFFFFFFF  # an id without an adapter
@@ -60,7 +61,8 @@ class LowRankOps(Target):
         else:
             assert b.shape == (n, known * rank) and first == 0, (b, t, n)
         local = 32 if self.limits.is_cpu else 64
-        tile = 1 if n_rows == 1 else 4
+        invariant = self.limits.batch_invariant and n_rows <= MAX_VEC_ROWS
+        tile = 1 if n_rows == 1 or invariant else 4
         self.record(
             "low_rank_add",
             b.dtype,
