@@ -11,6 +11,7 @@ from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from control_vectors import write_vectors
 from device_sets import wide
 from drafts import Guesses
+from oracles import encoders
 from oracles.fixture import write
 from oracles.fixtures import build
 from oracles.heads import with_head
@@ -119,6 +120,19 @@ def test_large_sums_are_scattered_over_hosts(
 ) -> None:
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     check(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=2)), places, **options)
+
+
+@pytest.mark.parametrize("places", [TWO, ["1/numpy", "0/numpy", "1/numpy"]], ids=str)
+@pytest.mark.parametrize("name", ["llama", "nomic-bert-moe"])
+def test_hidden_states(tmp_path: Path, name: str, places: list[str]) -> None:
+    fixture = build(name) if name == "llama" else encoders.build(name)
+    path = write(fixture, tmp_path / "model.gguf")
+    rows = TOKENS[:13], [Run(0, 0, 9, 0), Run(1, 9, 4, 0)], [0, 4, 8, 12]
+    single = load_runner(path, devices=here(places), interleave=False, **OPTIONS)
+    want = single.step_hidden(*rows)
+    single.close()
+    with twin_runner(path, places, 2, False, **OPTIONS) as runner:
+        assert np.array_equal(runner.step_hidden(*rows), want) and np.isfinite(want).all()
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
