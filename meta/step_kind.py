@@ -42,7 +42,8 @@ MAX_ADAPTERS = 4  # of a row
 
 class StepKind(NamedTuple):
     """If `halves` is set, two halves of the rows alternate, and the second half has the output rows. If
-    `masked` is set, a mask limits the candidates. `adapters` is the most adapters of a row: 0, 1, 2 or 4."""
+    `masked` is set, a mask limits the candidates. `adapters` is the most adapters of a row: 0, 1, 2 or 4. A
+    `stage` of an encoder computes one layer for a part of a text (-1: all layers of complete texts)."""
 
     n_rows: int
     n_outputs: int
@@ -51,6 +52,7 @@ class StepKind(NamedTuple):
     masked: bool = False
     halves: bool = False
     adapters: int = 0
+    stage: int = -1
 
     @property
     def adapter_words(self) -> int:

@@ -45,6 +45,7 @@ class Run:
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     second: int = 0
+    end: int = 0  # Of an encoder's text, in positions, if the run is a part of it (0: the run is the text).
 
 
 class Mix(IntEnum):
@@ -91,7 +92,9 @@ class StepParams:
         self.header = self.words[_HEADER:_RUNS]  # `n_rows`, `n_runs`, `n_outputs`, `n_decode`.
         # `slot`, `first_row`, `n_rows`, `first_pos`.
         self.runs = self.words[_RUNS:_STATES].reshape(MAX_RUNS, 4)
-        self.states = self.words[_STATES:_ROWS].reshape(MAX_RUNS, 4)  # State cells that are read, written.
+        self.states = self.words[_STATES:_ROWS].reshape(
+            MAX_RUNS, 4
+        )  # State cells that are read, written; end of the text.
         self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
         self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
         self.types = self.rows.view(np.uint16)[:, 7]  # each row's type.
@@ -127,7 +130,7 @@ class StepParams:
     ) -> None:
         """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
         logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`, a
-        row has type 1 in the second text of a pair, and 0 otherwise."""
+        row has type 1 in the second text of a pair and 0 otherwise, and each run has the end of its text."""
         n_rows, n_runs = len(tokens), len(runs)
         assert len(outputs) <= n_rows <= len(self.rows) and n_runs <= MAX_RUNS, (n_rows, n_runs, len(outputs))
         n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0
@@ -156,4 +159,5 @@ class StepParams:
         if typed:
             seconds = np.array([run.second or NEVER for run in runs], np.uint32)
             self.types[:n_rows] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])
+            self.states[:n_runs, 2] = [run.end or run.first_pos + run.n_rows for run in runs]
         self.outputs[: len(outputs)] = outputs

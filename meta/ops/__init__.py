@@ -4,7 +4,7 @@ The first op that needs a PARTIAL operand's full sum all-reduces the operand. So
 device.
 """
 
-from vkbackend.meta.ops.dense_attention import attention, kv_move, kv_store, rope
+from vkbackend.meta.ops.dense_attention import attention, kv_load, kv_move, kv_store, rope
 from vkbackend.meta.ops.elementwise import (
     add_vector,
     gate_rows,
@@ -26,7 +26,7 @@ from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
     "add", "add_vector", "attention", "center", "columns", "embed", "gate_rows", "gelu", "gelu_mul",
-    "head_norm", "hidden_states", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
+    "head_norm", "hidden_states", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
     "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale", "sigmoid_mul", "silu_mul", "softcap",
     "swiglu_oai", "together", "whole", "xielu",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.meta import split
+from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
@@ -36,6 +37,16 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
         if view is not None:
             step = graph.inputs[d].step
             graph.on(d, "kv_store").kv_store(view, cells.whole(d), cache.whole(d), step)
+
+
+def kv_load(graph: TensorGraph, cache: Weight, cells: Weight) -> Tensor:
+    """Return the rows of `cache` [n_cells, width], which every device has, at the positions that StepParams'
+    tokens name."""
+    y = graph.new(graph.kind.n_rows, cache.shape[1], MIRRORED, "kv_load")
+    for d, inputs in enumerate(graph.inputs):
+        on, width = graph.on(d, "kv_load"), cache.shape[1]
+        on.kv_load(cache.whole(d), cells.whole(d), y.on(d), inputs.step, head_dim=width)
+    return y
 
 
 def kv_move(

@@ -10,7 +10,7 @@ from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
-from vkbackend.models.architectures.decoder_weights import DecoderWeights
+from vkbackend.models.architectures.decoder_weights import RESIDUALS, DecoderWeights
 from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache, LayerMemory
 
 
@@ -22,11 +22,42 @@ class Decoder(DecoderWeights):
 
     def residual(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
         """Return the residual after the last layer."""
+        if graph.kind.stage >= 0:
+            return self.staged(graph, w, caches)
         h = self.embed(graph, w)
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
                 h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
         return h
+
+    def staged(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
+        """Compute one stage of a part of an encoder's text, and return the residual.
+
+        Stage 0 embeds the tokens. Stage il + 1 is layer il, for which all parts have stored K and V. Each
+        stage stores K and V for the next layer, and the residual. Two caches take turns.
+        """
+        stage, store = graph.kind.stage, w(RESIDUALS)
+        first = caches[0]
+        assert isinstance(first, LayerCache)
+        if stage == 0:
+            h = self.embed(graph, w)
+        else:
+            il = stage - 1
+            with graph.scope(f"blk.{il}"):
+                h = ops.kv_load(graph, store, first.cells)
+                h = self.steered(self.block(h, w.layer(il), caches[il], il), w.layer(il), il)
+        if stage < len(caches):
+            cache = caches[stage]
+            assert isinstance(cache, LayerCache)
+            with graph.scope(f"blk.{stage}"):
+                h = ops.whole(h)
+                self.store(self.attention_input(h, w.layer(stage), stage), w.layer(stage), cache, stage)
+                ops.kv_store(h, store, first.cells)
+        return h
+
+    def attention_input(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        """Return the residual as attention reads it, after the norm if there is one."""
+        return ops.rms_norm(h, w("attn_norm"), self.config.eps) if self.pre_norms else h
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
@@ -56,8 +87,7 @@ class Decoder(DecoderWeights):
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         eps = self.config.eps
-        x = ops.rms_norm(h, w("attn_norm"), eps) if self.pre_norms else h
-        a = self.mix(x, w, cache, il)
+        a = self.mix(self.attention_input(h, w, il), w, cache, il)
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
         f = self.ffn(h, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
@@ -75,7 +105,7 @@ class Decoder(DecoderWeights):
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         q = self.rotate(linear(x, w, "attn_q"), w, "attn_q", il)
-        if not cache.shared or self.encodes:
+        if q.graph.kind.stage < 0 and (not cache.shared or self.encodes):
             self.store(x, w, cache, il)
         return self.attend(q, x, w, cache, il)
 

@@ -25,6 +25,8 @@ from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
+RESIDUALS = "staged_residuals"  # of an encoder that computes long texts in stages, f32 [n_staged, n_embd]
+
 
 class DecoderWeights:
     """The decoder's weights. Subclasses override the attributes below."""
@@ -56,6 +58,7 @@ class DecoderWeights:
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self.control: Mapping[int, np.ndarray] = {}
         self.encodes = not gguf.boolean(f"{gguf.architecture}.attention.causal", self.causal)
+        self.n_staged = 0
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()
         self.n_adapters = 0
@@ -101,6 +104,9 @@ class DecoderWeights:
 
     def weights(self) -> list[WeightSpec]:
         c, specs = self.config, self.outer_weights()
+        if self.n_staged:
+            nothing = np.zeros((self.n_staged, c.n_embd), np.float32)
+            specs.append(WeightSpec(f"{RESIDUALS}.weight", nothing.shape, values=nothing))
         for il in range(self.n_layer):
             if (values := self.control.get(il)) is not None:
                 specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))

@@ -46,8 +46,11 @@ class LayerNormed(Decoder):
     def outer_weights(self) -> list[WeightSpec]:
         return self.norm_weights(super().outer_weights(), "")
 
+    def attention_input(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        return self.norm(h, w, "attn_norm") if self.pre_norms else h
+
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        x = self.norm(h, w, "attn_norm")
+        x = self.attention_input(h, w, il)
         a = self.mix(x, w, cache, il)
         if self.parallel:
             return h + a + self.feed_forward(x, w, il)

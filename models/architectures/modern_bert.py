@@ -69,9 +69,11 @@ class Model(LayerNormed):
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return self.norm(super().embed(graph, w), w, "token_embd_norm")
 
+    def attention_input(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        return self.norm(h, w, "attn_norm") if self._has_norm(il) else h
+
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        x = self.norm(h, w, "attn_norm") if self._has_norm(il) else h
-        h = h + self.mix(x, w, cache, il)
+        h = h + self.mix(self.attention_input(h, w, il), w, cache, il)
         return h + self.feed_forward(self.norm(h, w, self.pre_ffn_norm), w, il)
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -120,7 +120,16 @@ class Engine:
         names = r.device_names()
         lines = r.prediction.lines(names) if r.prediction else []
         sizes = r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch
-        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters, r.encodes)
+        return EngineInfo(
+            *sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters, r.encodes, self._n_text
+        )
+
+    @property
+    def _n_text(self) -> int:
+        """Return the most tokens of a text to embed. A decoder computes it in parts, and some encoders in
+        stages."""
+        r = self.runner
+        return min(r.n_ctx, r.n_ubatch) if r.encodes and not r.n_stages else r.n_ctx
 
     @property
     def busy(self) -> bool:
@@ -181,6 +190,8 @@ class Engine:
                 sampler = Sampler(request.sampling, request.structure is not None)
             now = time.monotonic()
             sequence = Sequence(request, self._n_submitted, now, list(request.tokens), sampler)
+            if self.runner.encodes and len(request.tokens) > self.runner.n_ubatch:
+                sequence.stage, sequence.n_stages = 0, self.runner.n_stages
             if request.adapters:
                 sequence.mark = mark_of(request.tokens, request.adapters, self.runner.adapters)
             has_to_wait = self.grammars.compile(sequence)
@@ -201,7 +212,7 @@ class Engine:
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
         check_adapters(request.adapters, runner.adapters)
         if runner.encodes:
-            check_encoder(request, runner.n_ubatch)
+            check_encoder(request, self._n_text)
         if isinstance(request, Generate) and request.slot is not None:
             check_slot(request.slot, runner.n_slots)
         n_waiting = len(self.scheduler.waiting) + len(self.grammars)
@@ -278,7 +289,8 @@ class Engine:
         try:
             masks = self.grammars.masks(batch)
             wanted = wanted_of(batch, self.runner.max_top_k)
-            rows = MicroBatch(tokens, runs, outputs, masks if wanted.top_k else None)
+            stage = batch[0][0].stage
+            rows = MicroBatch(tokens, runs, outputs, masks if wanted.top_k else None, stage)
             step = self.runner.launch(rows, wanted)
         except VkbackendError as error:
             self._fail(batch, error)

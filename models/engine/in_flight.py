@@ -33,6 +33,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         draft = sequence.draft
         undoes = bool(draft) or sequence.replays
         runs.append(Run(sequence.slot, first, n, start, undoes=undoes, second=sequence.second))
+        if sequence.stage >= 0:
+            runs[-1].end = len(sequence.tokens)
         if sequence.mark:
             runs[-1].adapters = adapters_at(sequence.mark, start)
         n_decode += n if sequence.decodes and not sequence.is_embedded else 0

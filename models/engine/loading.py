@@ -34,7 +34,7 @@ from vkbackend.models.placement.fit import (
     with_fitting_layers,
 )
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.models.placement.layout import Layout, lay_out
+from vkbackend.models.placement.layout import Layout, lay_out, shares_cache
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
@@ -75,14 +75,16 @@ class Loading:
             layers = options.control_vector_layer_range
             model.control = read_control_vectors(options.control_vectors, *sizes, layers)
         self.adapters = add_adapters(model, gguf, options.adapters) if options.lora else ()
-        model.in_file = weights_in_file(gguf, model)
-        self.fingerprint = marked(fingerprint(gguf), model.control)
-        self._types = check_weights(gguf, model)
         n_ctx = options.n_ctx or model.n_ctx_train
-        self.notes = notes(gguf, model, n_ctx)
         self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             self.options = options = for_encoder(options)
+            if n_ctx > min(options.n_ubatch, most_rows(model)) and joining is None and shares_cache(options):
+                model.n_staged = -(-(options.kv_cells or 0) // CELL_BLOCK) * CELL_BLOCK
+        model.in_file = weights_in_file(gguf, model)
+        self.fingerprint = marked(fingerprint(gguf), model.control)
+        self._types = check_weights(gguf, model)
+        self.notes = notes(gguf, model, n_ctx)
         self.n_ubatch = self._rows(options.n_ubatch or DEFAULT_ROWS)
         self.prediction: Prediction | None = None
         self.layout: Layout

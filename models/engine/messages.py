@@ -33,11 +33,7 @@ class EngineInfo:
     notes: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
     encodes: bool = False  # The model computes hidden states alone, and generates no text.
-
-    @property
-    def n_text(self) -> int:
-        """Return the most tokens of a text to embed."""
-        return min(self.n_ctx, self.n_ubatch) if self.encodes else self.n_ctx
+    n_text: int = 0  # The most tokens of a text to embed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +298,15 @@ def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[Adapte
 ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
 
 
-def check_encoder(request: Generate | Logits | Embed, n_ubatch: int) -> None:
-    """Raises UnsupportedModel if an encoder is to generate text, and PromptTooLong if a step has too few rows
-    for the text, whose tokens attend to each other."""
+def check_encoder(request: Generate | Logits | Embed, n_text: int) -> None:
+    """Raises UnsupportedModel if an encoder is to generate text, and PromptTooLong for a longer text."""
     if not isinstance(request, Embed):
         raise UnsupportedModel(ONLY_EMBEDS)
-    if (n := len(request.tokens)) > n_ubatch:
+    if (n := len(request.tokens)) > n_text:
         raise PromptTooLong(
-            f"the text has {n} tokens and a step of this encoder holds {n_ubatch}; shorten the text",
+            f"the text has {n} tokens and a step of this encoder holds {n_text}; shorten the text",
             n_tokens=n,
-            n_ctx=n_ubatch,
+            n_ctx=n_text,
         )
 
 

@@ -12,12 +12,13 @@ from vkbackend.step import Run
 class MicroBatch(NamedTuple):
     """`runs` cover all rows in order. `outputs` are the rows whose logits are wanted. `masks` has a bit for
     each token that an output row allows, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first. None
-    allows all tokens."""
+    allows all tokens. `stage` is as in StepKind."""
 
     tokens: Sequence[int]
     runs: Sequence[Run]
     outputs: Sequence[int]
     masks: np.ndarray | None = None
+    stage: int = -1
 
 
 # (candidate ids, logits, sums). The ids are None for complete rows of logits. The sums are log(sum(e^logit))

@@ -93,6 +93,8 @@ class Runner:
         self._tables = self.kv.groups
         self._params, self._second = StepParams(), StepParams()
         self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
+        is_even = len(set(self.layout.active.values())) == 1  # all devices compute all layers
+        self.n_stages = self.model.n_layer + 1 if self.model.n_staged and is_even else 0
         self.adapters = loading.adapters
         self.default_adapters = tuple((info.id, info.scale) for info in self.adapters if info.scale)
         self._adapter_rows = AdapterRows(shape) if self.adapters else None
@@ -160,7 +162,7 @@ class Runner:
         order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
-        if self.encodes and not wanted.hidden:
+        if self.encodes and not wanted.hidden and batch.stage < 0:
             raise UnsupportedModel(ONLY_EMBEDS)
         computed = wanted if k < 2 else wanted._replace(top_k=self.max_top_k)
         n_outputs = len(batch.outputs)
@@ -216,7 +218,7 @@ class Runner:
         kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)
         if self.adapters and (width := width_of(runs)):
             kind = kind._replace(adapters=width)
-        return self.mesh.recorded_step(kind)
+        return self.mesh.recorded_step(kind._replace(stage=batch.stage) if batch.stage >= 0 else kind)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
         """Record the steps of these numbers of rows with an output each, so that no request waits for it."""
@@ -227,7 +229,9 @@ class Runner:
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` has rows of cos and
         sin that replace this node's rows."""
-        tokens, runs, outputs, masks = batch
+        tokens, runs, outputs, masks, stage = batch
+        if stage > 0:  # the rows read the residuals of their positions
+            tokens = [p for r in runs for p in range(r.first_pos, r.first_pos + r.n_rows)]
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0
         if masks is not None:

@@ -66,6 +66,8 @@ class Sequence:
     replays: bool = False  # Generated tokens are computed again, because a recurrent state went back.
     n_drafted: int = 0
     n_accepted: int = 0
+    stage: int = -1  # As in StepKind. A stage computes all positions before the next one begins.
+    n_stages: int = 0
     is_embedded: bool = field(init=False)  # The request needs hidden states instead of logits.
     second: int = field(init=False)  # As in `Embed`.
     history: list[int] = field(init=False)  # All tokens, with the discarded ones.
@@ -121,6 +123,8 @@ class Sequence:
     def n_outputs(self, n: int) -> int:
         """Return how many of the next `n` positions are output rows: those that the caller lacks, or only
         the first or the last position of the tokens, and each drafted token."""
+        if 0 <= self.stage < self.n_stages - 1:
+            return 0
         if self.needs_all_rows:
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         if self.takes_first:
@@ -130,6 +134,8 @@ class Sequence:
     def advance(self, n: int, cost: StepCost) -> None:
         self.in_flight, self.served = False, cost.number
         self.n_stored += n
+        if 0 <= self.stage < self.n_stages - 1 and self.n_wanted == 0:
+            self.stage, self.n_stored = self.stage + 1, 0
         self.n_drafted += len(self.draft)
         self.replays = self.replays and self.n_wanted > 0
         if self.n_stored + self.n_discarded <= len(self.request.tokens):

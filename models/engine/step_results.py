@@ -94,6 +94,8 @@ class StepResults:
 
     def _store(self, sequence: Sequence, start: int) -> None:
         """Store the positions from `start` on in the prefix cache."""
+        if sequence.stage >= 0:
+            return  # an encoder's cells are not reused
         stored = sequence.n_stored
         n = stored - start
         if stored % CELL_BLOCK < n or self._stores_always:

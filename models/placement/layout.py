@@ -54,7 +54,11 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
     if model.encodes and shares_cache(options):
-        kv = [spec and replace(spec, owner=0 if il else None) for il, spec in enumerate(map(kv_of, kv))]
+        n_own = 2 if model.n_staged else 1
+        kv = [
+            spec and replace(spec, owner=None if il < n_own else il % n_own)
+            for il, spec in enumerate(map(kv_of, kv))
+        ]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = all_weights(model)

@@ -5,7 +5,7 @@ struct QueryTile {
     uint first_row;
     uint first_pos;
     uint n; // If there is no such tile, n is 0, and rows from first_row on have no run.
-    uint end; // the run's last position + 1
+    uint end; // without `causal`, the text's last position + 1
 };
 
 QueryTile find_query_tile(uint number) {
@@ -15,7 +15,7 @@ QueryTile find_query_tile(uint number) {
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) {
             const uint first = tile * TQ;
-            return QueryTile(run.x, run.y + first, run.w + first, min(run.z - first, TQ), run.w + run.z);
+            return QueryTile(run.x, run.y + first, run.w + first, min(run.z - first, TQ), step_params.states[r].z);
         }
         tile -= n_tiles;
     }
@@ -29,7 +29,7 @@ uint first_key_of(uint pos) {
     return chunk > 0 ? max(first, pos / chunk * chunk) : first;
 }
 
-// Return the last position that a row attends to, + 1. `end` is the end of the row's run.
+// Return the last position that a row attends to, + 1. `end` is the end of the row's text.
 uint end_key_of(uint pos, uint end) {
     if (causal != 0) return pos + 1;
     return window > 0 ? min(end, pos + window / 2 + 1) : end;

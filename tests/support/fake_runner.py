@@ -57,7 +57,7 @@ class FakeRunner:
     adapters: tuple[AdapterInfo, ...] = ()
     default_adapters: tuple[tuple[int, float], ...] = ()
     n_recorded, record_s = 0, 0.0
-    n_embd, encodes = N_VOCAB, False
+    n_embd, encodes, n_stages = N_VOCAB, False, 0
 
     def __init__(
         self,

@@ -110,6 +110,7 @@ class AttnPrefill(Case):
     n_parts: int = 1
     causal: bool = True
     slopes: bool = False
+    later: int = 0  # Positions of the texts after the runs.
 
     @property
     def n_rows(self) -> int:
@@ -136,7 +137,8 @@ class AttnPrefill(Case):
             assert isinstance(whole, Dispatch)
             r.recording.commands += whole.parts(self.n_parts)
 
-        return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.both else Mix.PREFILL))
+        mix, later = Mix.BOTH if self.both else Mix.PREFILL, None if self.causal else self.later
+        return Setup(tensors, record, step_of(rng, self.runs, mix=mix, later=later))
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,10 @@ def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
 def _attention_tensors(
     case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
 ) -> dict[str, Tensor]:
-    cells, n_cells = cell_table(rng, case.runs, case.ring)
-    stored, align = (case.runs, case.window), 16 if case.needs else 4
+    later = getattr(case, "later", 0)
+    held = tuple((slot, first, n + later) for slot, first, n in case.runs)
+    cells, n_cells = cell_table(rng, held, case.ring)
+    stored, align = (held, case.window), 16 if case.needs else 4
     return {
         "q": uniform(
             rng, rows, case.n_heads, case.head_k, span=8.0
@@ -272,6 +276,7 @@ def quick() -> list[Case]:
         AttnPrefill(((2, 0, 1), (0, 0, 37), (1, 0, 70)), 3, 1, 32, 32, 5, causal=False),
         AttnPrefill(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),
         AttnPrefill(((0, 0, 41),), 3, 3, 24, 24, 1, causal=False, slopes=True, n_parts=2),
+        AttnPrefill(((0, 40, 9), (1, 0, 3)), 2, 1, 32, 32, 2, causal=False, later=33),
         AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
         AttnPrefillCoop(((2, 0, 1), (0, 0, 37), (1, 0, 70)), 3, 1, 32, 32, 5, causal=False, slopes=True),
         AttnPrefillCoop(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),

@@ -185,14 +185,16 @@ def step_of(
     n_vocab: int = 1,
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
+    later: int | None = None,
 ) -> StepParams:
-    """Return a step's parameters, with invalid values in unused entries."""
+    """Return a step's parameters, with invalid values in unused entries. If `later` is set, the texts of an
+    encoder have so many positions after their runs."""
     step = unused_step(n_rows_of(runs))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
-        table.append(Run(slot, row, n_rows, first_pos))
+        table.append(Run(slot, row, n_rows, first_pos, end=first_pos + n_rows + (later or 0)))
         row += n_rows
-    step.fill(rng.integers(0, n_vocab, row), table, outputs, mix)
+    step.fill(rng.integers(0, n_vocab, row), table, outputs, mix, typed=later is not None)
     return step
 
 

@@ -13,9 +13,10 @@ NEG_LARGE = -1.0e30
 CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # bytes of 32 elements -> type
 
 
-def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
+def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int, end: int = 0) -> Array:
+    """Return the cells of positions 0 to the row's own position, or to `end` - 1."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
-    positions = np.arange(position + 1)
+    positions = np.arange(end or position + 1)
     return (
         cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK % blocks_per_slot] * CELL_BLOCK
         + positions % CELL_BLOCK
@@ -161,7 +162,7 @@ def attn_prefill(
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
-        at = cells_of(step, row if causal else _last_row(step, row), cells, blocks_per_slot)
+        at = cells_of(step, row, cells, blocks_per_slot, 0 if causal else _text_end(step, row))
         position, reach = int(step.rows[row, 0]), window // 2 if window else len(at)
         seen = range(_first_key(len(at), window, chunk), len(at))
         if not causal:
@@ -176,10 +177,11 @@ def attn_prefill(
         out[row] = np.einsum("hj,jhd->hd", prob / total, values)
 
 
-def _last_row(step: StepParams, row: int) -> int:
-    """Return the last row of the row's run."""
+def _text_end(step: StepParams, row: int) -> int:
+    """Return the end of the row's text, in positions."""
     runs = step.runs[: step.n_runs].astype(np.int64)
-    return next(int(first + n) - 1 for _, first, n, _ in runs if first <= row < first + n)
+    r = next(r for r, (_, first, n, _) in enumerate(runs) if first <= row < first + n)
+    return int(step.states[r, 2])
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:

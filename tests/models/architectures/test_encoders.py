@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import encoder_float64
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, QUICKEST, covering, nmse, wide
+from device_sets import DEVICE_SETS, QUICKEST, covering, nmse, product, some, wide
 from oracles.encoders import BUILDERS, build
 from oracles.fixture import PROMPT, write
 from places import GOLDEN
@@ -20,6 +21,7 @@ from vkbackend import LLM
 from vkbackend.errors import PromptTooLong, UnsupportedModel
 from vkbackend.models.architectures.registry import ENCODERS
 from vkbackend.models.embeddings.heads import probabilities
+from vkbackend.models.engine import loading
 from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py
@@ -127,6 +129,54 @@ def test_dense_layers_follow_the_mean(models: Path, golden: Any) -> None:
     expected = m["dense_3.weight"].astype(np.float64) @ (m["dense_2.weight"].astype(np.float64) @ mean)
     with open_encoder(models, m.name, ["numpy"]) as llm:
         assert nmse(llm.embed(PROMPT), expected / np.linalg.norm(expected)) < 1e-9
+
+
+ON_NUMPY = pytest.param(["numpy"] * 2, id="numpy,numpy", marks=pytest.mark.no_vulkan)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        *some(product(list(BUILDERS), [ON_NUMPY]), 3),
+        *map(wide, covering(list(BUILDERS), DEVICE_SETS)),
+    ],
+)
+def test_texts_longer_than_a_step_are_computed_in_stages(
+    models: Path, golden: Any, name: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "most_rows", lambda model: 16)
+    expected = golden[name].astype(np.float64)
+    with open_encoder(models, name, devices, n_ctx=64, n_ubatch=16) as llm:
+        bound, head = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9, llm.heads.embedding
+        assert llm.n_text == 64
+        texts = [PROMPT[:9], PROMPT, PROMPT[:16], PROMPT]  # short texts take turns with stages
+        rows = llm.embed(texts, pooling="none", normalize=-1)
+        assert max(nmse(row, head(expected)) for row in (rows[1], rows[3])) < bound
+        alone = llm.embed(PROMPT[:16], pooling="none", normalize=-1)
+        assert nmse(rows[2], alone) < 1e-11
+        for pooling, row in (("mean", expected.mean(axis=0)), ("cls", expected[0]), ("last", expected[-1])):
+            assert nmse(llm.embed(PROMPT, pooling=pooling, normalize=-1), head(row)) < bound
+        with pytest.raises(PromptTooLong):
+            llm.embed([1] * 65)
+
+
+def test_a_cancelled_text_in_stages_frees_its_slot(
+    models: Path, golden: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "most_rows", lambda model: 16)
+    with open_encoder(models, "bert", ["numpy"], n_ctx=64, n_ubatch=16) as llm:
+
+        async def cancelled() -> None:
+            task = asyncio.ensure_future(llm.aembed([PROMPT] * 40, pooling="mean"))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+        assert nmse(llm.embed(PROMPT, pooling="none", normalize=-1), golden["bert"]) < 1e-9
+        stats = llm.stats()
+        assert (stats["n_running"], stats["n_waiting"]) == (0, 0)
 
 
 def test_what_an_encoder_refuses(models: Path) -> None:

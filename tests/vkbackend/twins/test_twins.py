@@ -194,8 +194,8 @@ def test_attention(
     sinks = f32(heads, span=2)
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
     for head in range(heads):
-        mask = {"first_head": head, "groups": (1, 1, 1), "has_sinks": has_sinks}
-        twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, alone, **common, **kv, **mask)
+        mask = {"first_head": head, "groups": (1, 1, 1), "has_sinks": has_sinks, "causal": 1}
+        twins.attention.attn_prefill(q, k, v, CELLS, sinks, sinks, prefill, alone, **common, **kv, **mask)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
     twins.attention.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
