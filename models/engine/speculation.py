@@ -19,7 +19,9 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-PROBE = 16  # If no draft pays, one is tried in this many steps, to learn the acceptance.
+# If no draft pays, one is tried after this many steps, to learn the acceptance, and then ever more rarely: a
+# draft model that has not drafted for n steps must first compute n rows.
+PROBE, MAX_PROBE = 16, 1024
 
 Reserve = Callable[[int, int], bool]
 
@@ -47,7 +49,7 @@ class Speculation:
         self._prices = prices or StepPrices()
         self._common = Acceptance()
         self._drafter_of: dict[int, Drafter] = {}  # by slot
-        self._n_steps = 0
+        self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
 
@@ -62,7 +64,7 @@ class Speculation:
         if not line or n_left <= 0 or not self._prices.is_measured(n_rows):
             return
         self._n_steps += 1
-        tries = self._n_steps % PROBE == 0
+        tries = self._n_steps >= self._probe_at
         waiting = [(s, n) for s in line if (n := min(n_left, self._most(s))) > 0]
         drafted: list[tuple[Sequence, Draft]] = []
         for drafter in self._drafters:
@@ -70,6 +72,9 @@ class Speculation:
                 waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
         survivals = [_survival(sequence, draft) for sequence, draft in drafted]
         lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
+        if tries or any(lengths):
+            self._interval = min(2 * self._interval, MAX_PROBE) if tries else PROBE
+            self._probe_at = self._n_steps + self._interval
         for (sequence, draft), n in zip(drafted, lengths, strict=True):
             if n and n >= self._limits.n_min:
                 sequence.draft, sequence.draft_source = draft.tokens[:n], draft.source
