@@ -21,6 +21,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts import following, greeting, hostfile, node_messages
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.options import Options
+from vkbackend.step import MAX_ROWS
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -61,7 +62,7 @@ def test_random_bytes_are_not_a_message(data: bytes) -> None:
 
 WRONG = [
     {"type": "Step", "tokens": [], "runs": [[0, 0, 1, 0]], "outputs": []},
-    {"type": "Step", "tokens": [1] * 513, "runs": [[0, 0, 1, 0]], "outputs": []},
+    {"type": "Step", "tokens": [1] * (MAX_ROWS + 1), "runs": [[0, 0, 1, 0]], "outputs": []},
     {"type": "Step", "tokens": [-1], "runs": [[0, 0, 1, 0]], "outputs": []},
     {"type": "Step", "tokens": [1], "runs": [[0, 0, 0, 0]], "outputs": []},
     {"type": "Step", "tokens": [1], "runs": [[0, 0, 1, 0]], "outputs": [], "more": 1},
