@@ -75,8 +75,11 @@ def _update(
     groups: device_ops.Groups | None,
 ) -> None:
     ids, scales = rows
-    a, starts, width = pairs.a.whole(d), pairs.starts, y.shape[-1]
+    starts, width = pairs.starts, y.shape[-1]
     assert starts is not None
+    if len(pairs.a.pieces[d]) > 1:
+        raise PlanError(f"{pairs.a.name} exceeds one binding; load fewer adapters, or adapters of lower rank")
+    a = pairs.a.whole(d)
     t = graph.scratch((*ids.shape, pairs.rank), "lora")
     graph.on(d, pairs.a).mat_id(a, x, ids, starts.whole(d), t, axis=device_ops.ROWS, groups=groups)
     for first, b in pairs.b.pieces[d]:

@@ -17,13 +17,21 @@ from oracles.fixtures import build
 from runners import F32, load_runner
 
 from vkbackend import LLM
-from vkbackend.errors import AdapterError, GGUFError, InvalidArgument, UnsupportedModel, VkbackendError
+from vkbackend.errors import (
+    AdapterError,
+    GGUFError,
+    InvalidArgument,
+    PlanError,
+    UnsupportedModel,
+    VkbackendError,
+)
 from vkbackend.models.adapters.gguf_adapter import read_gguf_adapter
 from vkbackend.models.adapters.peft import read_peft_adapter
 from vkbackend.models.adapters.peft_config import read_peft_config
 from vkbackend.models.adapters.stacks import low_rank_specs
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
@@ -190,6 +198,16 @@ def test_other_files_are_refused(model: Path, pairs: Pairs, tmp_path: Path) -> N
     refused(tmp_path / "half", UnsupportedModel, "half of a low-rank pair")
     (tmp_path / "short").write_bytes(raw[:-100])
     refused(tmp_path / "short", GGUFError, "short")
+
+
+def test_adapters_beyond_one_binding_are_refused(
+    model: Path, pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A of two adapters of rank 4 has 2,048 bytes, and with a row less it would have several pieces."""
+    path = write_adapter(tmp_path / "a.gguf", "llama", {Q: pairs[Q]})
+    monkeypatch.setattr(traced_steps, "piece_nbytes", lambda device: 2047)
+    with pytest.raises(PlanError, match=r"attn_q.weight.lora_a exceeds one binding"):
+        LLM(model, devices=["numpy"], lora={"a": path, "b": path})
 
 
 def test_an_adapter_of_the_router_is_refused(tmp_path: Path) -> None:
