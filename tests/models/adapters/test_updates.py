@@ -94,7 +94,7 @@ def test_the_adapters_change_the_logits(adapted: Adapted) -> None:
     ("n", "options"),
     [
         (3, {"tensor_split": [5, 2, 1]}),
-        (2, {"split_mode": "layer", "n_gpu_layers": 2}),
+        wide(pytest.param(2, {"split_mode": "layer", "n_gpu_layers": 2}, id="layer")),
         wide(pytest.param(1, {}, id="1")),
         wide(pytest.param(2, {}, id="2")),
         wide(pytest.param(2, {"override_tensor": "ffn_=CPU"}, id="ffn on the host")),

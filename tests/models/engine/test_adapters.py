@@ -116,7 +116,7 @@ def test_drafts_are_verified_with_the_adapters(files: Files, cold: list[list[int
     repeated, answers = LONG[:6] * 8, []
     for more in ({}, {"speculation": "ngram"}):
         with LLM(files.model, lora=files.lora, lora_init_without_apply=True, **OPTIONS, **more) as llm:
-            answers.append([llm.generate(repeated, 24, temperature=0, lora=c).tokens for c in CHOICES])
+            answers.append([llm.generate(repeated, 12, temperature=0, lora=c).tokens for c in CHOICES[::3]])
     assert answers[0] == answers[1]
 
 
