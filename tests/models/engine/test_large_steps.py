@@ -32,6 +32,7 @@ N, M = 400, 368
 DEVICES = [pytest.param(["0"], id="0"), *(wide(pytest.param(d.split(","), id=d)) for d in ("0,1", "0,0,1"))]
 
 
+@pytest.mark.runtimes
 @pytest.mark.parametrize("devices", DEVICES)
 def test_one_large_step_equals_small_steps(devices: list[str]) -> None:
     """Two sequences share the step. Attention adds keys in blocks of 32 in both cases, so only the
