@@ -4,7 +4,8 @@
 
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. An edit has a file before a commit of this checkout as prompt, and the file after
-the commit as answer. "always" verifies all drafts, and "chosen" as many tokens as pay.
+the commit as answer. "always" verifies all drafts, and "chosen" as many tokens as pay. The first table counts
+the n-gram drafts of more edits, without a model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from statistics import median
 
 import numpy as np
 
+from vkbackend.models.common_prefix import n_common
+from vkbackend.models.drafting.drafter import Want
+from vkbackend.models.drafting.ngram import Ngrams
 from vkbackend.models.drafting.prices import StepPrices
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
@@ -37,7 +41,7 @@ from vkbackend.tools.console import console, table
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 TARGET, DRAFT = DATA / "stories-w256-F16.gguf", DATA / "stories-narrow-F16.gguf"
-N_EDITS, N_COMMITS = 3, 200
+N_COUNTED, N_EDITS, N_COMMITS = 40, 3, 400
 LEAST, MOST = 1000, 1800  # tokens of an edited file
 N_TOKENS = 300  # of the other cases
 
@@ -97,8 +101,22 @@ def run(case: Case, runner: Runner, make: Callable[[], Speculation | None]) -> O
     return outcome
 
 
-def edits(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """Return the tokens of files before and after the last commits that changed them."""
+def counted(pairs: Sequence[tuple[list[int], list[int]]], n_max: int) -> float:
+    """Return the tokens per step of edits if all n-gram drafts of at most `n_max` tokens are verified."""
+    n_tokens = n_steps = 0
+    for number, (old, new) in enumerate(pairs):
+        ngrams, at = Ngrams(1, 1 << 16), 1
+        while at < len(new):
+            history = old + new[:at]
+            [draft] = ngrams.draft([Want(0, number, history, history, n_max)])
+            at += 1 + n_common(draft.tokens, new[at:], n_max)
+            n_steps += 1
+        n_tokens += len(new) - 1
+    return n_tokens / n_steps
+
+
+def edits(tokenizer: Tokenizer, n: int, least: int, most: int) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of `n` files before and after the last commits that changed them."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -109,18 +127,16 @@ def edits(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         for name in names.split():
             old, new = (git("show", f"{at}:{name}") for at in (f"{commit}~", commit))
             pair = tokenizer.encode(old, True, False), tokenizer.encode(new, False, False)
-            if all(LEAST <= len(tokens) <= MOST for tokens in pair):
+            if all(least <= len(tokens) <= most for tokens in pair):
                 pairs.append(pair)
                 break
-        if len(pairs) == N_EDITS:
+        if len(pairs) == n:
             break
     return pairs
 
 
-def cases(devices: Sequence[str]) -> list[Case]:
-    with GGUF.open(TARGET) as gguf:
-        tokenizer = Tokenizer.from_gguf(gguf)
-    rng, changed = random.Random(1), edits(tokenizer)
+def cases(tokenizer: Tokenizer, devices: Sequence[str]) -> list[Case]:
+    rng, changed = random.Random(1), edits(tokenizer, N_EDITS, LEAST, MOST)
     noise = [rng.randrange(3, 500) for _ in range(2 * N_TOKENS)]
     stories = [([1, 403, 407, 261, 378, 300 + 9 * i], list[int]()) for i in range(3)]
     shares, n_ctx = [1] * len(devices), 2 * MOST + 16
@@ -139,8 +155,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("-dev", "--device", dest="devices", default="0,0", help="devices (default: 0,0)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case runs (default: 3)")
     args = parser.parse_args(words)
+    with GGUF.open(TARGET) as gguf:
+        tokenizer = Tokenizer.from_gguf(gguf)
+    pairs = edits(tokenizer, N_COUNTED, LEAST, 4 * MOST)
+    counts = [(f"k = {k}", f"{counted(pairs, k):.2f}") for k in (1, 3, 7)]
+    console().print(table(f"{len(pairs)} edits, n-grams", ("drafted", "tokens a step"), counts))
     rows = []
-    for case in cases(args.devices.split(",")):
+    for case in cases(tokenizer, args.devices.split(",")):
         draft = open_draft(case.options)
         runner = Runner(case.options)
 
