@@ -140,7 +140,7 @@ def test_without_a_tokenizer_ids_work_and_text_raises(make: Make, model: Path) -
        for value in ([1], [1, 1, 1], [0, 0], [-1, 2], [1, math.nan], [1, math.inf], "1,1", ["a", 1], 3)]
     + [{"n_ctx": value} for value in (-1, 1.5, "512", None, True, 1 << 40)]
     + [{"n_slots": value} for value in (0, 129, -1, 2.0)]
-    + [{"n_ubatch": value} for value in (0, 4097)]
+    + [{"n_ubatch": value} for value in (-1, 4097)]
     + [{"type_k": 1}, {"type_v": None}, {"tensor_split": [1, 1]}],
     ids=repr,
 )  # fmt: skip

@@ -154,14 +154,14 @@ def test_drafts_give_the_same_answers(models: Path, monkeypatch: pytest.MonkeyPa
             streams = [list(llm.stream("Once upon", **{"seed": 4, **kind})) for kind in kinds]
             return [[(c.token, c.text, c.logprobs) for c in stream] for stream in streams]
 
-    monkeypatch.setattr(engine, "speculation_of", lambda runner: None)
+    monkeypatch.setattr(engine, "speculation_of", lambda runner, draft: None)
     plain = run()
     texts = [[token for token, *_ in stream] for stream in plain]
 
     drafter = Guesses(lambda want: texts[want.number][len(want.history) - n_prompt :], 0.7, 1, 512)
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128) as llm:
         n_prompt = len(llm.tokenize("Once upon"))
-    monkeypatch.setattr(engine, "speculation_of", lambda runner: drafting(runner, drafter))
+    monkeypatch.setattr(engine, "speculation_of", lambda runner, draft: drafting(runner, drafter))
     again = run()
     for a, b in zip(plain, again, strict=True):
         assert [x[0] for x in a] == [x[0] for x in b]

@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from vkbackend.meta.recorded_steps import Step
 from vkbackend.models.common_prefix import n_common
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.drafting.ngram import Ngrams
@@ -37,6 +38,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.tools.console import console, table
+from vkbackend.wire import wire_words
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -77,27 +79,43 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     n_steps: int = 0
     n_reduces: int = 0
+    nbytes: int = 0  # that devices write to shared pages
+
+
+def nbytes_of(step: Step) -> int:
+    return sum(4 * wire_words(r.wire, r.elements) * len(r.writers) for r in step.reduces if r)
 
 
 def run(case: Case, runner: Runner, make: Callable[[], Speculation | None]) -> Outcome:
     """Count from the first token on. All texts use one engine, which learns."""
     engine, outcome = Engine(runner, PrefillBudget(), make()), Outcome()
+    run_step = runner.mesh.run
+
+    def count_and_run(step: Step) -> None:
+        outcome.nbytes += nbytes_of(step)
+        run_step(step)
+
+    runner.mesh.run = count_and_run  # type: ignore[method-assign]
     for number, (prompt, answer) in enumerate(case.texts):
         params = forced(prompt, answer) if answer else SamplingParams(temperature=0)
         n = len(answer) or N_TOKENS
         engine.submit(Generate(number, tuple(prompt), n, params, uses_cache=False))
         began: tuple[float, int, int] | None = None
+        first_nbytes = nbytes = outcome.nbytes
         while engine.busy:
             tokens = [a if isinstance(a, int) else a.token for a in engine.step().answers]
             given = [token for token in tokens if token is not None]
             if given and began is None:
                 began = time.perf_counter(), engine.stats()["n_steps"], runner.reduce_stats()[0]
+                nbytes = outcome.nbytes
                 continue  # The first token ends the prompt.
             outcome.tokens += given
         assert began is not None
         outcome.seconds += time.perf_counter() - began[0]
         outcome.n_steps += engine.stats()["n_steps"] - began[1]
         outcome.n_reduces += runner.reduce_stats()[0] - began[2]
+        outcome.nbytes -= nbytes - first_nbytes  # of the prompt
+    runner.mesh.run = run_step  # type: ignore[method-assign]
     return outcome
 
 
@@ -184,12 +202,26 @@ def main(words: list[str]) -> int:
             seconds, last = median(o.seconds for o in outcomes), outcomes[-1]
             assert last.tokens == taken["plain"][0].tokens, "drafts have changed the tokens"
             n = len(last.tokens)
-            shown = n / last.n_steps, last.n_reduces / n, 1e3 * seconds / n, plain / seconds
+            shown = (
+                n / last.n_steps,
+                last.n_reduces / n,
+                last.nbytes / n / 1024,
+                1e3 * seconds / n,
+                plain / seconds,
+            )
             rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
         runner.close()
         if draft is not None:
             draft.close()
-    columns = "case", "drafts", "tokens a step", "exchanges a token", "ms a token", "of plain speed"
+    columns = (
+        "case",
+        "drafts",
+        "tokens a step",
+        "exchanges a token",
+        "KiB a token",
+        "ms a token",
+        "of plain speed",
+    )
     console().print(table(f"devices {args.devices}", columns, rows))
     return 0
 

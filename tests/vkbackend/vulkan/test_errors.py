@@ -82,7 +82,7 @@ def test_feature_names_equal_the_queried_features(device: Any) -> None:
 
 def test_every_public_error_is_a_vkbackend_error() -> None:
     public = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert len(public) == 16 and all(issubclass(value, VkbackendError) for value in public)
+    assert len(public) == 17 and all(issubclass(value, VkbackendError) for value in public)
     assert issubclass(errors.InvalidArgument, ValueError)
 
 

@@ -245,9 +245,9 @@ def test_failed_layout_leaks_nothing(
 ) -> None:
     with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
-            programs.layouts.get(3, True, codebook)
+            programs.layouts.get(3, 1, codebook)
     assert len(programs.layouts._layouts) == nth - 1
-    assert programs.layouts.get(3, True, codebook).n_storage == 3
+    assert programs.layouts.get(3, 1, codebook).n_args == 3
 
 
 @pytest.mark.parametrize(
