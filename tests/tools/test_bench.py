@@ -67,8 +67,11 @@ def test_rows_in_every_format(models: Path, capsys: Any) -> None:
     ]
     for row in table:
         n_tokens = int(row["n_prompt"]) + int(row["n_gen"])
-        assert float(row["avg_ts"]) == pytest.approx(1e9 * n_tokens / int(row["avg_ns"]), rel=0.9)
-        assert row["devices"] == row["drivers"] == "numpy.0/numpy.1" and float(row["stddev_ts"]) >= 0
+        average, stddev = float(row["avg_ts"]), float(row["stddev_ts"])
+        # The rate at the average time is the harmonic mean of both rates.
+        harmonic = average - stddev**2 / (2 * average)
+        assert harmonic == pytest.approx(1e9 * n_tokens / int(row["avg_ns"]), rel=1e-3)
+        assert row["devices"] == row["drivers"] == "numpy.0/numpy.1"
     text = bench(capsys, *flags)
     tests = ["pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5"]
     assert [line.split(" | ")[8] for line in text.splitlines() if line.startswith("| llama ")] == tests
