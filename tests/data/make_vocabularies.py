@@ -3,7 +3,7 @@
     PYTHONPATH=tests/support python tests/data/make_vocabularies.py
 
 Needs xllamacpp. The tokens are learnt from this project's text, the stories of the demo grammar and the prose
-of the golden tokenizers; the layout is that of the named models.
+of the golden tokenizers; the named models have this layout.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m vkbackend.tools.studies.draft_gain --gb-per-s 400 --bus-gb-per-s 12
 
-The bytes and exchanges of a token are those of the real layouts. The speeds are arguments, because the
+The bytes and exchanges of a token come from the real layouts. The speeds are arguments, because the
 prediction is for cards that the machine does not have; `vkbackend plan` predicts for the machine's devices.
 """
 

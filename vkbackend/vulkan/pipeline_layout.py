@@ -45,14 +45,14 @@ class Layouts:
             bindings[i].binding, bindings[i].descriptorCount = i, 1
             bindings[i].stageFlags = C.VK_SHADER_STAGE_COMPUTE_BIT
             bindings[i].descriptorType = descriptor_type(i, n_args)
-        beside = self.get(1, 0).set_layout if codebook else NULL
+        codebook_set = self.get(1, 0).set_layout if codebook else NULL
         sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
         info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
         device.check(
             lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
         )
         device.made("VkDescriptorSetLayout")
-        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], beside])
+        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], codebook_set])
         push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
         pipe_info = new(
             "VkPipelineLayoutCreateInfo",

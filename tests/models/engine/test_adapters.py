@@ -220,7 +220,7 @@ def answer_without(llm: LLM) -> list[int]:
 
 
 def test_an_activated_adapter_begins_at_its_invocation(files: Files) -> None:
-    """The positions before the invocation are those of the base, and their blocks are shared with it."""
+    """Positions before the invocation have no adapter, and their blocks are shared with the base."""
     prompt = [*LONG[:40], *INVOCATION, *LONG[40:60]]
     with LLM(files.model, lora={"x": files.activated, "a": files.lora["a"]}, lora_init_without_apply=True,
              **OPTIONS) as llm:  # fmt: skip

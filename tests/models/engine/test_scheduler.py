@@ -153,7 +153,7 @@ def test_decoding_continues_during_a_prompt_of_a_few_rows_per_step() -> None:
     engine.submit(Generate(2, tuple(range(30)), 5, GREEDY))
     for _ in range(9):
         assert sorted(e.id for e in events_of(engine.step())) == [0, 1]
-        assert [run.n_rows for run in runner.steps[-1]] == [1, 1, 3], "those of one row come first"
+        assert [run.n_rows for run in runner.steps[-1]] == [1, 1, 3], "runs of one row come first"
 
 
 def test_prompts_alternate() -> None:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_adapters.py  # Writes the file.
 
-Needs torch, transformers, peft and xllamacpp. PEFT gives the logits of its adapters, and llama.cpp those of
-GGUF adapters.
+Needs torch, transformers, peft and xllamacpp. PEFT gives the logits of its adapters, and llama.cpp the
+logits of GGUF adapters.
 """
 
 from __future__ import annotations

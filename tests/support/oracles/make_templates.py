@@ -1,5 +1,5 @@
 """Makes `golden/templates.json`: conversations rendered by transformers' `apply_chat_template` with templates
-like those of the supported families (`tests/data/templates`).
+in the style of the supported families (`tests/data/templates`).
 
     PYTHONPATH=tests/support python tests/support/oracles/make_templates.py  # Writes the file.
 

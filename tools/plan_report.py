@@ -1,0 +1,203 @@
+"""Plans how a model would be split over devices, for `vkbackend plan`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vkbackend import env
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.split import Kind
+from vkbackend.models.adapters.loaded import add_adapters
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hosts.survey import survey
+from vkbackend.models.options import Keywords, Options, with_a_share
+from vkbackend.models.placement.cost import bus_bytes_per_row, cost_function, cost_of
+from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan_draft
+from vkbackend.models.placement.fit import (
+    budgets_of,
+    check_fit,
+    host_budgets,
+    sizes_with,
+    with_fitting_layers,
+)
+from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
+from vkbackend.models.placement.memory_report import HOMES, Held
+from vkbackend.models.placement.step_rows import chosen_rows
+from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
+from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
+from vkbackend.runtime import Device
+from vkbackend.tools.flags import runner
+from vkbackend.tools.flags.options import options_of
+from vkbackend.tools.flags.placement import host_patterns
+from vkbackend.wire import wire_words
+
+AUTO = "auto"
+BUS_ROWS = 512, 2048, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: Model
+    devices: list[Device]
+    options: Options
+    layout: Layout
+    sizes: list[Held]
+    reduces: list[Reduce]
+    prediction: Prediction
+    misfit: str  # Reason and remedy.
+    notes: tuple[str, ...] = ()  # The file's unused parts.
+    draft: DraftPlan | None = None
+
+    @property
+    def draft_ms(self) -> float:
+        """Return the time of a drafted token."""
+        if self.draft or not self.model.n_ahead:
+            return self.draft.token_ms if self.draft else 0.0
+        limits = [device.limits for device in self.devices]
+        return head_token_ms(self.model, self.layout, self.options, limits, self.prediction)
+
+    def per_device(self) -> list[dict[str, Any]]:
+        cost = cost_of(self.model, self.layout, ())
+        rows = []
+        for d, held in enumerate(self.sizes):
+            mirrored = sum(
+                weight_nbytes(load, d) for load in self.layout.loads if load.state.kind is not Kind.SPLIT
+            )
+            rows.append(
+                {
+                    "device": self.devices[d].name,
+                    "share": self.prediction.tensor_split[d],
+                    **{home: held.homes[home] for home in HOMES},
+                    "padding": held.items["padding"],
+                    "mirrored": mirrored,
+                    "read_per_token": cost.read[d],
+                    "host_read_per_token": cost.host[d],
+                    "bytes_per_s": self.prediction.speeds[d].weights,
+                }
+            )
+        return rows
+
+    def bus(self) -> list[dict[str, Any]]:
+        """Return a row per device that reads weights from host memory: the bytes of a token and, by rows of a
+        step, of a prompt token."""
+        by_rows = {n: bus_bytes_per_row(self.model, self.layout, n) for n in (1, *sorted(self.step_rows()))}
+        return [
+            {
+                "device": device.name,
+                "token": by_rows[1][d],
+                "prompt": {n: by_rows[n][d] for n in by_rows if n > 1},
+            }
+            for d, device in enumerate(self.devices)
+            if by_rows[1][d]
+        ]
+
+    def step_rows(self) -> set[int]:
+        return {*BUS_ROWS, self.options.n_ubatch} - {1}
+
+    def traffic(self) -> dict[str, int]:
+        """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that
+        devices write to shared memory."""
+        nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
+        written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
+        return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
+
+
+def report(args: argparse.Namespace) -> Report:
+    """Report too little memory as `misfit`, but raise all other errors of loading."""
+    given = Keywords(devices=runner.places) if runner.group else Keywords()
+    if args.host_tensors:
+        with GGUF.open(args.model) as gguf:
+            given["override_tensor"] = host_patterns(args, gguf.tensors)
+    options = options_of(args, args.model, **given)
+    runner.refuse_hostfile(options)
+    with GGUF.open(options.path) as gguf:
+        model = load_model(gguf, options.with_heads)
+        if options.lora:
+            add_adapters(model, gguf, options.adapters)
+        types = check_weights(gguf, model)
+        model.in_file = weights_in_file(gguf, model)
+        options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
+        if runner.group:
+            devices = survey(runner.group, options.devices or (), ()).devices
+        else:
+            devices = open_devices(
+                options.devices,
+                options.runtime,
+                exact=options.exact or env.exact(),
+                batch_invariant=bool(options.speculation),
+            )
+        drafting = _open_draft(options, devices)
+        try:
+            draft = None
+            if drafting and options.draft and options.of_draft:
+                with GGUF.open(options.draft) as small:
+                    draft = plan_draft(small, options.of_draft, drafting)
+            plan_report = _report(model, types, devices, options, draft)
+            lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
+            return replace(plan_report, notes=tuple(lines))
+        finally:
+            for device in [*devices, *drafting]:
+                device.close()
+
+
+def _open_draft(options: Options, devices: Sequence[Device]) -> list[Device]:
+    """Open the draft model's devices, or none without a draft model."""
+    wanted = options.of_draft
+    if wanted is None:
+        return []
+    try:
+        return open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+
+
+def _report(
+    model: Model,
+    types: Mapping[str, str],
+    devices: list[Device],
+    options: Options,
+    draft: DraftPlan | None,
+) -> Report:
+    limits, budgets = [device.limits for device in devices], budgets_of(devices)
+    if draft:
+        budgets = draft.without(budgets, devices)
+    halves = in_halves(devices, options)
+    if not options.n_ubatch:
+        equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
+        room = [*budgets, *host_budgets(devices)]
+        rows = chosen_rows(model, types, devices, equal, room, halves)
+        options = replace(options, n_ubatch=rows)
+    cost = cost_function(model, types, options, limits, options.n_ubatch)
+    if options.tensor_split == AUTO:
+        prediction = auto_split(devices, cost, budgets)
+        options = replace(options, tensor_split=prediction.tensor_split)
+    else:
+        shares = options.shares or (1,) * len(devices)
+        prediction = predict(devices, shares, cost, budgets)
+    layout = lay_out(model, types, len(devices), options)
+    reduces = trace_reduces(model, layout, options, limits)
+
+    _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
+    planned = sizes_with(model, types, devices, steps)
+    if options.n_gpu_layers == "auto":
+        options = with_fitting_layers(devices, options, planned, model.n_layer)
+        layout = lay_out(model, types, len(devices), options)
+        cost = cost_function(model, types, options, limits, options.n_ubatch)
+        prediction = predict(devices, prediction.tensor_split, cost, budgets)
+    misfit = ""
+    try:
+        check_fit(devices, options, planned, model.n_layer)
+    except OutOfDeviceMemory as error:
+        misfit = str(error)
+    sizes = planned(options)
+    return Report(model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft)
