@@ -54,15 +54,15 @@ def test_context_shift() -> None:
     config = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
     with served(model, config) as address:
         for given in ({}, {"n_keep": -1}, {"n_keep": 5, "n_discard": 9}):
-            body = {"n_predict": 100, "ignore_eos": True} | given
+            body = {"n_predict": 70, "ignore_eos": True} | given
             answer = native(address, **body)
-            want = model.generate(TEXT, 100, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
-            assert answer["content"] == want.text and answer["tokens_predicted"] == 100
+            want = model.generate(TEXT, 70, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
+            assert answer["content"] == want.text and answer["tokens_predicted"] == 70
             assert answer["truncated"] and want.truncated and answer["stop_type"] == "limit"
             assert answer["tokens_cached"] < 64
             assert answer["generation_settings"]["n_keep"] == given.get("n_keep", 3)
             *_, last = native(address, stream=True, **body)
-            assert last["truncated"] and last["timings"]["predicted_n"] == 100
+            assert last["truncated"] and last["timings"]["predicted_n"] == 70
         assert not native(address)["truncated"]
 
 

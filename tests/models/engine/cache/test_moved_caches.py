@@ -201,7 +201,7 @@ def test_windows_and_short_contexts_are_refused(folder: Path) -> None:
         LLM(model(folder, "llama"), devices=["numpy"], n_ctx=7, context_shift=True)
 
 
-@pytest.mark.parametrize("devices", [["numpy"], QUICKEST * 2], ids=str)
+@pytest.mark.parametrize("devices", [pytest.param(["numpy"], marks=pytest.mark.wide), QUICKEST * 2], ids=str)
 def test_the_demo_model_writes_three_contexts(devices: list[str]) -> None:
     from vkbackend.tools.flags.text import demo_model
 
