@@ -1,4 +1,7 @@
-"""Threads of one process act as several nodes. A single node with all devices gives the expected results."""
+"""Threads of one process act as several nodes. A single node with all devices gives the expected results.
+
+The file is long because all tests share the same groups of nodes and their models.
+"""
 
 from __future__ import annotations
 
