@@ -17,6 +17,7 @@ HOST = "numpy"  # the name of the device that runs on the processor
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
 SPECULATIONS = ("ngram", "mtp", "draft")
+ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
 
 

@@ -9,9 +9,16 @@ from threading import Lock
 from vkbackend.checks import refused
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.active_adapters import ActiveAdapters
-from vkbackend.models.arguments import continuation_count, slot_number, text_of, token_ids, token_limit
+from vkbackend.models.arguments import (
+    ONLY_EMBEDS,
+    continuation_count,
+    slot_number,
+    text_of,
+    token_ids,
+    token_limit,
+)
 from vkbackend.models.engine.answers import Mailbox
-from vkbackend.models.engine.messages import ONLY_EMBEDS, SetVocabulary, check_tokens
+from vkbackend.models.engine.messages import SetVocabulary, check_tokens
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
 from vkbackend.models.options import GenerateKeywords, GenerateOptions

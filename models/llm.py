@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend.checks import refused, switch
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models.active_adapters import ActiveAdapters
 from vkbackend.models.arguments import adapter_scales, text_of, token_ids
 from vkbackend.models.chats.methods import Chats
@@ -26,7 +27,6 @@ from vkbackend.models.engine.engine_process import Hosted, LocalEngine, RemoteEn
 from vkbackend.models.engine.messages import (
     Logits,
     Memory,
-    Progress,
     Request,
     Stats,
 )

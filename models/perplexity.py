@@ -21,7 +21,7 @@ from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 
 from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 LEVELS = 65_535  # highest level of a saved log probability

@@ -23,7 +23,7 @@ from typing import Any
 from vkbackend import __version__
 from vkbackend.checks import number_of, whole_number
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools import bench_parallel
 from vkbackend.tools.console import console, printable, size, write_json, write_md

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from vkbackend.checks import finite_number, whole_number
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.tools.console import console, printable, write_json, write_md
 from vkbackend.tools.measure.case_times import Row, time_case
 from vkbackend.tools.op_cases.cases import cases_named

@@ -23,7 +23,7 @@ from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts.survey import time_reduces
 from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags import runner

@@ -11,7 +11,7 @@ import sys
 
 from vkbackend.atomic_file import check_target
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import byte_progress, console, printable, size, tell_notes

@@ -15,7 +15,7 @@ from vkbackend.meta.split import Kind
 from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.meta.load import Progress
 from vkbackend.models.arguments import token_limit
-from vkbackend.models.engine.messages import Progress
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import console, tell_notes

@@ -15,7 +15,7 @@ from dataclasses import replace
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.ops import measured
 from vkbackend.tools.console import console, printable, table
 from vkbackend.tools.measure import matrix_times

@@ -19,7 +19,7 @@ from vkbackend import __version__, env
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import HOST, device_list
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.ops.table import OPS
 from vkbackend.runtime import Device

@@ -1,1 +1,1 @@
-"""The engine, its runner, and saved states."""
+"""The engine: requests, the scheduler, answers, and the process it runs in."""

@@ -15,6 +15,7 @@ from weakref import ref
 
 from vkbackend import env, forks
 from vkbackend.errors import Timeout, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models.engine import engine_process
 from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Next
 from vkbackend.models.engine.engine_process import WAIT_SLICE_S, Hosted
@@ -24,7 +25,6 @@ from vkbackend.models.engine.messages import (
     EngineInfo,
     ErrorData,
     Event,
-    Progress,
     Request,
     is_last,
 )

@@ -11,13 +11,13 @@ from vkbackend.models.drafting.heads import HeadDrafter
 from vkbackend.models.drafting.ngram import Ngrams
 from vkbackend.models.drafting.prices import ROWS
 from vkbackend.models.drafting.vocabulary import check_vocabulary
-from vkbackend.models.engine.draft_runner import DraftRunner
+from vkbackend.models.engine.runner.draft_runner import DraftRunner
 from vkbackend.models.engine.speculation import Limits, Speculation
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
 
 def open_draft(options: Options) -> Runner | None:
@@ -26,7 +26,7 @@ def open_draft(options: Options) -> Runner | None:
     wanted = options.of_draft
     if wanted is None:
         return None
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
     with GGUF.open(options.path) as model, GGUF.open(wanted.path) as draft:
         check_vocabulary(model, draft)

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
@@ -32,7 +33,6 @@ from vkbackend.models.engine.messages import (
     Memory,
     News,
     Pause,
-    Progress,
     Request,
     Resume,
     SaveState,
@@ -43,7 +43,7 @@ from vkbackend.models.engine.messages import (
     check_slot,
     check_tokens,
 )
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
 from vkbackend.models.engine.slot_requests import SlotRequests
@@ -55,7 +55,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
 
 class Engine:
@@ -99,7 +99,7 @@ class Engine:
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
-        from vkbackend.models.engine.runner import Runner
+        from vkbackend.models.engine.runner.runner import Runner
 
         draft = open_draft(options)
         try:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from vkbackend import env, forks
 from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
@@ -30,7 +31,6 @@ from vkbackend.models.engine.messages import (
     EngineInfo,
     ErrorData,
     News,
-    Progress,
     Request,
 )
 from vkbackend.models.options import Options

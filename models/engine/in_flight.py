@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.cache.mark import adapters_at
-from vkbackend.models.engine.micro_batch import StepHandle
+from vkbackend.models.engine.runner.micro_batch import StepHandle
 from vkbackend.models.engine.sequence import Batch
 from vkbackend.models.engine.step_times import Mark
 from vkbackend.step import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,13 +13,11 @@ from vkbackend import errors
 from vkbackend.errors import InvalidArgument, PromptTooLong, UnsupportedModel, VkbackendError
 from vkbackend.meta.step_kind import MAX_ADAPTERS
 from vkbackend.models.adapters.info import AdapterInfo
-from vkbackend.models.arguments import MAX_SCALE
+from vkbackend.models.arguments import MAX_SCALE, ONLY_EMBEDS
 from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
-
-Progress = Callable[[int, int], None]  # (bytes loaded, total bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +291,6 @@ def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[Adapte
         problem = f"the scale {absurd[0]} is not in -{MAX_SCALE:g}..{MAX_SCALE:g}"
     if problem:
         raise InvalidArgument(f"lora: {problem}", argument="lora")
-
-
-ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
 
 
 def check_encoder(request: Generate | Logits | Embed, n_text: int) -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.messages import CopySlot, EraseSlot, LoadState, SaveState, check_slot
+from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
 
 class SlotRequests:

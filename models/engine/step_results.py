@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.messages import Generate, News
-from vkbackend.models.engine.micro_batch import Rows
+from vkbackend.models.engine.runner.micro_batch import Rows
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.step_times import StepCost
@@ -12,7 +12,7 @@ from vkbackend.models.sampling.rows import Choice, choose_rows
 from vkbackend.ops import CELL_BLOCK
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
 
 Drawing = list[tuple[Sequence, int]]  # (sequence, its row of logits)

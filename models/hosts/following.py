@@ -16,8 +16,8 @@ import numpy as np
 from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.step_kind import Wanted, bucket
-from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.calls import JOIN_S
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.node_messages import (

@@ -16,7 +16,7 @@ from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.meta.transport import Lane, Transport
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.calls import RECORD_S, Calls
 from vkbackend.models.hosts.joining import Joining

@@ -15,7 +15,7 @@ from vkbackend.limits import Limits
 from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.exchange_times import measure_exchanges
 from vkbackend.meta.nodes import Nodes
-from vkbackend.models.engine.group import OpenDevices
+from vkbackend.models.engine.runner.group import OpenDevices
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.calls import JOIN_S, RECORD_S, Calls
 from vkbackend.models.hosts.node_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.meta.mpi import MPITransport
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.engine_process import serve
-from vkbackend.models.engine.messages import Progress
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.following import follow
 from vkbackend.models.hosts.greeting import greet
 from vkbackend.models.hosts.group import Group

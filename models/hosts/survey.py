@@ -11,7 +11,7 @@ import numpy as np
 from vkbackend.meta.bench import ReduceTime, time_reduce
 from vkbackend.meta.exchange_times import times_of
 from vkbackend.meta.options import ReduceOptions
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.calls import JOIN_S, RECORD_S
 from vkbackend.models.hosts.group import Group

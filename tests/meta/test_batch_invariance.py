@@ -14,7 +14,7 @@ from vkbackend import env
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, bucket, mix_of
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Dispatch

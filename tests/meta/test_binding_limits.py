@@ -14,7 +14,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes, rows_in_pieces
 from vkbackend.meta.split import MIRRORED, split_experts
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.ops import Recorder
 from vkbackend.recording import Recording

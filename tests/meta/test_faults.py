@@ -22,8 +22,8 @@ from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.meta import relay
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 

@@ -28,7 +28,7 @@ from vkbackend.meta.split import Kind
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.registry import ARCHITECTURES
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.ops import OPS
 from vkbackend.recording import Copy, Exchange, Recording
 from vkbackend.step import Run
@@ -173,7 +173,7 @@ def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
+    monkeypatch.setattr("vkbackend.models.engine.runner.open_devices.NumpyDevice", NullDevice)
     with on_numpy(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
         layers = runner.model.n_layer
@@ -189,7 +189,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     features = frozenset(OPS["attn_prefill_coop"].needs)
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
-    device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+    device_class = "vkbackend.models.engine.runner.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda name: NullDevice(name, limits))
     with on_numpy(models, 1, "stories-w256-Q4_K") as runner:
         runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
@@ -217,7 +217,7 @@ def test_groups_of_heads_decode_on_matrix_units(
     logits = []
     for limits in (Limits(), Limits(1024, 1 << 15, features=features)):
         ran.clear()
-        device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+        device_class = "vkbackend.models.engine.runner.open_devices.NumpyDevice"
         monkeypatch.setattr(device_class, lambda name, limits=limits: Counting(name, limits))
         with on_numpy(tmp_path, n, "tiny", n_ctx=256, type_k="f16", type_v="q8_0") as runner:
             prefill(runner, TOKENS)

@@ -16,7 +16,7 @@ from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import known_speed, speed
 from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.recording import FIRST_HEAD, SLOW, Cut, Dispatch, Pace
 from vkbackend.runtime import Device

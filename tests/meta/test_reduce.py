@@ -27,7 +27,7 @@ from vkbackend.meta.sizing import StepShape, measure
 from vkbackend.meta.split import partial
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.twins.arrays import put_f16, take_f16

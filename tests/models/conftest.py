@@ -15,7 +15,7 @@ from vkbackend import LLM
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
     path = tmp_path / "words.gguf"
     path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))

@@ -33,7 +33,7 @@ HUGE = 10**5000
 
 @pytest.fixture
 def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     path = tmp_path / "words.gguf"
     scores = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
     path.write_bytes(vocabulary("llama", TOKENS, types=[2, 3, 3, *[1] * 32], extra=scores))

@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     path = tmp_path / "words.gguf"
     extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
     path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))

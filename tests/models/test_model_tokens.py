@@ -24,7 +24,7 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 
 @pytest.fixture
 def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     extra = [
         array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS)),
         array("tokenizer.ggml.suppress_tokens", I32, [7, 9]),
@@ -105,7 +105,7 @@ def test_breakers_without_a_tokenizer() -> None:
 
 
 def test_a_file_without_a_tokenizer_suppresses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     path = tmp_path / "ids.gguf"
     keys = [key("general.architecture", 8, "llama"), array("tokenizer.ggml.suppress_tokens", I32, [7])]
     path.write_bytes(gguf_bytes(keys))

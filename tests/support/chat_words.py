@@ -18,7 +18,7 @@ TYPES = [2, 3, 3, 3, 3, 3, 6, 6, *[1] * 32]
 
 @pytest.fixture
 def words_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     scores = array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))
     extra = [scores, key("tokenizer.chat_template", STRING, TURNS)]
     path = tmp_path / "words.gguf"

@@ -6,7 +6,7 @@ from math import isfinite
 
 from vkbackend.models.architectures.state_space import StateSpaceDecoder
 from vkbackend.models.architectures.wide_normed import WideNormed
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 
 
 def planned(runner: Runner, rows: int) -> list[int]:

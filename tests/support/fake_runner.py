@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
+from vkbackend.meta.load import Progress
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.messages import Progress
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.ops import CELL_BLOCK
@@ -211,7 +211,7 @@ def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
     return FakeRunner(**sizes, **how, n_queue=options.n_queue, speculation=options.speculation)
 
 
-MODULE = SimpleNamespace(Runner=fake)  # replaces vkbackend.models.engine.runner
+MODULE = SimpleNamespace(Runner=fake)  # replaces vkbackend.models.engine.runner.runner
 
 
 def open_fake(options: Options, progress: Progress | None) -> Engine:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 TOKENS = np.random.default_rng(5).integers(0, 128, 20).tolist()

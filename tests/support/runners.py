@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Keywords, Options
 

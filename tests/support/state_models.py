@@ -9,7 +9,7 @@ import numpy as np
 from runners import load_runner
 
 from vkbackend import LLM
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 
 F32 = {"type_k": "f32", "type_v": "f32"}
 PROMPT = [1, 403, 407, 261, 378]

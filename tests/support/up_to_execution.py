@@ -13,7 +13,7 @@ from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import build
 
 from vkbackend.errors import VkbackendError
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 

@@ -13,8 +13,8 @@ from oracles.heads import with_head
 from prefills import opened
 
 from vkbackend.meta.step_kind import Wanted
-from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 OPTIONS: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "reduce_type": "f32"}

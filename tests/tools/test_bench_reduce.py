@@ -13,7 +13,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.meta import bench
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, HostSum
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.tools import bench_reduce, cli
 from vkbackend.tools.bench_reduce import COLUMNS
 from vkbackend.tools.measure.reduce_sizes import parse_size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
 from vkbackend.models.options import Keywords, Options

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.header import TENSOR_TYPES
 from vkbackend.models.gguf.reader import GGUF

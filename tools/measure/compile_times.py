@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vkbackend import env
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.tools.measure.turns import variable
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend.meta.speed import measure_copy, resource_of
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.cost import cost_of
 from vkbackend.step import Run

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vkbackend.meta.transport import TwinTransport
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.following import follow
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.options import Options

@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.synthetic import Synthetic

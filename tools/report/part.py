@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import Device
 
 Row = dict[str, Any]

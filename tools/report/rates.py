@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from vkbackend import env
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.options import Options
 from vkbackend.tools.measure.compare import positions

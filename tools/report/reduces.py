@@ -8,7 +8,7 @@ from itertools import combinations
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.options import ReduceOptions, ahead_depth
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from vkbackend.errors import DeviceLost, Timeout, VkbackendError
-from vkbackend.models.engine.messages import Progress
+from vkbackend.meta.load import Progress
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from vkbackend.checks import whole_number
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.flags.text import demo_model

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vkbackend import env
 from vkbackend.checks import whole_number
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.compile_times import compile_times

@@ -17,8 +17,8 @@ from vkbackend.buffer import Home, View
 from vkbackend.checks import whole_number
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.ops import Recorder
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers

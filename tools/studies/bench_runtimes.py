@@ -21,8 +21,8 @@ from pathlib import Path
 from vkbackend import env
 from vkbackend.buffer import Home, View
 from vkbackend.checks import whole_number
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.models.placement.memory_report import HOMES
 from vkbackend.ops import OPS, Recorder

@@ -15,7 +15,7 @@ from functools import partial
 from vkbackend.meta.balance import times
 from vkbackend.meta.known_speed import Speed
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.draft_plan import speed_up

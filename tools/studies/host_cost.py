@@ -23,7 +23,7 @@ WAYS = {"greedy": {"temperature": 0.0}, "default": {}}
 
 def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     import vkbackend.models.engine.messages as messages
-    import vkbackend.models.engine.runner as runners
+    import vkbackend.models.engine.runner.runner as runners
     from vkbackend.models.engine.channel import Channel, Letter
     from vkbackend.models.engine.engine import Engine
     from vkbackend.models.options import Options

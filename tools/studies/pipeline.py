@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import vkbackend.models.engine.runner as runners
+import vkbackend.models.engine.runner.runner as runners
 from vkbackend.checks import whole_number
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.tools.flags.text import demo_model

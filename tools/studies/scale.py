@@ -21,7 +21,7 @@ from vkbackend.buffer import Home
 from vkbackend.checks import number_of, whole_number
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import RESERVE
 from vkbackend.models.placement.traced_steps import in_halves

@@ -31,7 +31,7 @@ from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options

@@ -15,7 +15,7 @@ import numpy as np
 
 from vkbackend.checks import whole_number
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.synthetic import Synthetic

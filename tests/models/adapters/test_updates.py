@@ -17,7 +17,7 @@ from runners import F32, load_runner
 from vkbackend import hazards
 from vkbackend.meta.sizing import form_of
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Copy
 from vkbackend.step import Run
 

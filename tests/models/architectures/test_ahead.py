@@ -22,7 +22,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.meta.sizing import form_of
 from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.models.architectures.registry import ARCHITECTURES, load_model, model_class
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Mix, Run
 

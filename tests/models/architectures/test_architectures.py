@@ -33,9 +33,9 @@ from prefills import opened, prefill
 
 from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
-from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import saved_state
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # Bound on the NMSE against the oracles. Lavapipe gives an NMSE of 5e-13 to 2e-11.

@@ -16,8 +16,8 @@ from prefills import opened, prefill
 from vkbackend import LLM
 from vkbackend.limits import INEXACT, Limits
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.ops import OPS, measured
 from vkbackend.step import Run
 from vkbackend.tools import cli
@@ -82,7 +82,7 @@ def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
 @pytest.fixture
 def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(features=frozenset(OPS["mat_dot"].needs), choices=tuple(TABLE.items()))
-    device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+    device_class = "vkbackend.models.engine.runner.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda name: NumpyDevice(name, limits))
     monkeypatch.delenv("VKBACKEND_EXACT")
 

@@ -21,7 +21,7 @@ from vkbackend import LLM
 from vkbackend.errors import PromptTooLong, UnsupportedModel
 from vkbackend.models.architectures.registry import ENCODERS
 from vkbackend.models.embeddings.heads import probabilities
-from vkbackend.models.engine import loading
+from vkbackend.models.engine.runner import loading
 from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py

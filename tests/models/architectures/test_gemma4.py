@@ -14,7 +14,7 @@ from runners import load_runner
 
 from vkbackend.errors import GGUFError
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run

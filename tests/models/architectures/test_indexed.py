@@ -20,7 +20,7 @@ from slot_journey import check_slot_journey
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta.ops import chosen_attention
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run

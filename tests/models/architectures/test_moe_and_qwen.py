@@ -22,7 +22,7 @@ from vkbackend.buffer import Home
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.limits import Limits
 from vkbackend.meta.step_kind import StepKind, bucket
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Copy
 from vkbackend.step import Run
 from vkbackend.twins.device import NumpyDevice
@@ -243,7 +243,7 @@ def test_a_stack_in_several_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch
     path = model(folder, MIXED[1])
     limits = Limits(max_storage_range=60_000)
     monkeypatch.setattr(
-        "vkbackend.models.engine.open_devices.NumpyDevice", lambda name: NumpyDevice(name, limits)
+        "vkbackend.models.engine.runner.open_devices.NumpyDevice", lambda name: NumpyDevice(name, limits)
     )
     for n in (1, 2):
         with opened(path, ["numpy"] * n) as runner:

@@ -15,7 +15,7 @@ from oracles.fixtures import FIXTURES, build
 from prefills import opened
 
 from vkbackend import env
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 # The first rows after 27 positions cross the border of a block of 32 cells, and the windows of 12.

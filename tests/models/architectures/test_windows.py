@@ -26,11 +26,11 @@ from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import linear
 from vkbackend.models.architectures.llama import Model as Llama
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
-from vkbackend.models.engine import loading, saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import loading, saved_state
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement.cache_plan import blocks_of_owners
 from vkbackend.models.placement.layout import largest_cache, sizes
 from vkbackend.models.sampling.params import SamplingParams

@@ -14,11 +14,11 @@ from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.drafting.draft_model import Rows
 from vkbackend.models.drafting.vocabulary import check_vocabulary
-from vkbackend.models.engine.draft_runner import DraftRunner
 from vkbackend.models.engine.drafters import drafters_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.draft_runner import DraftRunner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.params import SamplingParams

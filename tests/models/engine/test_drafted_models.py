@@ -19,7 +19,7 @@ from scheduling import Everything, drafting, events_of, tokens_of
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 

@@ -19,6 +19,7 @@ from scheduling import GREEDY, events_of, finish, make, tokens_of
 
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models.engine import engine_process
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.engine_process import RemoteEngine
@@ -28,7 +29,6 @@ from vkbackend.models.engine.messages import (
     Generate,
     Logits,
     Memory,
-    Progress,
     Request,
 )
 from vkbackend.models.options import Options

@@ -19,9 +19,9 @@ from tiny_models import Tiny, write_tiny
 
 from vkbackend import LLM
 from vkbackend.errors import VkbackendError
+from vkbackend.meta.load import Progress
 from vkbackend.models import llm as llm_module
 from vkbackend.models.engine import answers, channel
-from vkbackend.models.engine.messages import Progress
 from vkbackend.models.options import Options
 from vkbackend.tools.studies import interrupt_rounds, interrupts
 
@@ -42,7 +42,7 @@ class Runner(FakeRunner):
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of a model whose runner computes nothing. `Runner.opened` lists the runners."""
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", SimpleNamespace(Runner=Runner))
     monkeypatch.setattr(Runner, "opened", [])
     path = tmp_path / "none.gguf"
     path.write_bytes(

@@ -7,7 +7,7 @@ import pytest
 from device_sets import DEVICE_SETS, nmse
 from runners import F32, load_runner
 
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 

@@ -9,7 +9,7 @@ from device_sets import DEVICE_SETS
 from state_models import open_runner
 
 from vkbackend.meta import recorded_steps
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds of steps

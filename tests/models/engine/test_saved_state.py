@@ -18,10 +18,10 @@ from state_models import PROMPT, TOKENS, open_llm, open_runner
 
 from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.meta.gather import gather_rows
-from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.messages import Cancel, Generate, LoadState, Logits, Request, SaveState
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import saved_state
+from vkbackend.models.engine.runner.runner import Runner
 
 # ---- the same continuation ----
 

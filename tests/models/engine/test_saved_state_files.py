@@ -18,9 +18,9 @@ from state_models import PROMPT, TOKENS, model, open_llm, open_runner
 
 from vkbackend.errors import InvalidArgument, StateError, VkbackendError
 from vkbackend.meta.gather import gather_rows
-from vkbackend.models.engine import saved_state, state_checksums
 from vkbackend.models.engine.cache.blocks import SlotContent
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import saved_state, state_checksums
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 

@@ -13,7 +13,7 @@ from oracles.fixture import write
 from oracles.heads import with_head
 from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]

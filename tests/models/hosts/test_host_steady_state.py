@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_models import Tiny, write_tiny
 
-import vkbackend.models.engine.runner as runners
+import vkbackend.models.engine.runner.runner as runners
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner

@@ -29,11 +29,11 @@ from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.models.drafting.drafter import Want
-from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import saved_state
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.joining import place_of
 from vkbackend.models.options import Options

@@ -17,7 +17,7 @@ from vkbackend.errors import DeviceLost, InvalidArgument, VkbackendError
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.transport import Lane, TwinTransport
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts import following, greeting, hostfile, node_messages
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.options import Options

@@ -26,8 +26,8 @@ from vkbackend.meta.step_kind import Wanted
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, SaveState
-from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts import following
 from vkbackend.models.options import Options
 from vkbackend.step import Run

@@ -10,7 +10,7 @@ import pytest
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.meta import reduce as reduces
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 

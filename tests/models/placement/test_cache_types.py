@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.cache.blocks import SlotContent
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import saved_state
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.step import Run
 

@@ -11,7 +11,7 @@ from oracles.heads import with_head
 
 from vkbackend.meta.balance import Prediction, Times
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.draft_plan import head_token_ms, plan_draft, speed_up

@@ -12,8 +12,8 @@ from device_sets import covering, device_infos, nmse, wide
 from runners import load_runner
 
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit

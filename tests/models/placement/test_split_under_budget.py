@@ -13,8 +13,8 @@ from runners import load_runner
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import balance
 from vkbackend.meta.speed import Speed
-from vkbackend.models.engine import loading
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner import loading
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement import fit
 
 BUDGET = 2_600_000  # bytes for weights, caches and scratch; the model needs more than 4/3 of this budget

@@ -91,7 +91,7 @@ def test_a_vocabulary_without(make: Make) -> None:
 
 
 def test_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner.runner", fake_runner.MODULE)
     tokens = ["<unk>", "<s>", "</s>", "a", "b", *QWEN[:3], "c", "\u2581"]
     tokens += [f"t{i}" for i in range(30)]
     extra = [

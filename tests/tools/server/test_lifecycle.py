@@ -8,7 +8,7 @@ import pytest
 from serving import FakeModel, served, until
 
 from vkbackend.errors import DeviceLost, GGUFError
-from vkbackend.models.engine.messages import Progress
+from vkbackend.meta.load import Progress
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.service import Config
 

@@ -25,7 +25,7 @@ from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, Unsupported
 from vkbackend.kompute.device import KomputeDevice
 from vkbackend.kompute.spirv import storage_only
 from vkbackend.meta import relay
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.open_device import open_device
 from vkbackend.ops import Recorder
 from vkbackend.recording import Recording

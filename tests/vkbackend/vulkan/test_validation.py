@@ -19,7 +19,7 @@ pytestmark = pytest.mark.native
 RUN = """
 import json, sys
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.vulkan import instance

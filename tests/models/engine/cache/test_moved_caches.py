@@ -21,7 +21,7 @@ from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.formats import dequantize
 from vkbackend.meta.gather import gather_rows, scatter_rows
-from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement.cache_plan import CachePlan
 
 TOKENS = np.random.default_rng(11).integers(0, N_VOCAB, 60).tolist()

@@ -5,7 +5,7 @@ from typing import Any
 
 from vkbackend.buffer import Home
 from vkbackend.meta.mesh import Mesh
-from vkbackend.models.engine.group import Group
+from vkbackend.models.engine.runner.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from vkbackend.limits import Limits
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.nodes import Nodes
 from vkbackend.meta.step_kind import Wanted
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device

@@ -27,10 +27,10 @@ from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.cache.mark import AdapterUse, Mark, n_alike
-from vkbackend.models.engine.state_checksums import check, checksums
+from vkbackend.models.engine.runner.state_checksums import check, checksums
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"

@@ -11,18 +11,19 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import UnsupportedModel, VkbackendError
 from vkbackend.meta.candidates import TopK
+from vkbackend.meta.load import Progress
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
-from vkbackend.models.engine.adapter_rows import AdapterRows, width_of
+from vkbackend.models.arguments import ONLY_EMBEDS
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
-from vkbackend.models.engine.group import Group
-from vkbackend.models.engine.loading import Loading, n_stages
-from vkbackend.models.engine.memory_report import memory_report
-from vkbackend.models.engine.messages import ONLY_EMBEDS, Progress
-from vkbackend.models.engine.micro_batch import MicroBatch, Rows, StepHandle
-from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.rope_rows import RopeRows
+from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
+from vkbackend.models.engine.runner.group import Group
+from vkbackend.models.engine.runner.loading import Loading, n_stages
+from vkbackend.models.engine.runner.memory_report import memory_report
+from vkbackend.models.engine.runner.micro_batch import MicroBatch, Rows, StepHandle
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.engine.runner.rope_rows import RopeRows
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates

@@ -9,11 +9,11 @@ import numpy as np
 
 from vkbackend.models.drafting.draft_model import Rows
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
-from vkbackend.models.engine.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.step import Run
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.engine.runner.runner import Runner
 
 
 class DraftRunner:

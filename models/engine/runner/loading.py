@@ -8,6 +8,7 @@ from vkbackend import env
 from vkbackend.errors import UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
+from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.sizing import StepShape, StepSizes
@@ -19,8 +20,7 @@ from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.cache.context_shift import ContextShift
-from vkbackend.models.engine.group import Joining, OpenDevices
-from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.runner.group import Joining, OpenDevices
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share

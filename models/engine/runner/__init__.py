@@ -1,0 +1,1 @@
+"""The runner: it loads a model on the devices, runs steps, and saves and restores states."""
