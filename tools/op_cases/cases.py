@@ -14,6 +14,7 @@ from vkbackend.tools.op_cases import (
     attention,
     caches,
     chosen,
+    expert_cache,
     half,
     heads,
     kept_rows,
@@ -131,7 +132,7 @@ def _cases() -> _Sweep:
     s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
     s.wide += [*attention.wide(), *chosen.wide()]
     s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
-    s.quick += [*kept_rows.quick(), *low_rank.quick()]
+    s.quick += [*expert_cache.quick(), *kept_rows.quick(), *low_rank.quick()]
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
     s.wide += [*moe.wide(), *recurrent.wide(), *low_rank.wide(), *state_space.wide(), *streams.wide()]
     s.wide += op_cases_quantized.wide()

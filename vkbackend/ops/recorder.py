@@ -7,6 +7,7 @@ from vkbackend.ops.attention import AttentionOps
 from vkbackend.ops.choice import ProductOps
 from vkbackend.ops.chosen import ChosenOps
 from vkbackend.ops.elementwise import ElementwiseOps
+from vkbackend.ops.expert_cache import ExpertCacheOps
 from vkbackend.ops.heads import HeadOps
 from vkbackend.ops.kept_rows import KeptRowOps
 from vkbackend.ops.low_rank import LowRankOps
@@ -22,6 +23,7 @@ class Recorder(
     AttentionOps,
     ChosenOps,
     ElementwiseOps,
+    ExpertCacheOps,
     HeadOps,
     KeptRowOps,
     LowRankOps,

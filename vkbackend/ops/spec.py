@@ -170,6 +170,13 @@ SPECS: dict[str, OpSpec] = {
         ),
         op_spec("add_id", "x:r b:r ids:r starts:r y:w", "n n_pairs", "RAGGED"),
         op_spec("moe_group", "ids:r order:w tiles:w", "n_pairs n_experts tile n_tiles"),
+        op_spec(
+            "moe_lookup",
+            "ids:r table:r misses:w hits:w counts:w",
+            "n_pairs n_used n_experts",
+            "COUNTED",
+            step=True,
+        ),
         op_spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
         op_spec("adapter_experts", "adapters:r experts:r ids:w", "n_rows n_used n_terms term n_experts"),
         op_spec(

@@ -16,6 +16,7 @@ from vkbackend.twins import (
     attention,
     chosen,
     elementwise,
+    expert_cache,
     half,
     heads,
     kept_rows,
@@ -31,7 +32,7 @@ from vkbackend.twins import (
 
 _FAMILIES = (
     *(attention, chosen, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
-    *(kept_rows, low_rank, state_space, streams),
+    *(expert_cache, kept_rows, low_rank, state_space, streams),
 )
 
 
