@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.ops.groups import groups_of
+from vkbackend.meta.ops.groups import groups_of, tiles_in_parts
 from vkbackend.meta.ops.low_rank import adapt_experts, expert_ids
-from vkbackend.meta.ops.matrix import convert, operand_of
+from vkbackend.meta.ops.matrix import convert, n_parts, operand_of
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
@@ -136,19 +136,21 @@ def _experts(
     out: View,
 ) -> None:
     """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns."""
-    ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
+    on, ends = graph.on(d, w), [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
+    parts = tiles_in_parts(groups, n_parts(on.limits, graph.n_rows)) if groups else [None]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
-        graph.on(d, w).mat_id(
-            piece,
-            x,
-            ids,
-            w.starts[d],
-            out,
-            axis=w.state.axis - 1,
-            groups=groups,
-            first=first,
-            count=end - first,
-        )
+        for part in parts:
+            on.mat_id(
+                piece,
+                x,
+                ids,
+                w.starts[d],
+                out,
+                axis=w.state.axis - 1,
+                groups=part,
+                first=first,
+                count=end - first,
+            )
     if bias:
         values, starts = bias.whole(d), bias.starts.get(d)
         graph.on(d, bias).add_id(out, values, ids, out, starts=starts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
@@ -23,3 +24,11 @@ def groups_of(graph: TensorGraph, d: int, ids: View, n_experts: int, label: str)
     groups = device_ops.Groups(order, tiles, tile)
     on.moe_group(ids, groups, n_experts=n_experts)
     return groups
+
+
+def tiles_in_parts(groups: device_ops.Groups, n: int) -> list[device_ops.Groups]:
+    """Divide the tiles into `n` parts, whose sizes differ by at most one tile for any routing. An expert with
+    tiles in two parts is read twice."""
+    n_tiles = groups.tiles.shape[0]
+    bounds = [n_tiles * i // n for i in range(n + 1)]
+    return [replace(groups, tiles=groups.tiles.rows(*bound)) for bound in pairwise(bounds)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
+from vkbackend.limits import Limits
 from vkbackend.meta import split
 from vkbackend.meta.ops.low_rank import adapt
 from vkbackend.meta.split import MIRRORED
@@ -38,7 +39,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
-    pieces = [part for piece in w.pieces[d] for part in _in_parts(*piece, x.rows)]
+    pieces = [part for piece in w.pieces[d] for part in _in_parts(*piece, n_parts(on.limits, x.rows))]
     for first, piece in pieces:
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
@@ -46,12 +47,18 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
         on.mat(piece, operand, target, bias=local_bias, y_stride=width)
 
 
-def _in_parts(first: int, piece: View, n_rows: int) -> list[tuple[int, View]]:
-    """Divide a piece so that no dispatch takes longer than with LONG_ROWS rows of x, because a driver's
-    watchdog limits the time of a submission. Each row of w is still read once."""
-    n = piece.shape[0]
-    size = -(-n // -(-n_rows // LONG_ROWS) // W_TILE) * W_TILE
-    return [(first + at, piece.rows(at, min(at + size, n))) for at in range(0, n, size)]
+def n_parts(limits: Limits, n_rows: int) -> int:
+    """Return into how many dispatches a product with `n_rows` rows of x is divided, so that none takes longer
+    than with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. Software devices
+    have no watchdog, and fuse gate, up and their product only if each is one dispatch."""
+    return 1 if limits.is_cpu else -(-n_rows // LONG_ROWS)
+
+
+def _in_parts(first: int, piece: View, n: int) -> list[tuple[int, View]]:
+    """Divide a piece into at most `n` parts. Each row of w is still read once."""
+    n_out = piece.shape[0]
+    size = -(-n_out // (n * W_TILE)) * W_TILE
+    return [(first + at, piece.rows(at, min(at + size, n_out))) for at in range(0, n_out, size)]
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:

@@ -129,7 +129,7 @@ class ExpertsOp:
             push | {"x_per_used": int(x_per_used)},
             {name: values[name] for name in spec.consts},
             (*target.fold(grid.along_w), n_tiles),
-            flops=2 * n_rows * n_used * x_stride * y_stride,
+            flops=2 * min(n_rows * n_used, n_tiles * tile) * x_stride * y_stride,
         )
 
 

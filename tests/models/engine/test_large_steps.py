@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ from device_sets import nmse, wide
 from material import DATA
 from runners import load_runner
 
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.meta.ops import matrix
+from vkbackend.meta.ops.groups import tiles_in_parts
+from vkbackend.meta.ops.matrix import n_parts
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import DEFAULT_ROWS, Options
@@ -20,13 +26,15 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import allocations
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
+from vkbackend.ops import Groups, tile_count, tile_size
+from vkbackend.recording import Dispatch
 from vkbackend.step import MAX_ROWS, Run
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.simulated import LIMITS, Hollow
 from vkbackend.twins.device import NullDevice
+from vkbackend.twins.moe import moe_group
 
 MODEL = DATA / "stories-narrow-F16.gguf"
-N, M = 400, 368
 
 
 DEVICES = [pytest.param(["0"], id="0"), *(wide(pytest.param(d.split(","), id=d)) for d in ("0,1", "0,0,1"))]
@@ -35,28 +43,92 @@ DEVICES = [pytest.param(["0"], id="0"), *(wide(pytest.param(d.split(","), id=d))
 @pytest.mark.runtimes
 @pytest.mark.parametrize("devices", DEVICES)
 def test_one_large_step_equals_small_steps(devices: list[str]) -> None:
+    large_equals_small(MODEL, devices)
+
+
+@pytest.mark.parametrize("place", ["numpy", pytest.param("0", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    ("name", "op", "weight"),
+    [("narrow-F16", "mat_mul", "blk.0.ffn_up"), ("moe8x-Q4_0", "mat_mul_id", "blk.0.ffn_up_exps")],
+)
+def test_divided_products(
+    models: Path, name: str, op: str, weight: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Software devices do not divide products, so lavapipe runs the portable ops of a GPU, slowly."""
+    monkeypatch.setenv("VKBACKEND_FLOOR", "1")
+    monkeypatch.setattr(matrix, "LONG_ROWS", 48)
+    path = models / f"stories-{name}.gguf"
+    assert large_equals_small(path, [place], (50, 46), (96, 32), f"{weight}.weight") == [op, op]
+
+
+def large_equals_small(
+    path: Path,
+    devices: list[str],
+    sizes: tuple[int, int] = (400, 368),
+    rows: tuple[int, int] = (768, 128),
+    weight: str = "",
+) -> list[str]:
     """Two sequences share the step. Attention adds keys in blocks of 32 in both cases, so only the
-    matrix products may differ in rounding."""
-    tokens = np.random.default_rng(7).integers(3, 500, N + M).tolist()
-    last = {}
-    for n_ubatch in (768, 128):
-        options: dict[str, Any] = {"n_ctx": N + 20, "n_slots": 2, "n_ubatch": n_ubatch, "reduce_type": "f32"}
-        with closing(load_runner(MODEL, devices=devices, **options)) as runner:
+    matrix products may differ in rounding. Return the ops that multiply by `weight` in the large step."""
+    n, m = sizes
+    tokens = np.random.default_rng(7).integers(3, 500, n + m).tolist()
+    last, ops = {}, []
+    for n_ubatch in rows:
+        options: dict[str, Any] = {"n_ctx": n + 20, "n_slots": 2, "n_ubatch": n_ubatch, "reduce_type": "f32"}
+        with closing(load_runner(path, devices=devices, **options)) as runner:
             assert runner.n_ubatch == n_ubatch
-            if n_ubatch > N:
-                runs = [Run(1, 0, M, 0), Run(0, M, N, 0)]
-                logits = [runner.step(tokens[N:] + tokens[:N], runs, [M - 1, N + M - 1]).copy()]
-                assert max(kind.n_rows for kind in runner.mesh.steps.by_kind) == 768
+            if n_ubatch > n:
+                runs = [Run(1, 0, m, 0), Run(0, m, n, 0)]
+                logits = [runner.step(tokens[n:] + tokens[:n], runs, [m - 1, n + m - 1]).copy()]
+                [step] = [step for kind, step in runner.mesh.steps.by_kind.items() if kind.n_rows == n_ubatch]
+                commands = step.executables[0].recording.commands
+                ops = [c.op for c in commands if isinstance(c, Dispatch) and c.label == weight]
             else:
                 logits = []
-                for slot, begin, n in ((1, N, M), (0, 0, N)):
-                    for at in range(0, n, n_ubatch):
-                        rows = tokens[begin + at : begin + min(at + n_ubatch, n)]
-                        out = runner.step(rows, [Run(slot, 0, len(rows), at)], [len(rows) - 1])
+                for slot, begin, size in ((1, n, m), (0, 0, n)):
+                    for at in range(0, size, n_ubatch):
+                        part = tokens[begin + at : begin + min(at + n_ubatch, size)]
+                        out = runner.step(part, [Run(slot, 0, len(part), at)], [len(part) - 1])
                     logits.append(out.copy())
-            logits.append(runner.step([5, 6], [Run(1, 0, 1, M), Run(0, 1, 1, N)], [0, 1]).copy())
+            logits.append(runner.step([5, 6], [Run(1, 0, 1, m), Run(0, 1, 1, n)], [0, 1]).copy())
             last[n_ubatch] = np.concatenate(logits)
-    assert nmse(last[768], last[128]) < 1e-10
+    large, small = (last[n_ubatch] for n_ubatch in rows)
+    assert nmse(large, small) < 1e-10
+    return ops
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("routed", ["evenly", "to one expert"])
+def test_a_part_of_a_product_takes_no_longer_than_a_step_of_512_rows(routed: str) -> None:
+    """A tile has at most 32 pairs, so tiles bound the time for any routing."""
+    n_used, n_experts = 4, 128
+    of_512 = np.bincount(chosen_experts(routed, 512, n_used, n_experts), minlength=n_experts)
+    for n_rows in (1024, 2048, 4096):
+        ids = chosen_experts(routed, n_rows, n_used, n_experts)
+        tile = tile_size(LIMITS, n_rows, n_used, n_experts)
+        n_tiles = tile_count(ids.size, n_experts, tile)
+        order, tiles = np.zeros(ids.size, np.uint32), np.zeros((n_tiles, 3), np.uint32)
+        moe_group(ids, order, tiles, n_pairs=ids.size, n_experts=n_experts, tile=tile, n_tiles=n_tiles)
+        view = View(Buffer(tiles.nbytes, Home.SCRATCH, "tiles"), 0, tiles.shape, "u32")
+        parts = tiles_in_parts(Groups(view, view, tile), n_parts(LIMITS, n_rows))
+        assert len(parts) == n_rows // 512
+        at = [part.tiles.offset // 12 for part in parts] + [n_tiles]
+        used = [np.count_nonzero(tiles[a:b, 2]) for a, b in pairwise(at)]
+        assert sum(tiles[:, 2]) == ids.size
+        assert max(used) <= sum(-(-of_512 // tile)) + n_experts // len(parts) + 1
+
+
+def chosen_experts(routed: str, n_rows: int, n_used: int, n_experts: int) -> np.ndarray:
+    rng = np.random.default_rng(n_rows)
+    if routed == "evenly":
+        return rng.permuted(np.tile(np.arange(n_experts), (n_rows, 1)), axis=1)[:, :n_used].reshape(-1)
+    return np.tile(np.arange(n_used), n_rows)
+
+
+@pytest.mark.no_vulkan
+def test_software_devices_do_not_divide_products() -> None:
+    """They have no watchdog, and a divided gate and up would not be fused."""
+    assert n_parts(replace(LIMITS, is_cpu=True), MAX_ROWS) == 1 < n_parts(LIMITS, MAX_ROWS)
 
 
 @pytest.mark.no_vulkan
