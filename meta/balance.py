@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vkbackend.meta.speed import Speed, class_of, measure_reduce, measure_speed, resource_of
+from vkbackend.meta.known_speed import Speed
+from vkbackend.meta.rates import MEASURED, Rates
+from vkbackend.meta.speed import class_of
 from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
@@ -167,28 +169,30 @@ def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
 # ---- on devices ----
 
 
+def times_on(devices: Sequence[Device], shares: Shares, cost: Cost, rates: Rates = MEASURED) -> Times:
+    """Predict the time of a step of `cost` on the devices with a share."""
+    busy = [device for device, share in zip(devices, shares, strict=True) if share]
+    here = [device for device in busy if not device.node]
+    return times(
+        cost,
+        [rates.speed(device) for device in devices],
+        rates.resources(devices),
+        lambda nbytes: rates.reduce(busy, nbytes),
+        lambda nbytes: rates.reduce(here, nbytes),
+    )
+
+
 def predict(
     devices: Sequence[Device],
     shares: Shares,
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
+    rates: Rates = MEASURED,
 ) -> Prediction:
     """Predict the time for `shares`, and for a faster subset of the devices in which the model fits."""
-    speeds = tuple(measure_speed(device) for device in devices)
-    resources = [resource_of(device) for device in devices]
-
-    def time_of(shares: Shares) -> Times:
-        busy = [devices[d] for d, share in enumerate(shares) if share]
-        here = [device for device in busy if not device.node]
-        return times(
-            cost(shares),
-            speeds,
-            resources,
-            lambda nbytes: measure_reduce(busy, nbytes),
-            lambda nbytes: measure_reduce(here, nbytes),
-        )
-
-    whole = time_of(shares)
+    speeds = tuple(rates.speed(device) for device in devices)
+    resources = rates.resources(devices)
+    whole = times_on(devices, shares, cost(shares), rates)
     best: tuple[int, ...] = ()
     best_times = whole
     for members in subsets(shares, speeds):
@@ -196,24 +200,28 @@ def predict(
         part = fitted(part, lambda s: cost(s).held, budgets, [class_of(device) for device in devices])
         if overfull(cost(part).held, budgets):
             continue
-        if (other := time_of(part)).total_ms < best_times.total_ms:
+        if (other := times_on(devices, part, cost(part), rates)).total_ms < best_times.total_ms:
             best, best_times = members, other
     n_reduces = len(cost(shares).reduces) + len(cost(shares).inner)
     return Prediction(shares, speeds, whole, n_reduces, best, best_times if best else None)
 
 
 def auto_split(
-    devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
+    devices: Sequence[Device],
+    cost: Callable[[Shares], Cost],
+    budgets: Sequence[Budget] = (),
+    rates: Rates = MEASURED,
 ) -> Prediction:
     """Choose the split of a model over open devices, and predict the time of a token.
 
     `cost` must accept shares of 0. The first call measures each device in about a second.
     """
-    speeds = [measure_speed(device) for device in devices]
-    resources = [resource_of(device) for device in devices]
+    speeds = [rates.speed(device) for device in devices]
+    resources = rates.resources(devices)
     shares = _among(range(len(devices)), devices, speeds, resources)
     kinds = [(class_of(device), shares[d]) for d, device in enumerate(devices)]
-    return predict(devices, fitted(shares, lambda s: cost(s).held, budgets, kinds), cost, budgets)
+    shares = fitted(shares, lambda s: cost(s).held, budgets, kinds)
+    return predict(devices, shares, cost, budgets, rates)
 
 
 def _among(

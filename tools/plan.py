@@ -2,7 +2,7 @@
 
 The plan has the heads, FFN columns, vocabulary rows and bytes of each device, the all-reduces of one token,
 and the predicted time per token without attention over the context. Each new device is measured for about a
-second. The exit code is 1 if the model does not fit.
+second, unless its speeds are given. The exit code is 1 if the model does not fit.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from dataclasses import asdict
 from typing import Any
 
 from vkbackend.meta.plan import Plan
-from vkbackend.models.placement.draft_plan import speed_up
 from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import ITEMS, itemised
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.flags.adapters import add_adapter_arguments
+from vkbackend.tools.flags.assumed import add_assumed_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.plan_report import AUTO, Report, report
 
-ACCEPTANCES, LENGTHS = (0.5, 0.7, 0.85), (1, 3, 7)  # of drafts in the prediction
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
 DIMS = {
@@ -42,7 +41,9 @@ DIMS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
+    add("-m", "--model", metavar="FILE", help="the model, a .gguf file")
+    add("--synthetic", metavar="SHAPE:TYPE",
+        help="a published shape instead of a file, for example llama-8b:Q4_K")  # fmt: skip
     add("-c", "--ctx-size", dest="n_ctx", type=int, default=512, metavar="N",
         help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
     add("--json", action="store_true",
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_adapter_arguments(parser)
     add_speculation_arguments(parser)
     add_experiment_arguments(parser)
+    add_assumed_arguments(parser)
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
@@ -95,9 +97,12 @@ def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
 
 
 def draft_rows(plan_report: Report) -> list[list[str]]:
-    """Return a row per acceptance, with the speed-up of each length of drafts."""
-    ms, times = plan_report.draft_ms, plan_report.prediction.times
-    return [[f"{rate:g}", *(f"{speed_up(times, rate, n, ms):.2f}" for n in LENGTHS)] for rate in ACCEPTANCES]
+    """Return a row per exchange time and acceptance, with the speed-up of each length of drafts."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for gain in plan_report.gains:
+        key = f"{gain.exchange_us:.0f}", f"{gain.token_ms:.3g}", f"{gain.acceptance:g}"
+        rows.setdefault(key, []).append(f"{gain.speed_up:.2f}")
+    return [[*key, *cells] for key, cells in rows.items()]
 
 
 def to_json(plan_report: Report, path: str) -> dict[str, Any]:
@@ -129,17 +134,11 @@ def to_json(plan_report: Report, path: str) -> dict[str, Any]:
 
 
 def _draft_json(plan_report: Report) -> dict[str, Any]:
-    if not plan_report.options.speculation:
+    if not plan_report.gains:
         return {}
-    draft, times = plan_report.draft, plan_report.prediction.times
-    ms = plan_report.draft_ms
+    draft = plan_report.draft
     held = {device.name: draft.nbytes(d) for d, device in enumerate(draft.devices)} if draft else {}
-    gains = [
-        {"acceptance": rate, "drafted": n, "speed_up": speed_up(times, rate, n, ms)}
-        for rate in ACCEPTANCES
-        for n in LENGTHS
-    ]
-    return {"draft": {"devices": held, "token_ms": ms, "speed_up": gains}}
+    return {"draft": {"devices": held, "gains": [asdict(gain) for gain in plan_report.gains]}}
 
 
 def show(plan_report: Report) -> None:
@@ -188,9 +187,10 @@ def show(plan_report: Report) -> None:
             for d, device in enumerate(draft.devices)
         ]
         out.print(table("draft model in MiB", ("device", "weights", "KV", "scratch", "staging"), rows_of))
-    if plan_report.options.speculation:
-        title = "predicted speed-up by accepted share and drafted tokens a step"
-        out.print(table(title, ("accepted", *map(str, LENGTHS)), draft_rows(plan_report)))
+    if plan_report.gains:
+        lengths = dict.fromkeys(f"{gain.n_drafted} drafted" for gain in plan_report.gains)
+        titles = ("exchange us", "drafted token ms", "accepted", *lengths)
+        out.print(table("predicted speed-up by drafts", titles, draft_rows(plan_report)))
     n, traffic = itemised(plan_report.layout, plan_report.sizes), plan_report.traffic()
     parts = " + ".join(f"{SHOWN_ITEMS[item]} {size(n[item])}" for item in ITEMS if n[item])
     lines = [
@@ -208,7 +208,7 @@ def show(plan_report: Report) -> None:
 def run(args: argparse.Namespace) -> int:
     plan_report = report(args)
     if args.json:
-        write_json(to_json(plan_report, args.model))
+        write_json(to_json(plan_report, args.model or args.synthetic))
     else:
         show(plan_report)
     return 1 if plan_report.misfit else 0

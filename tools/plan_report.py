@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vkbackend import env
-from vkbackend.errors import OutOfDeviceMemory
-from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.meta.balance import Prediction, Times, auto_split, predict
+from vkbackend.meta.rates import Rates
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
 from vkbackend.models.adapters.loaded import add_adapters
@@ -19,8 +21,8 @@ from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
-from vkbackend.models.placement.cost import bus_bytes_per_row, cost_function, cost_of
-from vkbackend.models.placement.draft_plan import DraftPlan, head_token_ms, plan_draft
+from vkbackend.models.placement.cost import CostFunction, bus_bytes_per_row, cost_function, cost_of
+from vkbackend.models.placement.draft_plan import DraftPlan, Gain, gains, head_token_ms, plan_draft
 from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
@@ -35,12 +37,15 @@ from vkbackend.models.placement.tensors import check_weights, notes, weights_in_
 from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
 from vkbackend.runtime import Device
 from vkbackend.tools.flags import runner
+from vkbackend.tools.flags.assumed import Assumed, assumed_of
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import host_patterns
+from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
 BUS_ROWS = 512, 2048, 4096
+LENGTHS = 1, 3, 7  # of drafts in the prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +60,7 @@ class Report:
     misfit: str  # Reason and remedy.
     notes: tuple[str, ...] = ()  # The file's unused parts.
     draft: DraftPlan | None = None
-
-    @property
-    def draft_ms(self) -> float:
-        """Return the time of a drafted token."""
-        if self.draft or not self.model.n_ahead:
-            return self.draft.token_ms if self.draft else 0.0
-        limits = [device.limits for device in self.devices]
-        return head_token_ms(self.model, self.layout, self.options, limits, self.prediction)
+    gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -110,15 +108,22 @@ class Report:
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
 
 
+def opened(args: argparse.Namespace) -> GGUF:
+    """Open the model of -m, or the shape of --synthetic."""
+    if bool(args.model) == bool(args.synthetic):
+        raise InvalidArgument("give one model, with -m FILE or --synthetic SHAPE:TYPE")
+    return Synthetic(args.synthetic) if args.synthetic else GGUF.open(args.model)
+
+
 def report(args: argparse.Namespace) -> Report:
     """Report too little memory as `misfit`, but raise all other errors of loading."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
-    if args.host_tensors:
-        with GGUF.open(args.model) as gguf:
+    assumed = assumed_of(args)
+    with opened(args) as gguf:
+        if args.host_tensors:
             given["override_tensor"] = host_patterns(args, gguf.tensors)
-    options = options_of(args, args.model, **given)
-    runner.refuse_hostfile(options)
-    with GGUF.open(options.path) as gguf:
+        options = options_of(args, gguf.paths[0], **given)
+        runner.refuse_hostfile(options)
         model = load_model(gguf, options.with_heads)
         if options.lora:
             add_adapters(model, gguf, options.adapters)
@@ -140,7 +145,7 @@ def report(args: argparse.Namespace) -> Report:
             if drafting and options.draft and options.of_draft:
                 with GGUF.open(options.draft) as small:
                     draft = plan_draft(small, options.of_draft, drafting)
-            plan_report = _report(model, types, devices, options, draft)
+            plan_report = _report(model, types, devices, options, draft, assumed)
             lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
             return replace(plan_report, notes=tuple(lines))
         finally:
@@ -167,6 +172,7 @@ def _report(
     devices: list[Device],
     options: Options,
     draft: DraftPlan | None,
+    assumed: Assumed,
 ) -> Report:
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
     if draft:
@@ -179,11 +185,11 @@ def _report(
         options = replace(options, n_ubatch=rows)
     cost = cost_function(model, types, options, limits, options.n_ubatch)
     if options.tensor_split == AUTO:
-        prediction = auto_split(devices, cost, budgets)
+        prediction = auto_split(devices, cost, budgets, assumed.rates[0])
         options = replace(options, tensor_split=prediction.tensor_split)
     else:
         shares = options.shares or (1,) * len(devices)
-        prediction = predict(devices, shares, cost, budgets)
+        prediction = predict(devices, shares, cost, budgets, assumed.rates[0])
     layout = lay_out(model, types, len(devices), options)
     reduces = trace_reduces(model, layout, options, limits)
 
@@ -193,11 +199,35 @@ def _report(
         options = with_fitting_layers(devices, options, planned, model.n_layer)
         layout = lay_out(model, types, len(devices), options)
         cost = cost_function(model, types, options, limits, options.n_ubatch)
-        prediction = predict(devices, prediction.tensor_split, cost, budgets)
+        prediction = predict(devices, prediction.tensor_split, cost, budgets, assumed.rates[0])
     misfit = ""
     try:
         check_fit(devices, options, planned, model.n_layer)
     except OutOfDeviceMemory as error:
         misfit = str(error)
     sizes = planned(options)
-    return Report(model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft)
+    found = Report(model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft)
+    return replace(found, gains=_gains(found, cost, assumed)) if options.speculation else found
+
+
+def _gains(planned: Report, cost: CostFunction, assumed: Assumed) -> tuple[Gain, ...]:
+    model, options, devices = planned.model, planned.options, planned.devices
+    limits, n_reduces = [device.limits for device in devices], planned.prediction.n_reduces
+    lengths = [n for n in LENGTHS if n <= options.draft_max]
+
+    def token_ms(rates: Rates, times: Times) -> float:
+        """Return the time of a token of the draft model or of the head. N-grams take no time."""
+        if planned.draft:
+            return planned.draft.token_ms(rates)
+        if not model.n_ahead:
+            return 0.0
+        return head_token_ms(model, planned.layout, options, limits, times, n_reduces)
+
+    shares = planned.prediction.tensor_split
+    return tuple(
+        gain
+        for rates in assumed.rates
+        for gain in gains(
+            devices, shares, cost, rates, assumed.acceptances, lengths, partial(token_ms, rates)
+        )
+    )

@@ -3,8 +3,9 @@ automatic split and `vkbackend plan` use this cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from vkbackend.buffer import Home
 from vkbackend.limits import Limits
@@ -23,14 +24,19 @@ from vkbackend.models.placement.layout import (
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
 
 
+class CostFunction(Protocol):
+    def __call__(self, shares: Shares, n_rows: int = 1) -> Cost: ...
+
+
 def cost_function(
     model: Model,
     types: Mapping[str, str],
     options: Options,
     limits: Sequence[Limits],
     n_ubatch: int = 512,
-) -> Callable[[Shares], Cost]:
-    """Return a function from shares (one per device, in any unit) to the cost of this split.
+) -> CostFunction:
+    """Return a function from shares (one per device, in any unit) and rows of a step to the cost of this
+    split.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
     memory is traced only once, because tracing a large model takes seconds. Every device counts the largest
@@ -40,7 +46,7 @@ def cost_function(
     stages = stages_of(options, len(limits))
     scratch = 0
 
-    def cost(shares: Shares) -> Cost:
+    def cost(shares: Shares, n_rows: int = 1) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
         # -ot may place tensors on a device without a share.
@@ -56,8 +62,8 @@ def cost_function(
         inside: list[int] = []  # bytes of each sum within a node
         for r in traced[busy]:
             alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
-            (inside if alone else across).append(4 * r.elements)
-        whole = cost_of(model, layout, tuple(across))
+            (inside if alone else across).append(4 * r.elements * n_rows)
+        whole = cost_of(model, layout, tuple(across), n_rows)
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
             for nbytes in ([n + per_device for n in whole.held], whole.read, whole.host)
@@ -74,14 +80,14 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
     return (options.split_mode == "hosts" and options.nodes) or (0,) * n
 
 
-def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
+def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int = 1) -> Cost:
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None and il >= model.n_layer - model.n_ahead:
             continue  # a step without drafts reads only the head's matrices of k and v
         for d in range(n):
-            read[load.home][d] += _read_nbytes(model, load, d)
+            read[load.home][d] += _read_nbytes(model, load, d, n_rows)
     held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
     return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
 
@@ -97,23 +103,17 @@ def read_by_head(model: Model, layout: Layout) -> list[int]:
 
 
 def bus_bytes_per_row(model: Model, layout: Layout, n_rows: int) -> list[float]:
-    """Return the bytes of weights in host memory that each device reads per row of a step with `n_rows` rows.
-
-    A step reads a matrix once. If the router chooses all E experts equally often, n rows of k experts each
-    use E (1 - (1 - k / E)^n) experts of a stack.
-    """
+    """Return the bytes of weights in host memory that each device reads per row of a step."""
     loads = [load for load in layout.loads if load.home is Home.HOST]
     return [
-        sum(weight_nbytes(load, d) * _used_part(model, load, n_rows) for load in loads) / n_rows
-        for d in range(layout.n_devices)
+        sum(_read_nbytes(model, load, d, n_rows) for load in loads) / n_rows for d in range(layout.n_devices)
     ]
 
 
-def _used_part(model: Model, load: Load, n_rows: int) -> float:
-    return 1 - (1 - model.n_used / load.shape[0]) ** n_rows if len(load.shape) == 3 else 1.0
-
-
-def _read_nbytes(model: Model, load: Load, device: int) -> int:
-    """Return the bytes that a token reads of a weight. Of a stack, it reads the experts that it uses."""
-    nbytes = weight_nbytes(load, device)
-    return nbytes * model.n_used // load.shape[0] if len(load.shape) == 3 else nbytes
+def _read_nbytes(model: Model, load: Load, device: int, n_rows: int = 1) -> int:
+    """Return the bytes that a step reads of a weight. Rows read a matrix once. If the router chooses all E
+    experts equally often, n rows of k experts each read E (1 - (1 - k / E)^n) experts of a stack."""
+    nbytes, n_experts = weight_nbytes(load, device), load.shape[0]
+    if len(load.shape) < 3:
+        return nbytes
+    return round(nbytes * (1 - (1 - model.n_used / n_experts) ** n_rows))

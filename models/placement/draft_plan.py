@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vkbackend.limits import Limits
-from vkbackend.meta.balance import Prediction, Times, predict
+from vkbackend.meta.balance import Cost, Shares, Times, times_on
+from vkbackend.meta.rates import MEASURED, Rates
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.drafting.acceptance import expected_tokens
 from vkbackend.models.drafting.prices import ROW_SHARE
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options
-from vkbackend.models.placement.cost import cost_function, cost_of, read_by_head
+from vkbackend.models.placement.cost import CostFunction, cost_function, cost_of, read_by_head
 from vkbackend.models.placement.fit import Budget, sizes_with
 from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.memory_report import Held
@@ -24,11 +25,14 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """`held` has the bytes on each of `devices`, and `token_ms` is the time of a drafted token."""
+    """`held` has the bytes on each of `devices`, and `cost` the bytes of a drafted token."""
 
     devices: tuple[Device, ...]
     held: tuple[Held, ...]
-    token_ms: float
+    cost: Cost
+
+    def token_ms(self, rates: Rates = MEASURED) -> float:
+        return times_on(self.devices, (1,) * len(self.devices), self.cost, rates).total_ms
 
     def nbytes(self, device: int) -> int:
         return sum(self.held[device].homes.values())
@@ -56,26 +60,62 @@ def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> Draft
     shape = step_shape(model, layout, options, rows)
     held = sizes_with(model, types, devices, step_sizes(model, layout, options, limits, shape))(options)
     cost = cost_function(model, types, options, limits, rows)
-    times = predict(devices, (1,) * len(devices), cost).times
-    return DraftPlan(tuple(devices), tuple(held), times.total_ms)
+    return DraftPlan(tuple(devices), tuple(held), cost((1,) * len(devices)))
 
 
 def head_token_ms(
-    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], prediction: Prediction
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], times: Times, n_reduces: int
 ) -> float:
     """Return the time of a token that the multi-token prediction head drafts. Weights and exchanges take the
-    time per byte and per exchange of the model's own step."""
+    time per byte and per exchange of the model's own step, `times`."""
     of_model, of_head = cost_of(model, layout, ()).read, read_by_head(model, layout)
     share = max(b / a for a, b in zip(of_model, of_head, strict=True) if a)
     n = len(trace_reduces(model, layout, options, limits, ahead=True))
-    times, n_reduces = prediction.times, prediction.n_reduces
     return share * times.weights_ms + (n * times.reduce_ms / n_reduces if n_reduces else 0.0)
 
 
-def speed_up(times: Times, rate: float, n_drafted: int, token_ms: float = 0.0, row_ms: float = 0.0) -> float:
-    """Return the tokens per second with drafts, relative to decoding without. `rate` is the probability that
-    a drafted token is accepted if the tokens before it were. Drafting a token takes `token_ms`, and each
-    further row adds `row_ms` to the exchanges."""
-    reads = times.weights_ms + times.host_ms
-    verify = reads * (1 + ROW_SHARE * n_drafted) + times.reduce_ms + row_ms * n_drafted
-    return expected_tokens(rate, n_drafted) * times.total_ms / (verify + n_drafted * token_ms)
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The tokens per second with drafts of `n_drafted` tokens, relative to decoding without. A drafted token
+    is accepted with probability `acceptance` if the tokens before it were. `exchange_us` is the given or mean
+    time of an exchange, and `token_ms` the time of a drafted token."""
+
+    exchange_us: float
+    token_ms: float
+    acceptance: float
+    n_drafted: int
+    speed_up: float
+
+
+def gains(
+    devices: Sequence[Device],
+    shares: Shares,
+    cost: CostFunction,
+    rates: Rates,
+    acceptances: Sequence[float],
+    lengths: Sequence[int],
+    token_ms: Callable[[Times], float],
+) -> list[Gain]:
+    """`token_ms` returns the time of a drafted token from the times of a step of one row."""
+    plain_cost = cost(shares)
+    plain = times_on(devices, shares, plain_cost, rates)
+    verify = {n: times_on(devices, shares, cost(shares, 1 + n), rates) for n in lengths}
+    n_reduces = len(plain_cost.reduces) + len(plain_cost.inner)
+    exchange_us = 1e3 * plain.reduce_ms / n_reduces if n_reduces else 0.0
+    if rates.exchange_s is not None:
+        exchange_us = 1e6 * rates.exchange_s
+    drafted_ms = token_ms(plain)
+    return [
+        Gain(exchange_us, drafted_ms, rate, n, speed_up(plain, verify[n], rate, n, drafted_ms))
+        for rate in acceptances
+        for n in lengths
+    ]
+
+
+def speed_up(plain: Times, verify: Times, rate: float, n_drafted: int, token_ms: float = 0.0) -> float:
+    """Return the speed-up of drafts of `n_drafted` tokens. `plain` and `verify` are the times of steps of one
+    row and of all rows. The time of computing a row, a share ROW_SHARE of the time of reading, is added."""
+    reads = (verify.weights_ms + verify.host_ms) * (1 + ROW_SHARE * n_drafted)
+    return (
+        expected_tokens(rate, n_drafted) * plain.total_ms / (reads + verify.reduce_ms + n_drafted * token_ms)
+    )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkbackend.meta import balance
+from vkbackend.meta import balance, rates
 from vkbackend.meta.balance import (
     Cost,
     Prediction,
@@ -25,7 +25,8 @@ from vkbackend.meta.balance import (
     subsets,
     times,
 )
-from vkbackend.meta.speed import Speed
+from vkbackend.meta.known_speed import Speed
+from vkbackend.meta.rates import Rates
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
@@ -153,12 +154,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
     """Return three devices with invented speeds. An all-reduce takes 100 us per device."""
-    rates = {"fast": 4e9, "half": 2e9, "slow": 1e8}
-    monkeypatch.setattr(balance, "measure_speed", lambda d: Speed(rates[d.name], rates[d.name] / 10))
+    invented = {"fast": 4e9, "half": 2e9, "slow": 1e8}
+    monkeypatch.setattr(rates, "measure_speed", lambda d: Speed(invented[d.name], invented[d.name] / 10))
     monkeypatch.setattr(balance, "class_of", lambda d: d.name)
-    monkeypatch.setattr(balance, "resource_of", lambda d: d.name)
-    monkeypatch.setattr(balance, "measure_reduce", lambda ds, nbytes: 1e-4 * len(ds) * (len(ds) > 1))
-    return [NumpyDevice(name) for name in rates]
+    monkeypatch.setattr(rates, "resource_of", lambda d: d.name)
+    monkeypatch.setattr(rates, "measure_reduce", lambda ds, nbytes: 1e-4 * len(ds) * (len(ds) > 1))
+    return [NumpyDevice(name) for name in invented]
 
 
 def cost_of(total: int, n_reduces: int) -> Callable[[Shares], Cost]:
@@ -204,3 +205,15 @@ def test_same_cache_same_split(cache: Path) -> None:
     written = cache.read_bytes()
     again = auto_split(devices, cost_of(10_000_000, 4))
     assert again == first and isinstance(again, Prediction) and cache.read_bytes() == written
+
+
+def test_given_speeds_replace_measured_ones(made_up: list[NumpyDevice]) -> None:
+    """A given speed is the speed of each device, even of two on one card. An exchange takes the given time
+    and the time of its bytes."""
+    cards = Rates(weights=1e9, host=1e8, exchange_s=1e-3)
+    predicted = predict([made_up[0]] * 2, (1, 1), cost_of(6_000_000_000, 64), rates=cards)
+    assert predicted.times.weights_ms == pytest.approx(3000)
+    assert predicted.times.reduce_ms == pytest.approx(64 * (1 + 4096 / 1e5))
+    assert predict(made_up[:1], (1,), cost_of(1_000_000, 64), rates=cards).times == Times(1.0, 0.0, 0.0)
+    some = Rates(weights=1e9)
+    assert some.speed(made_up[0]) == Speed(1e9, 4e8) and some.reduce(made_up, 4096) == pytest.approx(3e-4)

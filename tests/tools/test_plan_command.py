@@ -23,7 +23,7 @@ DENSE, MOE, QWEN2 = (f"stories-{name}.gguf" for name in ("wide-Q8_0", "moe8x-Q4_
 def known_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.setattr(speed, "_read_rate", lambda device, home: 1e9 if home is Home.WEIGHTS else 1e8)
-    monkeypatch.setattr("vkbackend.meta.balance.measure_reduce", lambda devices, n: 1e-4 * (len(devices) > 1))
+    monkeypatch.setattr("vkbackend.meta.rates.measure_reduce", lambda devices, n: 1e-4 * (len(devices) > 1))
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -88,6 +88,42 @@ def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert p["total_ms"] == pytest.approx(p["weights_ms"] + p["host_ms"] + p["reduce_ms"])
     assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
+
+
+def test_the_gain_of_drafts_on_assumed_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values computed by hand: 8B in Q4_K reads 2,014 MiB per card, and each of 64 exchanges has 16 KiB."""
+    command = ["--synthetic", "llama-8b:Q4_K", "-dev", "numpy,numpy", "--spec-type", "ngram"]
+    speeds = ["--gb-per-s", "400", "--bus-gb-per-s", "12", "--exchange-us", "30,300"]
+    report = plan(capsys, *command, *speeds, "--draft-accept", "0.7", "--draft-max", "3")
+    weights, exchanges = 2013.9 * 2**20 / 400e6, 64 * 16384 / 12e6
+    assert report["prediction"]["weights_ms"] == pytest.approx(weights, rel=1e-4)
+    assert report["prediction"]["reduce_ms"] == pytest.approx(64 * 0.03 + exchanges, rel=1e-3)
+    tokens = {1: 1.7, 3: 1 + 0.7 + 0.7**2 + 0.7**3}
+    gains = report["draft"]["gains"]
+    assert [(round(g["exchange_us"]), g["n_drafted"]) for g in gains] == [
+        (30, 1),
+        (30, 3),
+        (300, 1),
+        (300, 3),
+    ]
+    for gain in gains:
+        n, fixed = gain["n_drafted"], 64e-3 * gain["exchange_us"]
+        verify = weights * (1 + 0.03 * n) + fixed + exchanges * (1 + n)
+        assert gain["token_ms"] == 0
+        assert gain["speed_up"] == pytest.approx(tokens[n] * (weights + fixed + exchanges) / verify, rel=1e-3)
+
+
+def test_a_draft_model_lowers_the_gain(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, draft = (str(models / f"stories-{name}-F16.gguf") for name in ("w256", "narrow"))
+    command = ["-m", path, "-dev", "numpy,numpy", "--gb-per-s", "1", "--bus-gb-per-s", "1"]
+    free = plan(capsys, *command, "--exchange-us", "100", "--spec-type", "ngram")["draft"]
+    drafted = plan(capsys, *command, "--exchange-us", "100", "-md", draft)["draft"]
+    assert not free["devices"] and list(drafted["devices"]) == ["numpy"]
+    for with_model, without in zip(drafted["gains"], free["gains"], strict=True):
+        assert with_model["token_ms"] > 0 and 0 < with_model["speed_up"] < without["speed_up"]
+    assert cli.main(["plan", *command, "-md", draft]) == 0
+    text = capsys.readouterr().out
+    assert "predicted speed-up by drafts" in text and "7 drafted" in text
 
 
 def test_tensors_placed_on_a_device_count_without_a_share(
@@ -180,6 +216,11 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
         (("--runtime", "cuda"), "cuda"),
         (("-dev", "numpy,"), "''"),
         (("-m", "nowhere.gguf"), "nowhere.gguf"),
+        (("--synthetic", "llama-8b:Q4_K"), "--synthetic"),
+        (("--exchange-us", "30,many"), "30,many"),
+        (("--exchange-us", "-3"), "-3"),
+        (("--draft-accept", "1.5"), "1.5"),
+        (("--gb-per-s", "0"), "--gb-per-s=0"),
     ],
 )
 def test_bad_values_are_named(

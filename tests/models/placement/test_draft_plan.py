@@ -9,15 +9,18 @@ import pytest
 from oracles.fixture import write
 from oracles.heads import with_head
 
-from vkbackend.meta.balance import Prediction, Times
+from vkbackend.meta.balance import Times
+from vkbackend.meta.rates import Rates
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
+from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.draft_plan import head_token_ms, plan_draft, speed_up
 from vkbackend.models.placement.fit import Budget
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.tensors import check_weights
+from vkbackend.tools.measure.simulated import LIMITS, Hollow
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -25,17 +28,17 @@ CARDS = Times(weights_ms=5.0, host_ms=0.0, reduce_ms=1.9)  # 8B over two cards a
 
 
 def test_without_drafts_nothing_is_gained() -> None:
-    assert speed_up(CARDS, 0.7, 0) == 1.0
-    assert speed_up(CARDS, 0.0, 3) < 1.0, "the rows of rejected tokens cost time"
+    assert speed_up(CARDS, CARDS, 0.7, 0) == 1.0
+    assert speed_up(CARDS, CARDS, 0.0, 3) < 1.0, "the rows of rejected tokens cost time"
 
 
 @pytest.mark.parametrize(("rate", "n", "expected"), [(0.5, 1, 1.45), (0.7, 3, 2.33), (0.85, 7, 4.2)])
 def test_speed_up_over_two_cards(rate: float, n: int, expected: float) -> None:
     """The tokens of a step, divided by the time of its rows."""
-    assert speed_up(CARDS, rate, n) == pytest.approx(expected, rel=0.03)
-    assert speed_up(CARDS, rate, n, token_ms=1.0) < speed_up(CARDS, rate, n)
+    assert speed_up(CARDS, CARDS, rate, n) == pytest.approx(expected, rel=0.03)
+    assert speed_up(CARDS, CARDS, rate, n, token_ms=1.0) < speed_up(CARDS, CARDS, rate, n)
     slow = Times(5.0, 0.0, 19.2)  # 300 us an exchange
-    assert speed_up(slow, rate, n) > speed_up(CARDS, rate, n)
+    assert speed_up(slow, slow, rate, n) > speed_up(CARDS, CARDS, rate, n)
 
 
 def test_the_draft_model_is_planned_on_its_device(models: Path) -> None:
@@ -49,7 +52,8 @@ def test_the_draft_model_is_planned_on_its_device(models: Path) -> None:
         plan = plan_draft(gguf, wanted, devices)
     weights = sum(plan.held[0].homes[home] for home in ("weights", "mapped"))
     assert 0.8 < weights / draft.stat().st_size < 1.2
-    assert plan.nbytes(0) > plan.held[0].homes["kv"] > 0 and plan.token_ms > 0
+    assert plan.nbytes(0) > plan.held[0].homes["kv"] > 0
+    assert plan.token_ms(Rates(1e9, 1e9)) == pytest.approx(plan.cost.read[0] / 1e6)
     budget = Budget("card", 1 << 30, (0, 1))
     assert plan.without([budget], open_devices(options.devices)) == [budget], "the host has no budget here"
 
@@ -67,11 +71,24 @@ def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> No
         types = check_weights(gguf, model)
     devices = open_devices(options.devices, options.runtime, exact=False)
     limits = [device.limits for device in devices]
-    prediction = Prediction((1.0,) * n, (), Times(8.0, 0.0, 2.0 * (n > 1)), n_reduces)
-    ms = head_token_ms(model, lay_out(model, types, n, options), options, limits, prediction)
+    times = Times(8.0, 0.0, 2.0 * (n > 1))
+    ms = head_token_ms(model, lay_out(model, types, n, options), options, limits, times, n_reduces)
     read = {name: v.size // (4 if "_exps." in name else 1) for name, v in fixture.tensors.items()}
     head = sum(size for name, size in read.items() if name.startswith(("blk.4.", "output.weight")))
     of_model = sum(size for name, size in read.items() if not name.startswith(("blk.4.", "token_embd")))
     expected = 8.0 * head / of_model + (2 * 2.0 / 8 if n > 1 else 0.0)
     # On two devices, each has a complete eh_proj and complete norms.
     assert ms == pytest.approx(expected, rel=1e-3) if n == 1 else expected < ms < 1.3 * expected
+
+
+def test_more_rows_read_more_experts_and_exchange_more_bytes() -> None:
+    """Four rows of 8 among 128 experts use 29.1 experts."""
+    gguf = Hollow("qwen3-30b-a3b:f16")
+    model = load_model(gguf)
+    options = Options("a shape", devices=("numpy",) * 2, n_ctx=64)
+    cost = cost_function(model, check_weights(gguf, model), options, [LIMITS] * 2)
+    one, four = cost((1, 1)), cost((1, 1), 4)
+    experts = sum(info.nbytes for name, info in gguf.tensors.items() if "_exps." in name) / 128
+    assert sum(four.read) - sum(one.read) == pytest.approx(21.1 * experts, rel=0.01)
+    assert four.reduces == tuple(4 * nbytes for nbytes in one.reduces) and len(one.reduces) == 96
+    assert four.held == one.held

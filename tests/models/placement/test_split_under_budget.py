@@ -11,8 +11,8 @@ import pytest
 from runners import load_runner
 
 from vkbackend.errors import OutOfDeviceMemory
-from vkbackend.meta import balance
-from vkbackend.meta.speed import Speed
+from vkbackend.meta import balance, rates
+from vkbackend.meta.known_speed import Speed
 from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement import fit
@@ -30,10 +30,10 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (fit, loading):
         monkeypatch.setattr(module, "budgets_of", of)
-    monkeypatch.setattr(balance, "measure_speed", lambda device: speeds[device.name])
-    monkeypatch.setattr(balance, "measure_reduce", lambda devices, nbytes: 1e-6)
-    for name in ("class_of", "resource_of"):
-        monkeypatch.setattr(balance, name, lambda device: device.name)
+    monkeypatch.setattr(rates, "measure_speed", lambda device: speeds[device.name])
+    monkeypatch.setattr(rates, "measure_reduce", lambda devices, nbytes: 1e-6)
+    monkeypatch.setattr(balance, "class_of", lambda device: device.name)
+    monkeypatch.setattr(rates, "resource_of", lambda device: device.name)
     return room
 
 

@@ -1,0 +1,39 @@
+"""The speeds that predict the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from vkbackend.meta.known_speed import Speed
+from vkbackend.meta.speed import measure_reduce, measure_speed, resource_of
+from vkbackend.runtime import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Speeds that are given replace measured speeds. `weights` and `host` are the bytes per second of Speed.
+    An exchange takes `exchange_s` seconds, and the time of its bytes at the rate `host`."""
+
+    weights: float | None = None
+    host: float | None = None
+    exchange_s: float | None = None
+
+    def speed(self, device: Device) -> Speed:
+        if self.weights and self.host:
+            return Speed(self.weights, self.host)
+        measured = measure_speed(device)
+        return Speed(self.weights or measured.weights, self.host or measured.host)
+
+    def resources(self, devices: Sequence[Device]) -> list[Hashable]:
+        """Devices with equal labels share a speed. A given speed is the speed of each device."""
+        return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
+
+    def reduce(self, devices: Sequence[Device], nbytes: int) -> float:
+        """Return the seconds of an all-reduce of `nbytes`, which is 0 for one device."""
+        if self.exchange_s is None or len(devices) < 2:
+            return measure_reduce(devices, nbytes)
+        return self.exchange_s + nbytes / min(self.speed(device).host for device in devices)
+
+
+MEASURED = Rates()
