@@ -121,8 +121,8 @@ class Graph:
     ) -> tuple[Tensor, Tensor | None]:
         """Sum a PARTIAL tensor on all readers. If `norm` is set, the same kernel computes the sum's RMS norm.
 
-        No exchange is needed if the only writer is the only reader. If a reader lacks the mirrored addend, a
-        writer adds it to its share.
+        No exchange is needed if the only writer is the only reader. If a device that reads the sum lacks the
+        mirrored addend, one of the writing devices adds it to its own partial sum.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")

@@ -16,7 +16,7 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """`changing` has caches and constants by name. `load_s` is the seconds of loading the weights."""
+    """`changing` maps names to caches and constants. `load_s` is the time to load the weights, in seconds."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices

@@ -116,7 +116,7 @@ def opened(args: argparse.Namespace) -> GGUF:
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Report too little memory as `misfit`, but raise all other errors of loading."""
+    """Report insufficient memory as `misfit`. Raise all other load errors."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     assumed = assumed_of(args)
     with opened(args) as gguf:

@@ -118,9 +118,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Makes later commands wait for earlier commands. Both stage masks have the compute stage. A mask has the
-    transfer stage only if its side of the barrier has copies, because an unused stage makes some GPUs wait
-    longer."""
+    """Makes later commands wait for earlier commands. Both stage masks include the compute stage. A mask
+    includes the transfer stage only if its side of the barrier has copies, because an unused stage makes some
+    GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True

@@ -76,7 +76,7 @@ class Device(ABC):
     name: str
     limits: Limits
     queue: Queue
-    counts: Counter[str]  # Number of existing objects of each kind.
+    counts: Counter[str]  # Number of live objects of each kind.
     created: int  # All objects created so far; decode steps create none.
     nbytes: Counter[Home]  # Bytes in use for each purpose.
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.

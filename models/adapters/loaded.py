@@ -33,8 +33,8 @@ def read_adapters(files: Sequence[tuple[str, str, float]], architecture: str, mo
 def add_adapters(
     model: Model, gguf: GGUF, files: Sequence[tuple[str, str, float]]
 ) -> tuple[AdapterInfo, ...]:
-    """Read (name, path, default scale) and give the model their weights. Raises the errors of `read_adapters`
-    and of `low_rank_specs`."""
+    """Read the adapters in `files` (name, path, default scale) and load their weights into the model. Raises
+    the errors of `read_adapters` and of `low_rank_specs`."""
     adapters = read_adapters(files, gguf.architecture, model)
     unread = {*model.unread(), *ahead_tensors(gguf, model)}
     model.low_rank = low_rank_specs(adapters, model.weights(), unread)

@@ -1,5 +1,5 @@
-"""afmoe (Trinity): exaone-moe with embeddings multiplied by sqrt(n_embd), an output gate of attention, and
-norms after attention and FFN. Arcee AI 2025.
+"""afmoe (Trinity): exaone-moe with embeddings multiplied by sqrt(n_embd), an attention output gate, and norms
+after attention and FFN. Arcee AI 2025.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def split_gguf(
     progress: Progress | None = None,
 ) -> list[Path]:
     """Write one file per part (see `cut`), and return the paths. The first file has the metadata. Raises
-    InvalidArgument if a path is a file of the source, and GGUFError if writing fails. After an error no part
-    remains.
+    InvalidArgument if an output path is one of the source files, and GGUFError if writing fails. After an
+    error no part remains.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     metadata = _whole(source)

@@ -1,8 +1,8 @@
 """A model's chat template, which turns messages into a prompt.
 
-Templates come from model files and are not trusted. So a template runs in jinja2's immutable sandbox, in a
-process with limits of time and memory (template_process.py). Templates may use the additions of Hugging
-Face's `apply_chat_template`, such as loop controls and `strftime_now`.
+Templates come from model files and are not trusted. They therefore run in jinja2's immutable sandbox, in a
+process with time and memory limits (template_process.py). Templates may use the additions of Hugging Face's
+`apply_chat_template`, such as loop controls and `strftime_now`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 `<|im_end|>` to end a message and continue in another role.
 
 A second rendering has a random sentinel next to each special token of these texts, which shows its position
-in the prompt. Templates may test how contents begin and end, so sentinels count only if the prompt without
-sentinels equals the first rendering.
+in the prompt. Templates may inspect how contents begin and end, so the sentinels are trusted only if removing
+them yields the first rendering.
 """
 
 from __future__ import annotations

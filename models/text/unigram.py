@@ -32,7 +32,7 @@ def unigram(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     pieces = [
         (vocabulary.tokens[i], 0.0 if types[i] == TokenType.USER_DEFINED else scores[i]) for i in text_ids
     ]
-    # The unknown token gets an empty text, which no text matches.
+    # The unknown token gets the empty string, which never matches.
     backend = Backend(models.Unigram([("", 0.0), *pieces], 0, False))
     rewrite = CharacterMap(gguf.get("tokenizer.ggml.precompiled_charsmap", b""), vocabulary.path)
     prefix = vocabulary.flag("add_space_prefix", False)

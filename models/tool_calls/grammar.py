@@ -17,8 +17,8 @@ Special = Callable[[str], int | None]  # text -> its control token
 
 
 class CallGrammar:
-    """Writes rules for calls of `tools`, which has the arguments' schema by function. `special` returns a
-    marker's control token, which a grammar names by id, because the token has no text."""
+    """Writes grammar rules for calls of `tools`, which maps each function to its argument schema. `special`
+    returns a marker's control token, which a grammar names by id, because the token has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special

@@ -32,7 +32,7 @@ VENDORS = {
     "floor": Limits.floor(),
     "lavapipe": Limits(1024, 32_768, subgroup_size=8, is_cpu=True, features=GPU),
 }
-# Measurements that prefer other ops for one row than for several.
+# Measurements that prefer different ops for one row and for several.
 TUNED = (("one", ("mat_vec",)), ("few", ("mat_wave", "mat_lane")))
 # 8 rows of 4096 elements are the smallest sums that two devices send as F16. 8 rows of 2 experts are the
 # fewest pairs that 8 experts compute in tiles.

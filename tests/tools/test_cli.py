@@ -311,7 +311,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 
 
 def restore_interrupts() -> None:
-    """Handle SIGINT, which a background job of a shell and its children would ignore."""
+    """Handle SIGINT, which a shell's background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

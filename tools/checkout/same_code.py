@@ -36,7 +36,7 @@ CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
 
 
 def changed(old: str, new: str | None) -> list[str]:
-    """Return the files that were added, removed or changed in code. If `new` is None, use the working
+    """Return the files that were added or removed, or whose code changed. If `new` is None, use the working
     tree."""
     names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
     differ = []

@@ -53,7 +53,7 @@ class Counts:
     scalar: int
     loads: int
     load_nbytes: int  # Per lane.
-    in_flight: int  # Most memory loads in flight at once.
+    in_flight: int  # Maximum number of memory loads in flight.
     stores: int
     shared: int
     waits: int

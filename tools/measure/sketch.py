@@ -1,4 +1,5 @@
-"""A header of a small model of any architecture, without tensors' data, to query properties without a file.
+"""Build the header of a small model of any architecture, without tensor data, to query its properties without
+a file.
 
 A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """

@@ -28,8 +28,8 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """Return the device's limits. Unless `once` is set, add the portable limits with the features that the
-    case needs. Omit limits under which the op cannot run."""
+    """Return the device's limits. Unless `once` is set, also return the portable limits, with the device's
+    features if the case needs any. Omit limits under which the op cannot run."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []

@@ -5,7 +5,7 @@
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. An edit has a file before a commit of this checkout as prompt, and the file after
 the commit as answer. "always" verifies all drafts, and "chosen" as many tokens as pay. The first table counts
-the n-gram drafts of more edits, without a model.
+n-gram drafts for additional edits, without running a model.
 """
 
 from __future__ import annotations

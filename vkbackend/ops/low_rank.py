@@ -38,12 +38,12 @@ class LowRankOps(Target):
         Shapes: ids u32 [n_rows, n_terms], t [n_rows, n_terms, rank], scales f32 [n_rows / n_used, any]. `b`
         has floats of any type.
 
-        Without `starts`, b is [n, n_adapters * rank], and B_e has its columns e * rank to (e + 1) * rank. An
-        id of n_adapters or more adds nothing.
+        Without `starts`, b is [n, n_adapters * rank], and B_e is columns e * rank to (e + 1) * rank. An id of
+        n_adapters or more adds nothing.
 
-        With `starts` u32, the prefix sums of the rows per id, b is [rows, rank], and B_e has the rows
-        starts[e] to starts[e + 1], at most n. If a stack exceeds one binding, each dispatch gets the ids
-        first..first + count and leaves other rows of y unchanged. Then n_terms is 1 and `y` is `x`.
+        If `starts` (u32 prefix sums of the number of rows per id) is given, b is [rows, rank], and B_e is
+        rows starts[e] to starts[e + 1], at most n rows. If a stack exceeds one binding, each dispatch gets
+        the ids first..first + count and leaves other rows of y unchanged. Then n_terms is 1 and `y` is `x`.
         """
         n_rows, n_terms, rank = t.shape
         y_stride, per_row = y.shape[-1] if y_stride is None else y_stride, scales.shape[-1]

@@ -163,7 +163,7 @@ class RowOps(Target):
         (wire="f16"). Bit s of `writers` is set if slot s has a partial. The op reads this device's partial
         from `own`, not from slot own_index. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`.
         For f16, `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. If
-        `slot_stride` is given, `slots` is one-dimensional and ends with the last partial.
+        `slot_stride` is given, `slots` is one-dimensional and ends where the last slot's partial ends.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)

@@ -40,7 +40,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
+        """Allocate a buffer, and map it if its memory is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:

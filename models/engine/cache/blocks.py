@@ -21,9 +21,10 @@ class Pool:
 
 @dataclass(slots=True)
 class SlotContent:
-    """The cache has K and V of `tokens[:n_stored]`. `tokens` may end with one more token, which has not run.
+    """The cache holds K and V of `tokens[:n_stored]`. `tokens` may end with one more token, which has not
+    run.
 
-    A sequence can continue from position `resumable` or later. A layer with a window w has K and V from
+    A sequence can continue from position `resumable` or later. A layer with a window w holds K and V from
     position `resumable` - w + 1 on, or of all positions if `resumable` is 0.
     """
 

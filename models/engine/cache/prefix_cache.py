@@ -197,11 +197,11 @@ class PrefixCache:
         return copies
 
     def unshare(self, slot: int, first: int, used: int, copies: list[Copy]) -> bool:
-        """Give the slot blocks of its own from position `first` on, because a context shift changes them.
+        """From position `first` on, replace shared blocks by copies that only this slot uses, because a
+        context shift overwrites them.
 
-        A block that other slots use is replaced, and its copy is added to `copies`. Blocks with only
-        discarded positions (`first` to `used` - 1) are not copied. Return False if no blocks are left; a
-        later call continues.
+        The copies are added to `copies`. Blocks with only discarded positions (`first` to `used` - 1) are not
+        copied. Return False if no blocks are left; a later call continues.
         """
         [group] = self.groups  # contexts with windows are not shifted
         nodes = self.nodes[slot]

@@ -1,4 +1,5 @@
-"""Adapters give the logits of merged weights, in one batch and on any devices, without further exchanges."""
+"""Adapters produce the same logits as merged weights, in one batch and on any devices, without additional
+exchanges."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nodes can form a pipeline in which several steps are in flight. The steps overlap, never deadlock, and give
-the tokens of a single node."""
+"""Nodes can form a pipeline in which several steps are in flight. The steps overlap, never deadlock, and
+produce the same tokens as a single node."""
 
 from __future__ import annotations
 

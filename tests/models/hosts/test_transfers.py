@@ -62,7 +62,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
         # complete slots would need 2 slots per node
         (HOSTS, "host-sum", [4 / 3] * 3),
         (HOSTS, "auto", [4 / 3] * 3),
-        # Node 0 sends three halves of a slot: one for each device, and one of the sum.
+        # Node 0 sends three half slots: each of its devices' partials, and the sum.
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,

@@ -38,7 +38,7 @@ def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
 
 
 def test_pre_tokenizers(byte_level: Tokenizer, request: pytest.FixtureRequest) -> None:
-    """Every pre-tokenizer except Bloom's cuts between letters and digits."""
+    """Every pre-tokenizer except Bloom's splits between letters and digits."""
     text = 'aa11 a  \n\n é日本\'S Ünï, 12345\t"x" ー。Ω\u212a\u1f7d'
     assert byte_level.decode(byte_level.encode(text, add_special=False)) == text
     pieces = [byte_level.piece(i) for i in byte_level.encode("a1", add_special=False)]

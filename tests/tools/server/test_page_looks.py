@@ -177,7 +177,7 @@ def test_keyboard(page: Any) -> None:
     assert page.input_value("#input") == "one\ntwo"
     page.evaluate("""document.querySelector("#input").dispatchEvent(
         new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))""")
-    assert not texts(page)  # this Enter only confirms the composition of an input method
+    assert not texts(page)  # this Enter only commits an IME composition
 
 
 AXE = """async () => {

@@ -1,5 +1,5 @@
-"""On Intel's and NVIDIA's drivers, models do everything except execute a step. Mesa's shims replace the
-kernel drivers, so every step ends in Timeout."""
+"""On Intel's and NVIDIA's drivers, test everything up to executing a step. Mesa's shims replace the kernel
+drivers, so every step ends in Timeout."""
 
 from __future__ import annotations
 
