@@ -1,6 +1,6 @@
 """Build hook that compiles all shaders into the wheel, so that installing needs no shader compiler.
 
-The file pyproject.toml has all other settings.
+The file pyproject.toml contains all other settings.
 """
 
 import sys

@@ -54,8 +54,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted times of a split. `fewer` has the indices of the fastest subset, if fewer devices are
-    faster."""
+    """The predicted times of a split. If fewer devices are faster, `fewer` lists the indices of the fastest
+    subset."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]

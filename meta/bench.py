@@ -22,14 +22,14 @@ from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
 LIMIT_S = 3.0  # On a single node, no step starts after this time.
-PERIOD = 3  # Odd, but slots alternate between two parities, so a stale slot gives a wrong sum.
+PERIOD = 3  # Odd, but slots alternate between two parities, so a stale slot produces a wrong sum.
 CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` has the seconds per all-reduce of each step. `exact` says whether this node's devices got
-    exact sums. `network` is the part of `seconds` for exchanges between nodes."""
+    """`seconds` lists the seconds per all-reduce of each step. `exact` says whether this node's devices
+    computed exact sums. `network` is the part of `seconds` for exchanges between nodes."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -42,7 +42,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """Return an even number of all-reduces per step, for equal use of both parities."""
+    """Return an even number of all-reduces per step, so that both parities are used equally."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 

@@ -44,7 +44,7 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """The devices' memory for output rows, of `nbytes[d]` bytes."""
+    """Memory for output rows, `nbytes[d]` bytes on device d."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2] has each chunk's maximum and
-    sum of exp(x - maximum)."""
+    """Return log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2] holds each chunk's maximum
+    and sum of exp(x - maximum)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

@@ -41,8 +41,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A node's description of its device. `speed` has the bytes per second that the device reads from its
-    memory and from host memory."""
+    """A node's description of its device. `speed` holds the rates at which the device reads its memory and
+    host memory, in bytes per second."""
 
     name: str
     limits: Limits

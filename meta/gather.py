@@ -85,7 +85,7 @@ def _rectangles(
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
     """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is from the first device that
-    has it. Raises PlanError if no device has a byte."""
+    holds it. Raises PlanError if no device holds a byte."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):

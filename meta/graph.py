@@ -23,7 +23,7 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows. `kind` has the row counts of this graph, not of the
+    """The graph of a step, or of one half of its rows. `kind` holds the row counts of this graph, not of the
     complete step."""
 
     devices: Sequence[Device]
@@ -119,10 +119,11 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum a PARTIAL tensor on all readers. If `norm` is set, the same kernel computes the sum's RMS norm.
+        """Sum a PARTIAL tensor on all devices that read it. If `norm` is set, the same kernel computes the
+        sum's RMS norm.
 
-        No exchange is needed if the only writer is the only reader. If a device that reads the sum lacks the
-        mirrored addend, one of the writing devices adds it to its own partial sum.
+        No exchange is needed if one device is the only writer and the only reader. If a device that reads the
+        sum lacks the mirrored addend, one of the writing devices adds it to its own partial sum.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")

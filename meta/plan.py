@@ -1,4 +1,4 @@
-"""A layer's plan says which heads, FFN columns and vocabulary rows each device has.
+"""A layer's plan says which heads, FFN columns and vocabulary rows each device holds.
 
 The plan slices all tensors of the layer, so their slices match.
 """
@@ -17,8 +17,8 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 class Role:
     """How a weight is cut along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
     `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab", or
-    "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` has the relative sizes of an
-    axis's consecutive parts. All parts are cut in the same proportions."""
+    "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` lists the relative sizes of
+    an axis's consecutive parts. All parts are cut in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -46,8 +46,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Each device's range of units per dimension. `experts` has the ranges of each expert's FFN columns. In a
-    layer with experts, "ffn" is the additional FFN."""
+    """Each device's range of units per dimension. `experts` lists the ranges of each expert's FFN columns. In
+    a layer with experts, "ffn" is the additional FFN."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()

@@ -21,7 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`block` is the elements per quant block of attn_output, which is cut by columns."""
+    """`block` is the number of elements per quant block of attn_output, which is cut by columns."""
 
     n_head: int
     n_head_kv: int
@@ -85,8 +85,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The FFN columns of a layer, or of each expert. `block` is the elements per quant block of ffn_down. A
-    shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
+    """The FFN columns of a layer, or of each expert. `block` is the number of elements per quant block of
+    ffn_down. A shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
 
     n_ff: int
     block: int = 1
@@ -209,7 +209,7 @@ def _take(
     """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
     If loads are equal, the device with the smallest part of the model per share is first. The function
-    updates `held`, the devices' parts in elements. `here` has each device's columns of this layer's other
+    updates `held`, the devices' parts in elements. `here` lists each device's columns of this layer's other
     experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)

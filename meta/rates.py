@@ -12,8 +12,8 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Speeds that are given replace measured speeds. `weights` and `host` are the bytes per second of Speed.
-    An exchange takes `exchange_s` seconds, and the time of its bytes at the rate `host`."""
+    """Given speeds replace measured speeds. `weights` and `host` are the bytes per second of Speed. An
+    exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`."""
 
     weights: float | None = None
     host: float | None = None
@@ -30,7 +30,7 @@ class Rates:
         return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
 
     def reduce(self, devices: Sequence[Device], nbytes: int) -> float:
-        """Return the seconds of an all-reduce of `nbytes`, which is 0 for one device."""
+        """Return the seconds of an all-reduce of `nbytes`, or 0 for one device."""
         if self.exchange_s is None or len(devices) < 2:
             return measure_reduce(devices, nbytes)
         return self.exchange_s + nbytes / min(self.speed(device).host for device in devices)

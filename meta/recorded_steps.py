@@ -39,7 +39,7 @@ class Step:
 
 
 class RecordedSteps:
-    """Recorded steps by kind. `arenas` has each device's memory for a step's values. `reuse` says whether
+    """Recorded steps by kind. `arenas` lists each device's memory for a step's values. `reuse` says whether
     values share memory. During a recording, the context `while_recording` makes other nodes record the same
     step."""
 

@@ -1,4 +1,4 @@
-"""All-reduce providers, chosen by the devices' features. All providers sum in slot order, so they give the
+"""All-reduce providers, chosen by the devices' features. All providers sum in slot order, so they produce the
 same bits.
 
 In `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but first each device
@@ -36,7 +36,8 @@ PART = 1024  # Parts of large scattered reduces are multiples of this many eleme
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
     """Return the wire format, one of FORMATS, for `wanted` in WIRES. If all devices run on the processor
-    (`software`), `auto` is f32, which took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
+    (`software`), `auto` is f32, which took 0.6 to 1.0 times as long as bf16 (lavapipe, bench-reduce of 2
+    MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -68,7 +69,7 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
     """A device's slots to sum, `stride` words apart. `own_index` is the slot of the device's own share.
-    `writers` has a bit per slot, set for used slots."""
+    Bit s of `writers` is set if slot s is used."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -113,7 +114,7 @@ class Provider(ABC):
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """Return the uint8 bytes of `slot`, or in a gather of `gathered`."""
+        """Return the uint8 bytes of `slot`, or of `gathered` in a gather."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
@@ -213,8 +214,8 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """Return n values of a lane in a device's region `at`. Regions 0 and 1 have shares, and regions 2 and
-        3 have sums."""
+        """Return n values of a lane in a device's region `at`. Regions 0 and 1 hold shares, and regions 2 and
+        3 hold sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 

@@ -27,7 +27,7 @@ SUMS = ("add_partials",)  # ops whose push constants contain the index of the de
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of the largest step. `rope_widths` has the floats per row of each RoPE table. `active` maps
+    """The sizes of the largest step. `rope_widths` maps each RoPE table to its floats per row. `active` maps
     an outermost scope of the graph to the devices that compute it and read its sums (default: all
     devices)."""
 
@@ -36,10 +36,10 @@ class StepShape:
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # Most candidates per output row, or 0 for all logits.
+    top_k: int = 0  # Maximum number of candidates per output row, or 0 for all logits.
     halves: int = 0  # Minimum rows of a halved step, or 0 for never.
-    n_slots: int = 0  # Most runs of a step, or 0 for a run per row.
-    adapters: int = 0  # Most adapters of a row.
+    n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
+    adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
     encodes: bool = False  # Rows attend to later rows. Steps output hidden states alone, and never decode.
 
@@ -118,7 +118,7 @@ class StepShape:
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. Device
-    and host have `params` bytes of parameters. `slot` is a device's share of the largest reduce (0: no
+    and host each need `params` bytes for parameters. `slot` is a device's share of the largest reduce (0: no
     reduces). `largest` is each device's largest binding of a value or of a reduce's slots."""
 
     arenas: tuple[int, ...]

@@ -98,7 +98,7 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """Return the ranges of kv heads for ranges of q heads. Two devices that share a group both have its kv
+    """Return the ranges of kv heads for ranges of q heads. Two devices that share a group both hold its kv
     head."""
     at, ranges = 0, []
     for begin, end in heads:
@@ -186,7 +186,7 @@ def wide_norm(x: State, w: State) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """Each device must have its q heads' kv heads. The result is split by q heads."""
+    """Each device must hold its q heads' kv heads. The result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
@@ -199,7 +199,7 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """A device must have all or none of the indexer."""
+    """A device must hold all or none of the indexer."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -274,7 +274,7 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """`parts` has q, k and v, or one tensor with these segments. A device must have its key heads' value
+    """`parts` is q, k and v, or one tensor with these segments. A device must hold its key heads' value
     heads, gates and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
@@ -297,7 +297,7 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """For its heads of x, a device must have the values of `heads`, and B and C of the heads' groups. `sizes`
+    """For its heads of x, a device must hold the values of `heads`, and B and C of the heads' groups. `sizes`
     is (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:

@@ -27,8 +27,8 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 
 class Wanted(NamedTuple):
     """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. If `summed` is
-    set, the result also has log(sum(exp(logits))) of the row, for the tokens' probabilities. If `ahead` is
-    set, the multi-token prediction head computes the result. If `hidden` is set, the result is the row's
+    set, the result also includes log(sum(exp(logits))) of the row, for the tokens' probabilities. If `ahead`
+    is set, the multi-token prediction head computes the result. If `hidden` is set, the result is the row's
     hidden state after the final norm, without logits."""
 
     top_k: int = 0
@@ -41,9 +41,10 @@ MAX_ADAPTERS = 4  # of a row
 
 
 class StepKind(NamedTuple):
-    """If `halves` is set, two halves of the rows alternate, and the second half has the output rows. If
-    `masked` is set, a mask limits the candidates. `adapters` is the most adapters of a row: 0, 1, 2 or 4. A
-    `stage` of an encoder computes one layer for a part of a text (-1: all layers of complete texts)."""
+    """If `halves` is set, two halves of the rows alternate, and the second half contains the output rows. If
+    `masked` is set, a mask limits the candidates. `adapters` is the maximum number of adapters of a row: 0,
+    1, 2 or 4. A `stage` of an encoder computes one layer for a part of a text (-1: all layers of complete
+    texts)."""
 
     n_rows: int
     n_outputs: int

@@ -18,8 +18,8 @@ class Weight:
     """A matrix [n_out, n_in] or vector [n]. Each device's slice is a list of pieces (first local row, view).
 
     A slice has several pieces if it exceeds one binding, and none if it is empty. In a stack, the first
-    number of a piece counts experts. `starts` has each device's prefix sums of the experts' FFN columns, u32
-    [n_expert + 1].
+    number of a piece counts experts. `starts` holds each device's prefix sums of the experts' FFN columns,
+    u32 [n_expert + 1].
     """
 
     name: str
@@ -39,7 +39,7 @@ class Weight:
 @dataclass(slots=True)
 class LowRank:
     """The pairs of all adapters of a weight W, of ranks up to `rank`. For a matrix, `a` is [n * rank, n_in],
-    `b` [n_out, n * rank], and `starts` has the first row of each adapter in `a`. For experts, `a` is [n *
+    `b` [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. For experts, `a` is [n *
     n_expert, rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
 
     a: Weight

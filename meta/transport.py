@@ -1,7 +1,7 @@
 """Move bytes between nodes, with a deadline for every wait.
 
-Messages between two nodes are in order per lane. When a node is lost, every wait raises a DeviceLost with its
-name.
+Messages between two nodes are in order per lane. When a node is lost, every wait raises a DeviceLost that
+names the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """A purpose of messages, which are in order per lane."""
+    """A purpose of messages. Messages of one lane are in order."""
 
     CALL = 1
     REPLY = 2

@@ -134,7 +134,7 @@ MAX_FILES, MAX_SCALE = 64, 1e6
 
 
 def adapter_files(name: str, value: Any) -> tuple[tuple[str, str, float], ...]:
-    """Return (name, path, scale) of each adapter. Without a name, the name is the file's name without
+    """Return (name, path, scale) of each adapter. An adapter without a name is named after its file, without
     .gguf."""
     expected = "expected files, (file, scale) pairs, or a dict of these by name"
     if isinstance(value, str | os.PathLike):

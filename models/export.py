@@ -71,7 +71,7 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """Raise GGUFError unless the devices have the complete tensor."""
+    """Raise GGUFError unless the devices hold the complete tensor."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:

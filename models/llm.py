@@ -51,7 +51,7 @@ class LLM(Chats, Slots, Embeddings):
 
     The attributes are path, n_ctx, n_slots, n_vocab, device_names, chat_template (or None), chat_templates
     (by name), prediction (for measured devices), notes, speculation (names of drafters), is_encoder (the
-    model generates no text) and n_text (the most tokens of a text to embed).
+    model generates no text) and n_text (the maximum number of tokens of a text to embed).
 
     Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
     DeviceLost, Timeout, and ForkedProcess in a forked process.
@@ -106,8 +106,8 @@ class LLM(Chats, Slots, Embeddings):
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """Open a model of the Hugging Face Hub. `name` is "user/repo:Q4_K_M" or "user/repo", and `file` is a
-        file of the repository.
+        """Open a model from the Hugging Face Hub. `name` is "user/repo:Q4_K_M" or "user/repo", and `file` is
+        a file of the repository.
 
         Also raises InvalidArgument for an unknown name, repository or file, and VkbackendError without a
         connection or disk space.
@@ -200,9 +200,10 @@ class LLM(Chats, Slots, Embeddings):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in order. Up to `n_slots` prompts run together. If `n` is
-        set, each prompt is computed once and gives a list of n continuations. If a seed is set, continuation
-        i uses seed + i. If a continuation fails, its error is raised and the others are cancelled.
+        A list of prompts returns a list of answers in order. Up to `n_slots` prompts run together. If `n` is
+        set, each prompt is computed once and returns a list of n continuations. If a seed is set,
+        continuation i uses seed + i. If a continuation fails, its error is raised and the others are
+        cancelled.
         """
         batch = self._maker.batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)

@@ -32,7 +32,7 @@ LogProbs = npt.NDArray[np.float64]
 class Score:
     """Sums over the scored tokens. Names that end in 2 are sums of squares. `rise` is the negative log
     likelihood minus the negative log likelihood of the base model. `dp2` is the squared difference between
-    the token's probabilities in both models. `klds` has the divergence at every token."""
+    the token's probabilities in both models. `klds` holds the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0
@@ -165,8 +165,8 @@ class Saving:
     """Yields a `Saver` for the .npy file `path`, with one record per token. After an error, `path` is
     unchanged.
 
-    A record has the next token, the row's lowest log probability, and every log probability as one of 65,536
-    levels between the lowest value and 0.
+    A record contains the next token, the row's lowest log probability, and every log probability as one of
+    65,536 levels between the lowest value and 0.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
@@ -209,7 +209,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Raises InvalidArgument unless the records have the next tokens `following`."""
+        """Raises InvalidArgument unless the records contain the next tokens `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

@@ -10,7 +10,8 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 
 
 class PromptLogprobs:
-    """`logprobs` has an entry, with `n_top` alternatives, for each token so far. The first entry is None."""
+    """`logprobs` contains an entry, with `n_top` alternatives, for each token so far. The first entry is
+    None."""
 
     def __init__(self, tokens: Sequence[int], n_top: int) -> None:
         self._tokens, self._n_top = tokens, n_top

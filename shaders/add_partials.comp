@@ -10,7 +10,7 @@
 
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: omit the residual
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: write only h.
-// The slots have floats (0), pairs of bfloat16 (1) or blocks of f16_wire.glsl (2).
+// The slots hold floats (0), pairs of bfloat16 (1) or blocks of f16_wire.glsl (2).
 layout(constant_id = 3) const uint WIRE = 0;
 layout(constant_id = 4) const uint BATCH = 1; // elements in flight
 

@@ -5,8 +5,8 @@
 // row t of the chunk, and D_ts = e^(c_t - c_s). All exponents are at most 0, because g <= 0.
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k
 //   q' = scale e^c q;  k' = e^(c_last - c) k;  P_ts = scale q_t D_ts k_s, s <= t.
-// A row of `work` has u, w, q', k' and e^c_last of S values each, then C products P. Only the chunk's first
-// row has e^c_last. The shader takes at most 10.6 KiB of shared memory.
+// A row of `work` holds u, w, q', k' and e^c_last of S values each, then C products P. Only the chunk's first
+// row holds e^c_last. The shader takes at most 10.6 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Process the chunks of each run in order. `work` has u, w, q', k', e^c_last and the products P from
+// Process the chunks of each run in order. `work` holds u, w, q', k', e^c_last and the products P from
 // delta_chunk. The state is M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
 // The workgroup ID is (16 columns of M, head, run). The shader takes at most 12 KiB of shared memory.

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Look up rows of the table: y[r] = w[id(r)], or zeros if row r or its id does not exist. The id is the token
 // of row r (ids = 0), the row of output r (ids = 1), the position of row r (ids = 2), or the type of row r
-// (ids = 3). The buffer w has one piece of the table, beginning at row `first`. Pieces are dispatched in
+// (ids = 3). The buffer w holds one piece of the table, beginning at row `first`. Pieces are dispatched in
 // order, and only the first piece writes zeros.
 #include "lib/types.glsl"
 

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute y = max(x - m - c * s, 0), where m and s are the mean and standard deviation of a row of `width`
-// values. This device has n of these values. `moments` has the row's sum and sum of squares.
+// values. This device holds n of these values. `moments` holds the row's sum and sum of squares.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

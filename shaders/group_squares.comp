@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Sum the squares of x, or of silu(z) * x if HAS_Z is set, per row and group of `group` columns. The device
-// has columns first..first + width of the row. Another device adds the first `skip` of these columns.
+// holds columns first..first + width of the row. Another device adds the first `skip` of these columns.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Convert x to bfloat16. A word has two values, the first in the low 16 bits. With an odd number of values,
+// Convert x to bfloat16. A word holds two values, the first in the low 16 bits. With an odd number of values,
 // the last word ends with zeros.
 #include "lib/types.glsl"
 #include "lib/bf16.glsl"

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute y = silu(causal depthwise convolution of each run's rows + bias). The state has the last D_CONV - 1
-// columns before the run, and afterwards the run's last columns. The workgroup ID is (channels, tile of 16
+// Compute y = silu(causal depthwise convolution of each run's rows + bias). The state holds the last D_CONV -
+// 1 columns before the run, and afterwards the run's last columns. The workgroup ID is (channels, tile of 16
 // rows). Only a run's first tile accesses the state, one channel per invocation, so the state may change in
 // place.
 #include "lib/types.glsl"

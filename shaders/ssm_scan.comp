@@ -2,9 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 // Compute the scan of Mamba-2 row by row (Dao and Gu 2024, arXiv:2405.21060). With the state M [N, P] and t =
 // softplus(dt + bias), a row computes M = e^(t a) M + t B x^T and y = M^T C + d x. The workgroup ID is
-// (columns of M, head, run). A thread has a part of one column in registers during the run, so the state may
-// change in place. This scan takes 5 * N * P operations per row and head. A scan in chunks of C rows would
-// take 4 * N * P + 2 * C * P operations. The shader takes at most 14 KiB of shared memory.
+// (columns of M, head, run). A thread keeps a part of one column in registers during the run, so the state
+// may change in place. This scan takes 5 * N * P operations per row and head. A scan in chunks of C rows
+// would take 4 * N * P + 2 * C * P operations. The shader takes at most 14 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size

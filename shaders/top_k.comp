@@ -9,7 +9,7 @@
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-// The array `source` is unused (0), has ids (1) or a mask with rows padded to words (2).
+// The array `source` is unused (0), holds ids (1) or a mask with rows padded to words (2).
 layout(constant_id = 2) const uint KIND = 0;
 
 const uint NONE = 0xffffffffu; // id of a missing element; its value is -inf

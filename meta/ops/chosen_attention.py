@@ -1,6 +1,6 @@
 """Sparse attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Each device with the layer's kv head has the complete indexer and its keys, so these devices choose the same
+Each device with the layer's kv head holds the complete indexer and its keys, so these devices choose the same
 positions. Devices of different kinds may choose differently among nearly equal scores.
 """
 

@@ -1,4 +1,4 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device has some FFN columns of every expert, so an
+"""The mixture of experts (Shazeer et al. 2017). Every device holds some FFN columns of every expert, so an
 exchange sums n_embd values per row for any number of used experts."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # multiply x instead of the result by the expert's weight
+    weighs_input: bool = False  # multiply x, not the result, by the expert's weight
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:

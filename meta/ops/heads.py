@@ -8,8 +8,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
-    """Return y[h] = W_h x[h] for each head h of x [rows, n_heads * k]. The weight w [n_heads * n, k] has all
-    W_h in order."""
+    """Return y[h] = W_h x[h] for each head h of x [rows, n_heads * k]. The weight w [n_heads * n, k] contains
+    all W_h in order."""
     x, graph, k = whole(x), x.graph, w.shape[1]
     n = w.shape[0] // n_heads
     state = split.mat_heads(x.state, w.state, k, n)

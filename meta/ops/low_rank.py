@@ -1,7 +1,7 @@
 """The update of a product by low-rank adapters: y += scale * B (A x), for the adapters of each row.
 
 If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
-all-reduce of y also sums the updates, and no further exchange is needed.
+all-reduce of y also sums the updates, and no additional exchange is needed.
 
 A step's region `Inputs.adapters` has the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then ids and
 scales of the output rows, where n is StepKind.adapters.
@@ -22,7 +22,7 @@ from vkbackend.ops.moe import MAX_EXPERTS
 
 
 def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
-    """Give each weight its pairs, which have the weight's name and the suffix .lora_a or .lora_b."""
+    """Attach to each weight its pairs, named like the weight with the suffix .lora_a or .lora_b."""
     for name, weight in weights.items():
         if (a := weights.get(f"{name}.lora_a")) is None:
             continue

@@ -1,4 +1,4 @@
-"""Ops of recurrent layers. A device has all value heads of its key heads, so no exchange is needed."""
+"""Ops of recurrent layers. A device holds all value heads of its key heads, so no exchange is needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vkbackend.ops import Recorder, delta_work
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
     """Return silu(c), where c is the causal depthwise convolution of x [rows, width] with w [width, d_conv],
-    plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] has the columns before
-    x, and then the last columns of x."""
+    plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] holds the columns before
+    x, and afterwards the last columns of x."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -27,8 +27,8 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
 
 
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If a is wider than b, the first result has a
-    value per key channel."""
+    """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If `a` is wider than `b`, the first result
+    contains a value per key channel."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")

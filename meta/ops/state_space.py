@@ -1,4 +1,4 @@
-"""Ops of state space layers. Every device scans its own heads, and has B and C of their groups.
+"""Ops of state space layers. Every device scans its own heads, and holds B and C of their groups.
 
 The norm of a group on several devices exchanges one sum of squares per row.
 """
@@ -25,7 +25,7 @@ def ssm_scan(
 ) -> Tensor:
     """Return Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
-    `bc` has the segments B of all groups and C of all groups. The shapes are dt [rows, heads] and bias, a, d
+    `bc` consists of B of all groups, then C of all groups. The shapes are dt [rows, heads] and bias, a, d
     [heads]. `state` [n_cells, heads * n * head_dim] becomes each run's state after its last row.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width

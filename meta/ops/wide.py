@@ -42,7 +42,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
     """Return max(x - mean - c * deviation, 0), with each row's mean and standard deviation over the full
-    width. Approximately the row's largest values remain above 0."""
+    width. Roughly, only the row's largest values remain above 0."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
@@ -60,7 +60,7 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """Return how many of device d's first columns an earlier device also has. Two devices may have the same
+    """Return how many of device d's first columns an earlier device also holds. Two devices may hold the same
     kv head."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]

@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """`pairs` maps a GGUF tensor's name to its pair. `task_name` and `prompt_prefix` are texts of the file.
+    """`pairs` maps a GGUF tensor's name to its pair. `task_name` and `prompt_prefix` are texts from the file.
     If `invocation` is not empty, the adapter applies from the last occurrence of these tokens in the prompt
     on (activated LoRA: Greenewald et al. 2025, arXiv:2504.12397)."""
 
@@ -55,7 +55,7 @@ class Adapter:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of everything that changes results. The file's name and its format do not."""
+        """The SHA-256 of everything that changes results, so not of the file's name and format."""
         digest = hashlib.sha256(repr(self.invocation).encode())
         for name, pair in sorted(self.pairs.items()):
             digest.update(repr((name, pair.factor, pair.a.shape, pair.b.shape)).encode())

@@ -16,7 +16,7 @@ from vkbackend.models.placement.tensors import ahead_tensors
 
 
 def read_adapters(files: Sequence[tuple[str, str, float]], architecture: str, model: Model) -> list[Adapter]:
-    """Read (name, path, scale). Raises GGUFError, AdapterError, UnsupportedModel."""
+    """Read the adapters in `files` (name, path, scale). Raises GGUFError, AdapterError, UnsupportedModel."""
     caches = [kv_of(model.kv(il)) for il in range(model.n_layer)]
     head_dim = next((cache.head_dim_k for cache in caches if cache), 1)
     stacks = [spec.shape[0] for spec in model.weights() if len(spec.shape) == 3]

@@ -40,7 +40,7 @@ class PeftConfig:
 
 
 def read_peft_config(path: Path) -> PeftConfig:
-    """Raises AdapterError for a damaged file, and UnsupportedModel for a kind of adapter that would give
+    """Raises AdapterError for a damaged file, and UnsupportedModel for a kind of adapter that would produce
     other results."""
     try:
         with open(path, "rb") as file:

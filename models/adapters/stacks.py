@@ -2,8 +2,8 @@
 
 For a matrix W [n_out, n_in] and n adapters of rank up to R, A is [n * R, n_in] and B [n_out, n * R]. For
 experts, A is [n * n_expert, R, n_in] and B [n * n_expert, n_out, R]. Missing pairs and smaller ranks are
-zeros. B contains the factor alpha / rank. A half has the split of W on the axis that it shares with W, and no
-split otherwise, so the update of a split product needs no further exchange.
+zeros. B contains the factor alpha / rank. A and B are split like W on the axis that they share with W, so the
+update of a split product needs no additional exchange.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[st
 
 
 def _checked(path: str, spec: WeightSpec, pair: Pair, *, whole: bool) -> Pair:
-    """Return the pair of `spec`. If `whole`, B has the rows of the complete fused tensor."""
+    """Return the pair of `spec`. If `whole`, B contains the rows of the complete fused tensor."""
     if len(spec.shape) < 2 or spec.host or spec.stacked or spec.values is not None:
         raise UnsupportedModel(
             f"{path}: {spec.name} is not a matrix product of the model, and its pair would be ignored; "
@@ -119,7 +119,7 @@ def _stacked(spec: WeightSpec, pairs: Pairs) -> Iterator[WeightSpec]:
 
 
 def _spec(name: str, values: np.ndarray, types: set[str], role: Role) -> WeightSpec:
-    """Store the values in the files' type if that is exact, else in f32."""
+    """Store the values in the file's type if this is exact, else in f32."""
     dtype, raw = "f32", values.reshape(-1).view(np.uint8)
     if len(types) == 1:
         [dtype] = types

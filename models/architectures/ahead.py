@@ -8,7 +8,7 @@ and the model's state h at p - 1, and predicts the token at p + 1:
     g = shared_head_norm(block(x))
     logits = output(g)
 
-Both h and g have a final norm. To draft further, the head reads its own g at p instead of h.
+Both h and g are results of a final norm. To draft further, the head reads its own g at p instead of h.
 
 The K and V of a position need x, but no attention. So a step of the model stores the head's K and V for all
 rows, and computes nothing else of the head. A drafting step computes one row per sequence. The cache keeps

@@ -78,7 +78,7 @@ def with_windows(config: Config, window: int, local: Sequence[bool], rope: str =
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """Read the layers' hyper-parameters. A key has one value, or one per layer. `mixture` has the experts'
+    """Read the layers' hyper-parameters. A key has one value, or one per layer. `mixture` holds the experts'
     defaults. Each layer's kv heads and dense FFN columns must be at least `low`."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer

@@ -12,7 +12,7 @@ from vkbackend.models.architectures.reading import read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2
-N_LAYER_27B = 46  # Only this size scales q k^T by another factor than head_dim^-0.5. Files lack the factor.
+N_LAYER_27B = 46  # Only this size scales q k^T by a factor other than head_dim^-0.5. Files lack the factor.
 
 
 class Model(gemma.Model):

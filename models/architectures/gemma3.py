@@ -21,7 +21,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 PERIOD = 6
-N_LAYER_27B = 62  # Only this size scales q k^T by another factor than head_dim^-0.5. Files lack the factor.
+N_LAYER_27B = 62  # Only this size scales q k^T by a factor other than head_dim^-0.5. Files lack the factor.
 
 
 class Model(Decoder):

@@ -27,7 +27,7 @@ GATES = (
     "shortconv_b",
     "shortconv_c",
     "shortconv_x",
-)  # One tensor has both gates, then the values.
+)  # One tensor contains both gates, then the values.
 
 
 class Model(Decoder):

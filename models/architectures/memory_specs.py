@@ -17,8 +17,8 @@ class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
     all if `window` is 0. A layer with an `owner` reads this earlier layer's caches. `index_dim` is the size
     of index keys, or 0 without an indexer. A layer with a `chooser` attends to positions that this earlier
-    layer's indexer chose. A cache with `n_kept` also keeps rows of this size of each slot's last KEPT_ROWS
-    positions."""
+    layer's indexer chose. A cache with `n_kept` also keeps a row of this size for each of a slot's last
+    KEPT_ROWS positions."""
 
     n_head_kv: int
     head_dim_k: int
@@ -46,7 +46,7 @@ class KeyRotation:
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
-    cells have the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
+    cells hold the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
     writes the caches. `index` holds the indexer's keys [n_cells, index_dim], and `kept` the rows of the last
     positions [n_slots, KEPT_ROWS, n_kept]."""
 
@@ -66,9 +66,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` has each array's name and,
-    for each of its segments, the values per unit of `dim`. `extra` has arrays split along another dimension.
-    `kv` describes the caches of a layer that also attends."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` lists each array's name and
+    its segments' values per unit of `dim`. `extra` lists arrays split along another dimension. `kv` describes
+    the caches of a layer that also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]

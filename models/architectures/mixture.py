@@ -39,7 +39,7 @@ class Mixture:
     n_shared: int = 0  # Columns of the shared expert, or 0.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` has the layer's tensor
+        """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` holds the layer's tensor
         names in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [

@@ -29,8 +29,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The heads of a gated delta net. A plan splits q, k and v by key heads. `qkv` has the heads per key head
-    of each segment of q, k and v; `v` has the same for v."""
+    """The heads of a gated delta net. A plan splits q, k and v by key heads. `qkv` lists the heads per key
+    head for each segment of q, k and v, and `v` for v."""
 
     n_k: int
     n_v: int
@@ -106,11 +106,11 @@ class Model(PredictsAhead):
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
         q, gate = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_q", "attn_q_gate"))
-        if q and gate:  # In attn_q, each head has the rows of q, then the rows of the gate.
+        if q and gate:  # In attn_q, each head consists of the rows of q, then the rows of the gate.
             n_head = self.config.layers[int(prefix.split(".")[1])].n_head
             by_name |= {spec.name: spec for spec in fused(q.name, [q, gate], repeat=n_head)}
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
-        # In ssm_ba, each key head has the rows of beta, then the rows of alpha.
+        # In ssm_ba, each key head consists of the rows of beta, then the rows of alpha.
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))

@@ -1,5 +1,5 @@
-"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). In the file one matrix has the rows of z, x, B, C and
-dt, and one short convolution is applied to x, B and C. A plan splits z, x and dt by heads, and B and C by
+"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). In the file, one matrix contains the rows of z, x, B, C
+and dt, and one short convolution is applied to x, B and C. A plan splits z, x and dt by heads, and B and C by
 groups of heads.
 """
 

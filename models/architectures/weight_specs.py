@@ -24,8 +24,8 @@ class Part:
     repeat.
 
     `repeat` is the number of heads (or experts) if the fused weights alternate per head, else 1. `segments`
-    has each segment's number of rows. The weight has the first segments of all repeats, then the second
-    segments.
+    lists each segment's number of rows. The weight consists of the first segments of all repeats, then the
+    second segments.
     """
 
     tensor: str

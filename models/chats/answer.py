@@ -39,7 +39,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A complete answer. `completion` has the answer's tokens, seed, timings, logprobs and raw text."""
+    """A complete answer. `completion` contains the answer's tokens, seed, timings, logprobs and raw text."""
 
     content: str
     reasoning: str

@@ -23,7 +23,7 @@ SPACE = r"/[ \n]{0,4}/"  # White space after a thought.
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` has the
+    """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` lists the
     control tokens that the answer's text must contain. `protected` is False if special tokens in messages
     cannot be distinguished from special tokens of the template. If `single`, the answer ends with its first
     tool call."""

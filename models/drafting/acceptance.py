@@ -14,7 +14,7 @@ DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
 
 
 class Acceptance:
-    """`common` has the rates that a sequence begins with."""
+    """`common` holds the rates that a sequence begins with."""
 
     def __init__(self, common: Acceptance | None = None) -> None:
         self._common = common

@@ -16,7 +16,7 @@ import numpy as np
 from vkbackend.models.common_prefix import n_common
 from vkbackend.models.drafting.drafter import Draft, Want
 
-WEIGHT = 0.25  # of a step's time in the mean
+WEIGHT = 0.25  # weight of the last step in the mean time
 
 
 class Rows(NamedTuple):

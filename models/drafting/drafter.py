@@ -13,9 +13,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A wish for at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens` are the tokens
-    in the sequence's context, and their last token is not computed yet. `history` has also the tokens that
-    context shifts have discarded, so it only grows."""
+    """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
+    are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
+    tokens that context shifts have discarded, so it only grows."""
 
     slot: int
     number: int

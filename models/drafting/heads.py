@@ -14,7 +14,7 @@ import numpy as np
 
 from vkbackend.models.drafting.drafter import Draft, Want
 
-WEIGHT = 0.25  # of a step's time in the mean
+WEIGHT = 0.25  # weight of the last step in the mean time
 
 
 class Head(Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 
 from vkbackend.models.drafting.drafter import NO_DRAFT, Draft, Want
 
-# Lengths of the compared ends, longest first. On 40 edited files, with 4 rows per step, lengths 6, 4, 3 gave
-# 3.28 tokens per step, and lengths 4, 3, 2 gave 3.12. Longer ends match too rarely.
+# Lengths of the compared ends, longest first. On 40 edited files, with 4 rows per step, lengths 6, 4, 3
+# produced 3.28 tokens per step, and lengths 4, 3, 2 produced 3.12. Longer ends match too rarely.
 LENGTHS = (6, 4, 3)
 MAX_BITS = 17
 FEW = 16  # For fewer new tokens, a Python loop is faster than numpy.

@@ -75,7 +75,7 @@ def best_lengths(
     *,
     tries: bool = False,
 ) -> list[int]:
-    """Return how many tokens of each draft to verify, for the most tokens per second.
+    """Return how many tokens of each draft to verify to maximize the tokens per second.
 
     The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
@@ -105,8 +105,8 @@ def best_lengths(
 def best_length(
     n_rows: int, n_sequences: int, rate: float, prices: StepPrices, most: int, seconds: float
 ) -> int:
-    """Return how many tokens to draft for each sequence if a drafted token takes `seconds`, for the most
-    tokens per second. Each token is accepted with probability `rate`."""
+    """Return how many tokens to draft for each sequence to maximize the tokens per second. A drafted token
+    takes `seconds`. Each token is accepted with probability `rate`."""
     best, best_value = 0, n_sequences / prices.known(n_rows)
     for n in range(1, (most - n_rows) // n_sequences + 1):
         tokens = n_sequences * expected_tokens(rate, n)

@@ -11,7 +11,7 @@ KEY = "tokenizer.ggml."
 
 
 def check_vocabulary(model: GGUF, draft: GGUF) -> int:
-    """Return how many tokens both vocabularies have. Raises InvalidArgument if the vocabularies differ."""
+    """Return how many tokens the vocabularies share. Raises InvalidArgument if the vocabularies differ."""
     kinds = [gguf.string(f"{KEY}model", "") for gguf in (model, draft)]
     if kinds[0] != kinds[1]:
         raise _differs(draft, f"the tokenizers are {kinds[0]!r} and {kinds[1]!r}")

@@ -60,7 +60,7 @@ class Job(Generic[T]):
 
 
 class Embeddings(ABC):
-    """`n_text` is the most tokens of a text. `heads` has what the file says about embeddings."""
+    """`n_text` is the maximum number of tokens of a text. `heads` holds the file's data about embeddings."""
 
     n_slots: int
     n_vocab: int
@@ -89,11 +89,11 @@ class Embeddings(ABC):
         """Return a text's embedding, float32 [width], or for a list of texts float32 [n, width].
 
         A text is a str or its token ids. `pooling` is "mean", "cls" (the first token), "last", "rank" (the
-        logits of the classification head) or "none" (an array [n_tokens, width] per text). None takes the
+        logits of the classification head) or "none" (an array [n_tokens, width] per text). None uses the
         file's pooling. `normalize` is 2 (Euclidean, default), -1 (none), 0 (largest magnitude 32,760), 1
         (taxicab) or p (p-norm). `dimensions` keeps the first values and then normalises; models trained with
-        Matryoshka learning allow this. `truncate` cuts texts that are too long. `lora` has the scales of LoRA
-        adapters, as in `generate`.
+        Matryoshka learning allow this. `truncate` cuts texts that are too long. `lora` sets the scales of
+        LoRA adapters, as in `generate`.
 
         Raises InvalidArgument, PromptTooLong and device errors.
         """
@@ -163,7 +163,7 @@ class Embeddings(ABC):
         *,
         name: str = "texts",
     ) -> Job[Any]:
-        """Check the arguments of `embed`, and tokenize. Messages call the texts `name`."""
+        """Check the arguments of `embed`, and tokenize. Error messages refer to the texts as `name`."""
         kind = self._pooling(pooling)
         norm, width = norm_of("normalize", normalize), self.heads.n_embd
         most = optional(whole(1, width, " (the embedding's length)"))("dimensions", dimensions)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def open_draft(options: Options) -> Runner | None:
     """Open the draft model of the options, if there is one. Open it before the model, whose layout then uses
-    the memory that is left."""
+    the remaining memory."""
     wanted = options.of_draft
     if wanted is None:
         return None

@@ -126,8 +126,8 @@ class Engine:
 
     @property
     def _n_text(self) -> int:
-        """Return the most tokens of a text to embed. A decoder computes it in parts, and some encoders in
-        stages."""
+        """Return the maximum number of tokens of a text to embed. A decoder computes it in parts, and some
+        encoders in stages."""
         r = self.runner
         return min(r.n_ctx, r.n_ubatch) if r.encodes and not r.n_stages else r.n_ctx
 

@@ -52,7 +52,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
     """Return how many candidates are enough for every sequence. If the number exceeds `most`, request
-    complete rows. A step has hidden states for all sequences or for none."""
+    complete rows. A step outputs hidden states for all sequences or for none."""
     k, summed = 0, False
     if batch[0][0].is_embedded:
         return Wanted(hidden=any(n_outputs for *_, n_outputs in batch))

@@ -31,7 +31,7 @@ class EngineInfo:
     notes: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
     encodes: bool = False  # The model computes hidden states alone, and generates no text.
-    n_text: int = 0  # The most tokens of a text to embed.
+    n_text: int = 0  # Maximum number of tokens of a text to embed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Generate:
     n_keep: int = 0  # The first tokens that a context shift keeps.
     n_discard: int = 0  # Tokens that a context shift discards; 0: half of the others.
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
-    draft_max: int | None = None  # Tokens of a draft at most; None: the model's limit.
+    draft_max: int | None = None  # Maximum number of tokens of a draft; None: the model's limit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`slot` must be free. The answer has the tokens."""
+    """`slot` must be free. The answer contains the tokens."""
 
     id: int
     path: str
@@ -122,7 +122,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """`target` must be free. The answer has the tokens."""
+    """`target` must be free. The answer contains the tokens."""
 
     id: int
     slot: int
@@ -131,7 +131,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """`slot` must be free. The answer has the tokens."""
+    """`slot` must be free. The answer contains the tokens."""
 
     id: int
     slot: int
@@ -196,7 +196,7 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """An error that is not a VkbackendError is a bug, so the message has its traceback."""
+        """An error that is not a VkbackendError is a bug, so the message contains its traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
         trace = "".join(traceback.format_exception(error))

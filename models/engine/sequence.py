@@ -29,7 +29,7 @@ PRIORITY_S = 10.0  # each unit of priority counts as this much waiting time
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The slot's cache has `tokens[:n_stored]`, and blocks for `room` positions. After a context shift,
+    """The slot's cache holds `tokens[:n_stored]`, and blocks for `room` positions. After a context shift,
     `tokens` lacks the discarded tokens."""
 
     request: Generate | Logits | Embed
@@ -44,7 +44,7 @@ class Sequence:
     known_slot: int = -1  # The slot in the last event to the caller.
     n_cached: int = 0  # Positions found in the cache.
     started: float = 0.0  # When the slot was assigned.
-    n_given: int = 0  # Rows of logits or hidden states that the caller has.
+    n_given: int = 0  # Rows of logits or hidden states that the caller has received.
     is_over: bool = False
     is_paused: bool = False  # The caller reads no answers.
     in_flight: bool = False
@@ -147,8 +147,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def accepts(self, token: int) -> bool:
-        """Return whether the answered token is the draft's next token, so that the token's row has the next
-        logits."""
+        """Return whether the answered token is the draft's next token, so that the token's row contains the
+        next logits."""
         if self.n_matched == len(self.draft) or self.draft[self.n_matched] != token:
             return False
         self.n_matched += 1

@@ -28,7 +28,7 @@ class StepResults:
         self._n_draws = self._n_tokens = 0
 
     def stats(self) -> dict[str, float]:
-        """Return the tokens that a sequence got in a step, on average."""
+        """Return the mean number of tokens that a step produced for a sequence."""
         return {"tokens_per_step": self._n_tokens / self._n_draws if self._n_draws else 0.0}
 
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
@@ -72,7 +72,7 @@ class StepResults:
 
     def _answer(self, drawing: Drawing, rows: Rows, news: News, over: list[Sequence]) -> Drawing:
         """Answer with the next token of each sequence. Return the next rows of the sequences whose drafts
-        have this token."""
+        continue with this token."""
         drafted: Drawing = []
         for (sequence, row), choice in zip(drawing, _draw(drawing, rows), strict=True):
             answer = sequence.answer(choice, self._n_ctx)

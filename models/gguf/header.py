@@ -17,8 +17,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 
-# The limits are several times what the largest models have: 262,144 tokens, 580,000 merges, 20 MB of header
-# and 60,000 tensors.
+# The limits are several times the sizes of the largest models: 262,144 tokens, 580,000 merges, 20 MB of
+# header and 60,000 tensors.
 MAX_HEADER = 1 << 28  # Bytes of metadata and tensor table.
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18

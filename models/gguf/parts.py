@@ -56,7 +56,7 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write one file per part (see `cut`), and return the paths. The first file has the metadata. Raises
+    """Write one file per part (see `cut`), and return the paths. The first file contains the metadata. Raises
     InvalidArgument if an output path is one of the source files, and GGUFError if writing fails. After an
     error no part remains.
     """
@@ -75,8 +75,8 @@ def split_gguf(
 
 
 def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, and GGUFError if
-    writing fails. An error leaves `path` unchanged."""
+    """Write the model as one file. Raises InvalidArgument if `path` is one of the source files, and GGUFError
+    if writing fails. An error leaves `path` unchanged."""
     _write(source, [(Path(path), _whole(source), list(source.tensors.values()))], progress)
 
 

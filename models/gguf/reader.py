@@ -106,7 +106,7 @@ class Metadata(Mapping[str, Any]):
 class GGUF:
     """A GGUF model of one file or several parts. Its context manager unmaps the files.
 
-    `metadata` has the metadata of the first part; `tensors` has the tensors of all parts in file order.
+    `metadata` is the metadata of the first part; `tensors` lists the tensors of all parts in file order.
     """
 
     mapped = True

@@ -11,8 +11,8 @@ _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
-    """Return the magic, counts, metadata and tensor table, padded to `alignment`. `values` have the encoding
-    of Metadata.stored. The data must follow in the order of `tensors`."""
+    """Return the magic, counts, metadata and tensor table, padded to `alignment`. `values` are encoded as by
+    Metadata.stored. The data must follow in the order of `tensors`."""
     table = list(tensors)
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))
     for key, stored in values.items():

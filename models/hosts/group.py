@@ -61,13 +61,13 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """`tables` has rows of cos and sin for the other nodes."""
+        """`tables` contains rows of cos and sin for the other nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     def shift(
         self, slot: int, first: int, end: int, distance: int, cos_sin: Mapping[str, np.ndarray]
     ) -> None:
-        """`cos_sin` has cos and sin by table."""
+        """`cos_sin` maps tables to cos and sin."""
         rope = {name: rows.tobytes() for name, rows in cos_sin.items()}
         self.tell(node_messages.Shift(slot, first, end, distance, rope))
 
@@ -93,7 +93,7 @@ class Group(Calls):
             self.tell_one(self.nodes.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """Return memory by device of the other nodes, or an empty dict on a follower."""
+        """Return the other nodes' memory by device, or an empty dict on a follower."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())

@@ -35,7 +35,7 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """`nodes` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin."""
+    """`nodes` holds the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self.nodes = calls, Nodes(calls.transport, ())

@@ -1,6 +1,6 @@
 """A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
-`mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket that only this
+`mpiexec` starts a process per node. Node 0's process runs the engine, and connects to a socket that only this
 user can open. When one process ends, MPI's process manager ends all others. A follower that receives nothing
 ends itself.
 """
@@ -36,7 +36,7 @@ KILL_S = 3.0  # Time for the process manager to end all processes.
 # its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
-SECRET = "VKBACKEND_GROUP_SECRET"  # Has the secret if nodes share no file.
+SECRET = "VKBACKEND_GROUP_SECRET"  # Holds the secret if nodes share no file.
 # Variables with these prefixes are passed to other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 # mpiexec's lines about a process that ended begin with these words.

@@ -41,7 +41,7 @@ class _Call(Struct, forbid_unknown_fields=True, tag=True):
 
 
 class Open(_Call):
-    """`options` has the fields of `Options` as JSON."""
+    """`options` holds the fields of `Options` as JSON."""
 
     options: Annotated[bytes, Meta(max_length=MAX_OPTIONS_NBYTES)]
     interleave: bool | None
@@ -143,7 +143,7 @@ class Step(_Call):
 
 
 class Shift(_Call):
-    """Move positions `first` to `end` - 1 of a slot down by `distance`. `rope` has cos and sin by table."""
+    """Move positions `first` to `end` - 1 of a slot down by `distance`. `rope` maps tables to cos and sin."""
 
     slot: Annotated[int, Meta(ge=0, lt=MAX_RUNS)]
     first: U32
@@ -235,7 +235,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """`devices` has cards by the device's number in the group. `host_free` is in bytes."""
+    """`devices` maps a device's number in the group to its card. `host_free` is in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None

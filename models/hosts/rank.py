@@ -1,6 +1,6 @@
 """The process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine, and a socket to its caller.
+Node 0's process runs the engine, and has a socket to its caller.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ N_MEASURED = 30  # exchanges of each size
 
 
 class Survey(NamedTuple):
-    """The caller closes `devices`. `where` has each node's interface and ports. `times` has each node's
-    median seconds of an exchange with node 0, by size."""
+    """The caller closes `devices`. `where` lists each node's interface and ports. `times` maps a size to each
+    node's median seconds of an exchange with node 0."""
 
     devices: list[Device]
     where: list[str]

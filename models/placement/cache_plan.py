@@ -24,7 +24,7 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of a layer with its own caches. `arrays` has (name, head size, type) of K, V and index
+    """The caches of a layer with its own caches. `arrays` lists (name, head size, type) of K, V and index
     keys."""
 
     layer: int
@@ -54,8 +54,8 @@ class CachePlan:
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Return the shape of the rows that are kept for each slot's last positions. Every device has all of
-        these rows."""
+        """Return the shape of the rows that are kept for each slot's last positions. Every device holds all
+        of these rows."""
         return self.n_slots, KEPT_ROWS, self.spec.n_kept
 
 

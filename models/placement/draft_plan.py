@@ -25,7 +25,7 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """`held` has the bytes on each of `devices`, and `cost` the bytes of a drafted token."""
+    """`held` lists the bytes on each of `devices`; `cost` is the cost of a drafted token."""
 
     devices: tuple[Device, ...]
     held: tuple[Held, ...]

@@ -57,7 +57,7 @@ class CellTable:
 
 
 class KVCache:
-    """`own` has the caches of layers with their own cache. `layers` has the cache or recurrent state that
+    """`own` holds the caches of layers with their own cache. `layers` holds the cache or recurrent state that
     each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:

@@ -115,7 +115,7 @@ def layer_of(name: str) -> int | None:
 
 def _where_active(plan: Plan, shape: tuple[int, ...], n: int) -> State:
     """Return the state of an adapter's half that is not split. If one device has the layer, only this device
-    has the half."""
+    holds the half."""
     active = _active(plan)
     if len(active) != 1:
         return MIRRORED

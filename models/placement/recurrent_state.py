@@ -23,7 +23,7 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """A layer's recurrent state. `units` has each device's range by dimension. `n_cells` counts all slots'
+    """A layer's recurrent state. `units` maps a dimension to each device's range. `n_cells` counts all slots'
     cells."""
 
     layer: int

@@ -49,7 +49,8 @@ def in_halves(devices: Sequence[Device], options: Options) -> bool:
 
 
 def most_rows(model: Model) -> int:
-    """Return the most rows of a step. Ops of experts have a workgroup per row and used expert."""
+    """Return the maximum number of rows of a step. Ops of experts have a workgroup per row and used
+    expert."""
     return min(MAX_ROWS, 1 << (MAX_GROUPS // max(1, model.n_used)).bit_length() - 1)
 
 

@@ -13,7 +13,7 @@ MAX_BYTES = 40  # longer texts are truncated
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the breakers' tokens. `pieces` has the bytes of each token. `encode` tokenizes without special
+    """Return the breakers' tokens. `pieces` holds the bytes of each token. `encode` tokenizes without special
     tokens."""
     breakers: dict[tuple[int, ...], None] = {}
     for text in texts:

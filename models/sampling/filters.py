@@ -20,8 +20,8 @@ def top_k(c: Candidates, k: int) -> None:
 
 
 def top_p(c: Candidates, p: float, min_keep: int = 0) -> None:
-    """Keep the fewest most likely tokens whose probabilities sum to p or more (nucleus sampling, Holtzman et
-    al. 2019, arXiv:1904.09751)."""
+    """Keep the smallest set of most likely tokens whose probabilities sum to p or more (nucleus sampling,
+    Holtzman et al. 2019, arXiv:1904.09751)."""
     if min_keep > 1:
         c.order()
     weights = c.weights()
@@ -90,7 +90,7 @@ def temperature(c: Candidates, t: float) -> None:
         c.order()
         c.keep(slice(1))
     else:
-        # Subtract the best score first, so that a tiny temperature gives no infinite score.
+        # Subtract the best score first, so that a tiny temperature produces no infinite score.
         c.scores = (c.scores - c.peak) / t
 
 

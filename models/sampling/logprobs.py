@@ -11,7 +11,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """`top` has the most likely tokens' log probabilities, best first."""
+    """`top` lists the most likely tokens' log probabilities, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]

@@ -29,8 +29,8 @@ def choose_rows(
     """Return the next token of each row, or the error of the row.
 
     `ids` [n, k] and float32 `logits` [n, k] are candidates, best first, at least `n_candidates` per sampler.
-    Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] has log(sum(exp(logits)))
-    of the complete rows.
+    Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] is log(sum(exp(logits))) of
+    the complete rows.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:

@@ -75,7 +75,7 @@ class Sampler:
         return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
-        """Return the next token for float32 `logits` [n_vocab]. `history` has the tokens so far, oldest
+        """Return the next token for float32 `logits` [n_vocab]. `history` lists the tokens so far, oldest
         first.
 
         Raises VkbackendError if a logit is NaN or +inf, or if all logits are -inf.

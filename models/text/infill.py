@@ -24,8 +24,8 @@ def infill_prompt(
 ) -> list[int]:
     """Return the prompt's ids. Special tokens in the texts are plain text.
 
-    `files` has other files' texts by name. With `suffix_first` the suffix precedes the prefix (llama.cpp's
-    `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a FIM token.
+    `files` maps names of other files to their texts. With `suffix_first` the suffix precedes the prefix
+    (llama.cpp's `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a FIM token.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

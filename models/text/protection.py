@@ -22,13 +22,13 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # (text, whether the model wrote it) -> text
 TRUSTED = ("system", "developer")
-# A message with this key is untrusted in any role, because it has texts of tools.
+# A message with this key is untrusted in any role, because it contains texts of tools.
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain` has the spans of special tokens that are plain text. `protected` is
+    """A rendered conversation. `plain` lists the spans of special tokens that are plain text. `protected` is
     False if these spans are unknown."""
 
     text: str

@@ -23,7 +23,7 @@ _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
 
 class SpmMerger:
-    """`ids` maps token texts to ids, `scores` has a score per id, and `byte_ids` has the id of each byte."""
+    """`ids` maps token texts to ids, `scores` lists a score per id, and `byte_ids` the id of each byte."""
 
     def __init__(self, ids: Mapping[str, int], scores: Sequence[float], byte_ids: Sequence[int]) -> None:
         self._ids, self._scores, self._byte_ids = ids, scores, byte_ids

@@ -32,8 +32,8 @@ _KINDS = {  # By `tokenizer.ggml.model`.
 
 
 class Tokenizer:
-    """A vocabulary with its encoder. `stop_ids` end a generation. `fim_ids` has the fill-in-the-middle tokens
-    by short name."""
+    """A vocabulary with its encoder. `stop_ids` end a generation. `fim_ids` maps short names to the
+    fill-in-the-middle tokens."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)

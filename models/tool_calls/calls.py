@@ -16,7 +16,7 @@ _HEAD = re.compile(
 )
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
 _KEYS = ("name", "arguments", "parameters", "id", "type")
-MAX_HEAD = 512  # Most characters before a call's arguments.
+MAX_HEAD = 512  # Maximum number of characters before a call's arguments.
 ID_CHARACTERS, ID_LENGTH = (
     string.ascii_letters + string.digits,
     9,
@@ -28,8 +28,8 @@ def new_id() -> str:
 
 
 class CallReader:
-    """Reads tool calls. `tools` has the schema of the arguments by function. `n_fences` counts the code
-    fences in the content."""
+    """Reads tool calls. `tools` maps each function to its argument schema. `n_fences` counts the code fences
+    in the content."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.source, self.tools, self.n_calls, self.n_done, self.n_fences = Source(), tools, 0, 0, 0

@@ -23,9 +23,9 @@ from vkbackend.models.tool_calls.source import Trying
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A call begins with one of the `openers`. `read` reads text that begins with an opener, and returns
-    whether the text was a call. `inner` has other markers that may be control tokens. If `at_start`, an
-    answer that begins with "{" may be a call. If `by_name`, a line that has only a function's name may begin
-    a call. If `described`, the prompt must describe the tools, because the template does not."""
+    whether the text was a call. `inner` lists other markers that may be control tokens. If `at_start`, an
+    answer that begins with "{" may be a call. If `by_name`, a line that is only a function's name may begin a
+    call. If `described`, the prompt must describe the tools, because the template does not."""
 
     name: str
     openers: tuple[str, ...]

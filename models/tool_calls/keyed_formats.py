@@ -83,8 +83,8 @@ def _pairs(r: CallReader, name: str, mark: str) -> Trying:
 
 
 def hunyuan(r: CallReader) -> Trying:
-    """Read <tool_calls> with an array of calls, or with a <tool_call> for each call. A <tool_call> has the
-    name, and JSON in a code fence or pairs of a key and a value."""
+    """Read <tool_calls> with an array of calls, or with a <tool_call> for each call. A <tool_call> contains
+    the name, and JSON in a code fence or pairs of a key and a value."""
     n = r.n_calls
     is_section = (yield from r.source.begins("<tool_calls>")) is not None
     yield from r.source.skip_space()

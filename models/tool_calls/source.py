@@ -12,8 +12,8 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A part of a tool call. The first part has the id and name; later parts have the arguments as pieces of
-    JSON text."""
+    """A part of a tool call. The first part contains the id and name; later parts contain the arguments as
+    pieces of JSON text."""
 
     index: int
     id: str | None = None

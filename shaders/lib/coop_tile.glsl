@@ -119,7 +119,7 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Copy a slice of rows of n elements, beginning at element k, to shared memory. `w_at` has the results of
+// Copy a slice of rows of n elements, beginning at element k, to shared memory. `w_at` holds the results of
 // w_place. x4[x_at[j]] is the thread's piece j of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];

@@ -1,6 +1,6 @@
 // I-quants; part of dequant.glsl. In IQ4 an element is a 4-bit code of one of 16 unevenly spaced values. In
 // IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two of 4 values, and 8 signs. A block has 256
-// elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The array u8 q has the low 8 bits of
+// elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The array u8 q holds the low 8 bits of
 // codebook entries.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
@@ -80,8 +80,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XS)
-// A block is f16 d, u16 q[32], u8 s[8]. Each q has a codebook entry in its low 9 bits and 7 signs above. Each
-// s has two scales of 16 elements each, the first in the low nibble.
+// A block is f16 d, u16 q[32], u8 s[8]. Each q holds a codebook entry in its low 9 bits and 7 signs above.
+// Each s holds two scales of 16 elements each, the first in the low nibble.
 #define BLOCK_NBYTES 74u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -92,8 +92,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_S)
-// A block is f16 d, u8 q[32], u8 signs[32], u8 h[8], u8 s[8]. Each h has the high 2 bits of four entries. The
-// scales s are as in IQ2_XS.
+// A block is f16 d, u8 q[32], u8 signs[32], u8 h[8], u8 s[8]. Each h holds the high 2 bits of four entries.
+// The scales s are as in IQ2_XS.
 #define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -119,7 +119,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_S)
-// A block is f16 d, u8 q[64], u8 h[8], u8 signs[32], u8 s[4]. Each h has the high bit of eight entries. The
+// A block is f16 d, u8 q[64], u8 h[8], u8 signs[32], u8 s[4]. Each h holds the high bit of eight entries. The
 // scale of a group is a nibble of s. An element is d * (2 scale + 1) * +-(2 code + 1).
 #define BLOCK_NBYTES 110u
 
@@ -132,7 +132,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_S)
-// A block is f16 d, u8 q[32], then per group a u16 h. Each h has the high 3 bits of four entries, a 3-bit
+// A block is f16 d, u8 q[32], then per group a u16 h. Each h holds the high 3 bits of four entries, a 3-bit
 // scale and the sign of a shift by 1/8. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 50u
 
@@ -145,8 +145,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_M)
-// A block is u8 q[32], u8 h[16], u16 s[4]. A nibble of h has an entry's high 3 bits and the sign of a shift
-// by 1/8. Each s has four 3-bit scales, for 16 elements each, then 4 bits of f16 d. An element is d * (2
+// A block is u8 q[32], u8 h[16], u16 s[4]. A nibble of h holds an entry's high 3 bits and the sign of a shift
+// by 1/8. Each s holds four 3-bit scales, for 16 elements each, then 4 bits of f16 d. An element is d * (2
 // scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 56u
 

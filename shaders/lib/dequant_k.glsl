@@ -2,8 +2,8 @@
 // codes, too. Below, element k of a block has the indices i, j and l with k = 128 i + 32 j + l.
 
 #if defined(TYPE_Q2_K)
-// A block is u8 s[16], u8 q[64], f16 d, f16 m. Each s has the scale (low nibble) and min (high nibble) of 16
-// elements. The code q is bits 2j and 2j + 1 of byte 32 i + l. An element is d * scale * q - m * min.
+// A block is u8 s[16], u8 q[64], f16 d, f16 m. Each s holds the scale (low nibble) and min (high nibble) of
+// 16 elements. The code q is bits 2j and 2j + 1 of byte 32 i + l. An element is d * scale * q - m * min.
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 84u
 
@@ -20,7 +20,7 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_Q3_K)
 // A block is u8 h[32], u8 q[64], u8 s[12], f16 d. The code h is bit k / 32 of byte l, and q is stored as in
-// Q2_K. The array s has 16 codes of 6 bits: the low 4 bits in the nibbles of bytes 0..7, the high 2 bits in
+// Q2_K. The array s holds 16 codes of 6 bits: the low 4 bits in the nibbles of bytes 0..7, the high 2 bits in
 // bytes 8..11. An element is d * (code - 32) * (q + 4 h - 4).
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 110u
@@ -41,7 +41,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
 // A block of Q4_K is f16 d, f16 m, u8 s[12], u8 q[128]. The code of element k is in byte 32 (k / 64) + l of
 // q, in the low nibble if k / 32 is even. A block of Q5_K has u8 h[32] before q. Bit k / 32 of byte l is the
-// code's fifth bit. The array s has a 6-bit scale and a 6-bit min for each group k / 32. For groups 0..3,
+// code's fifth bit. The array s holds a 6-bit scale and a 6-bit min for each group k / 32. For groups 0..3,
 // scales are the low 6 bits of bytes 0..3, and mins are the low 6 bits of bytes 4..7. For groups 4..7, the
 // nibbles of bytes 8..11 are the low 4 bits of scales (low nibble) and mins (high nibble). The top 2 bits of
 // bytes 0..3 (scales) and 4..7 (mins) are the high 2 bits. An element is d * scale * q - m * min.

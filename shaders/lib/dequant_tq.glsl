@@ -3,8 +3,8 @@
 #if defined(TYPE_TQ1_0)
 // A block is u8 q[52], f16 d. An element is d * (digit - 1). A byte stores five elements, or four in the last
 // four bytes, as the base-3 digits of q / 256. Digit n is floor(3 * (3^n q mod 256) / 256). For k < 160,
-// element k is digit k / 32 of byte k % 32. For 160 <= k < 240, byte 32 + k % 16 has it as digit k / 16 - 10.
-// For k >= 240, byte 48 + k % 4 has it as digit k / 4 - 60.
+// element k is digit k / 32 of byte k % 32. For 160 <= k < 240, it is digit k / 16 - 10 of byte 32 + k % 16.
+// For k >= 240, it is digit k / 4 - 60 of byte 48 + k % 4.
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 54u
 

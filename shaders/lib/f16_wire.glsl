@@ -2,7 +2,7 @@
 // `bias`. The functions use only integers, because drivers round to F16 differently but all devices need the
 // same bits.
 
-// Return a float's exponent minus its code's exponent, shifted to bit 23. `top` has the bits of the block's
+// Return a float's exponent minus its code's exponent, shifted to bit 23. `top` holds the bits of the block's
 // largest finite magnitude, whose code has exponent 30.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 

@@ -11,7 +11,7 @@ int q8_sum16(uint sums, uint i) { return int(sums << (16 - (i & 16u))) >> 16; }
 
 int q8_sum32(uint sums) { return q8_sum16(sums, 0) + q8_sum16(sums, 16); }
 
-// The scale is max |x| / 127. `top` has the bits of max |x|, where NaN counts as larger than inf. A block
+// The scale is max |x| / 127. `top` holds the bits of max |x|, where NaN counts as larger than inf. A block
 // with NaN or inf has the scale NaN. If max |x| is below 2.4e-35, the scale is 0, because exact_reciprocal
 // would fail.
 bool q8_usable(uint top) { return top >= 0x06000000u && top < 0x7f800000u; }

@@ -54,9 +54,9 @@ uvec4 transposed(uvec4 v) {
         pick(low, a.y >> 2, a.w));
 }
 
-// Compute the table values (values4) of 32 codes at once by bitwise logic. Word j of `q` has bit j of every
-// code. `low` has bits 0..3 of the values in two's complement, and `high` has bits 4..7. Selecting each value
-// from constants took three times as many instructions.
+// Compute the table values (values4) of 32 codes at once by bitwise logic. Word j of `q` holds bit j of every
+// code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. Selecting each
+// value from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #ifdef TYPE_MXFP4
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);

@@ -4,7 +4,7 @@
 // the output. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
 // defines put and bias_of.
 void put(uint row, uint d, float value); // Stores dimension d of an output row.
-float bias_of(uint key_pos); // is added to a key's score
+float bias_of(uint key_pos); // Returns the bias to add to a key's score.
 
 const uint TQ = M * ROW_GROUPS;
 const uint K_QUADS = HEAD_K / 4;

@@ -1,4 +1,4 @@
-"""A large micro-batch gives the same results whether it runs as two interleaved halves or undivided."""
+"""A large micro-batch produces the same results whether it runs as two interleaved halves or undivided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that read weights directly from the mapped model file give the same logits, and leave no file
+"""Devices that read weights directly from the mapped model file compute the same logits, and leave no file
 open."""
 
 from __future__ import annotations

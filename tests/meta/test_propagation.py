@@ -1,4 +1,4 @@
-"""llama.cpp has rules that derive the split state of an op's result. For each rule, our op gives the same
+"""llama.cpp has rules that derive the split state of an op's result. For each rule, our op derives the same
 state or raises PlanError, or no model here needs the op.
 
 In llama.cpp, the axes of activations are [width, rows] and the axes of weights are [in, out]. For

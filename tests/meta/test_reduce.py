@@ -1,4 +1,4 @@
-"""All all-reduce providers give the same bits, whatever the delays and however many segments are submitted
+"""All all-reduce providers produce the same bits, whatever the delays and however many segments are submitted
 ahead. The errors of bfloat16 are bounded.
 """
 

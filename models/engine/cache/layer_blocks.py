@@ -26,7 +26,7 @@ class Span:
 
 
 class LayerBlocks:
-    """`unused` has the nodes whose block no slot uses, least recently used first. `write` sends an entry of
+    """`unused` lists the nodes whose block no slot uses, least recently used first. `write` sends an entry of
     the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
@@ -39,7 +39,7 @@ class LayerBlocks:
         return node.blocks[self.group]
 
     def sees(self, path: Sequence[Node]) -> bool:
-        """Return whether the tree has all blocks to which the row after `path` attends."""
+        """Return whether the tree holds all blocks to which the row after `path` attends."""
         seen = self.pool.seen
         return not seen or all(self.block(node) >= 0 for node in path[-seen:])
 

@@ -64,7 +64,7 @@ def next_start(mark: Mark, position: int) -> int:
 
 
 def n_alike(a: Mark, b: Mark) -> int:
-    """Return how many first positions have the same adapters."""
+    """Return how many leading positions have the same adapters."""
     if a == b:
         return EVERYWHERE
     known = [{(use.digest, use.scale, use.start) for use in mark} for mark in (a, b)]

@@ -1,7 +1,8 @@
 """Tracks which cache blocks each slot uses. Sequences share the full blocks of a common prefix.
 
-Full blocks are nodes of a radix tree. `mark` has the adapters of a sequence's positions; blocks are shared
-only between positions with equal adapters. Cells after a slot's last full block belong to that slot alone.
+Full blocks are nodes of a radix tree. `mark` records the adapters of a sequence's positions; blocks are
+shared only between positions with equal adapters. Cells after a slot's last full block belong to that slot
+alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class PrefixCache:
-    """`pools` has a pool of blocks per layer group. The first group attends to all positions, and may have no
-    layers. If `share` is False, slots share no blocks."""
+    """`pools` holds a pool of blocks per layer group. The first group attends to all positions, and may have
+    no layers. If `share` is False, slots share no blocks."""
 
     def __init__(
         self,

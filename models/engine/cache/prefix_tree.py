@@ -19,8 +19,8 @@ def key_of(tokens: Sequence[int], begin: int, mark: Mark = ()) -> Key:
 
 
 class Node:
-    """For each layer group, `blocks` has the cache block with K and V, or -1 if it was evicted. `users`
-    counts the slots that use the block. `state` is the cell with the recurrent state after the node."""
+    """For each layer group, `blocks` holds the cache block with K and V, or -1 if it was evicted. `users`
+    counts the slots that use the block. `state` is the cell that holds the recurrent state after the node."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 

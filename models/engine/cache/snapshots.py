@@ -1,4 +1,4 @@
-"""Recurrent states that nodes of the prefix tree own. A node has the state after its last token."""
+"""Recurrent states that nodes of the prefix tree own. A node holds the state after its last token."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 
 class Joining(Protocol):
-    """`leads` is True on the node that has the engine and decides. If `sends_tables`, each step sends this
+    """`leads` is True on the node that runs the engine and decides. If `sends_tables`, each step sends this
     node's rows of cos and sin."""
 
     nodes: Nodes

@@ -52,8 +52,8 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 
 class Loading:
-    """`options` has the settings decided so far. If `joining` is set, several nodes load the model together.
-    Otherwise this process loads the model alone, on `devices` if given."""
+    """`options` holds the settings decided so far. If `joining` is set, several nodes load the model
+    together. Otherwise this process loads the model alone, on `devices` if given."""
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ from vkbackend.step import Run
 
 
 class MicroBatch(NamedTuple):
-    """`runs` cover all rows in order. `outputs` are the rows whose logits are wanted. `masks` has a bit for
-    each token that an output row allows, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first. None
+    """`runs` cover all rows in order. `outputs` are the rows whose logits are wanted. `masks` contains a bit
+    for each token that an output row allows, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first. None
     allows all tokens. `stage` is as in StepKind."""
 
     tokens: Sequence[int]
@@ -28,7 +28,7 @@ Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 class StepHandle(NamedTuple):
     """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` is the step's
-    result, which may have more candidates. `place` selects the memory for the results."""
+    result, which may contain more candidates. `place` selects the memory for the results."""
 
     n_outputs: int
     k: int

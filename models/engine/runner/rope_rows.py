@@ -6,7 +6,7 @@ import numpy as np
 
 from vkbackend.rope import RopeTable
 
-CACHE_NBYTES = 64 << 20  # up to this size, tables have all positions
+CACHE_NBYTES = 64 << 20  # up to this size, tables contain all positions
 
 
 class RopeRows:

@@ -36,11 +36,11 @@ from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
 class Runner:
     """If `keep_values` is set, every intermediate tensor can be read after a step. `interleave` splits large
     micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
-    of None means True for several physical devices. `group` has the nodes of the model, with devices named
+    of None means True for several physical devices. `group` holds the nodes of the model, with devices named
     NODE/DEVICE. `devices` are already open.
 
-    After loading, `options` has the final context length, shares and layers on devices. `prediction` has the
-    expected times.
+    After loading, `options` contains the final context length, shares and layers on devices. `prediction`
+    contains the expected times.
     """
 
     def __init__(
@@ -228,8 +228,8 @@ class Runner:
                 self.mesh.recorded_step(StepKind(n, n, mix_of(n), Wanted(self.max_top_k)))
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` has rows of cos and
-        sin that replace this node's rows."""
+        """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` contains rows of cos
+        and sin that replace this node's rows."""
         tokens, runs, outputs, masks, stage = batch
         if stage > 0:  # the rows read the residuals of their positions
             tokens = [p for r in runs for p in range(r.first_pos, r.first_pos + r.n_rows)]

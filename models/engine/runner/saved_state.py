@@ -1,6 +1,6 @@
 """Saves a slot's tokens, K and V to a safetensors file, and loads them.
 
-The file has the heads in the model's order (docs/state_format.md), so any devices can load it.
+The file stores the heads in the model's order (docs/state_format.md), so any devices can load it.
 """
 
 from __future__ import annotations
