@@ -1,4 +1,4 @@
-"""`vkbackend bench-serve`: measure a server that has OpenAI's API.
+"""`vkbackend bench-serve`: measure a server that provides OpenAI's API.
 
 For each number of streaming clients, the columns are total tokens per second, milliseconds to the first token
 and between events (median, 99th percentile), and failed answers. The exit code is 1 if an answer failed.

@@ -27,7 +27,7 @@ from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.text import demo_model, open_model, show_model, write_text
 
 FORMATS = ("", "array", "json", "json+", "raw")
-SHOWN = 3  # values of a vector at its begin and end
+SHOWN = 3  # number of values shown at each end of a vector
 SIMILAR = 20  # print a table of similarities for at most this many texts
 
 

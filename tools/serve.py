@@ -1,6 +1,6 @@
 """`vkbackend serve`: serve a model over HTTP.
 
-The server has OpenAI's API, Anthropic's messages, llama-server's endpoints and flags, and a page at /
+The server provides OpenAI's API, Anthropic's messages, llama-server's endpoints and flags, and a page at /
 (docs/serving.md). The server answers 503 until the model is loaded. After SIGTERM or Ctrl-C the server
 finishes running answers; a second signal ends it at once.
 """

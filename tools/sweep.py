@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 timer.warm_up(Test(n_prompt, n_gen))
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
-                    # The cache already has the tokens before `depth` from the previous points.
+                    # The cache already holds the tokens before `depth` from the previous points.
                     pp = n_prompt / timer.after(depth, n_prompt, 0)
                     yield Point(name, depth, pp, n_gen / timer.after(depth + n_prompt, 0, n_gen))
 

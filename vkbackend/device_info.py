@@ -49,7 +49,8 @@ class DeviceInfo:
 
 
 def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Return the most free bytes of a device-local heap, or None if the driver reports no budget."""
+    """Return the maximum number of free bytes of a device-local heap, or None if the driver reports no
+    budget."""
     left = [
         max(0, min(budgets[i], heap.nbytes) - used[i])
         for i, heap in enumerate(heaps)

@@ -1,8 +1,8 @@
 """Provides the SPIR-V module of every op and variant in `shaders/variants.toml`.
 
-A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` has hashes,
-so changed sources and damaged modules are compiled again. Drivers do not check modules, and a truncated
-module crashes some drivers.
+A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` contains
+hashes, so changed sources and damaged modules are compiled again. Drivers do not check modules, and a
+truncated module crashes some drivers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def variants() -> list[tuple[str, str]]:
 
 
 def defines(op: str, variant: str) -> list[str]:
-    """Return a variant's preprocessor defines. TYPE = q8_0 gives TYPE_Q8_0."""
+    """Return a variant's preprocessor defines. TYPE = q8_0 becomes TYPE_Q8_0."""
     return [f"{axis}_{value.upper()}" for axis, value in manifest()[op][variant].items()]
 
 

@@ -128,9 +128,10 @@ class StepParams:
         mix: Mix = Mix.DECODE,
         typed: bool = False,
     ) -> None:
-        """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
-        logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`, a
-        row has type 1 in the second text of a pair and 0 otherwise, and each run has the end of its text."""
+        """`tokens` lists a token per row, `runs` cover the rows in order, and `outputs` are the rows that
+        need logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`,
+        a row has type 1 in the second text of a pair and 0 otherwise, and each run stores the end of its
+        text."""
         n_rows, n_runs = len(tokens), len(runs)
         assert len(outputs) <= n_rows <= len(self.rows) and n_runs <= MAX_RUNS, (n_rows, n_runs, len(outputs))
         n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0

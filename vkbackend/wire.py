@@ -1,10 +1,10 @@
-"""Formats in which devices exchange partial sums. A 32-bit word has one f32 number or two 16-bit numbers, the
-first in the low 16 bits.
+"""Formats in which devices exchange partial sums. A 32-bit word holds one f32 number or two 16-bit numbers,
+the first in the low 16 bits.
 
-`bf16` is the upper 16 bits of a float. `f16` has a sign, 5 bits of exponent and 11 bits of significand.
-Elements of `f16` are in blocks of 128. A word before each block has the exponent of the block's largest
-element, which adds 1.6% of data. No element overflows, and only elements 2^29 times smaller than the largest
-become zero.
+`bf16` is the upper 16 bits of a float. `f16` consists of a sign, 5 bits of exponent and 11 bits of
+significand. Elements of `f16` are in blocks of 128. A word before each block holds the exponent of the
+block's largest element, which adds 1.6% of data. No element overflows, and only elements 2^29 times smaller
+than the largest become zero.
 """
 
 from __future__ import annotations

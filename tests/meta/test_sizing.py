@@ -60,7 +60,7 @@ def test_steps_of_every_mix_are_planned(n_slots: int) -> None:
     n_ubatch = 32
     kinds = step_kinds(StepShape(n_ubatch, 8, ((0, 100),), n_slots=n_slots))
     most = {mix: max((kind.n_rows for kind in kinds if kind.mix is mix), default=0) for mix in Mix}
-    # Few rows of one sequence need at least as much memory as rows of several.
+    # Few rows of one sequence need at least as much memory as rows of several sequences.
     most[Mix.DECODE] = max(most[Mix.DECODE], most[Mix.FEW])
     for n_runs in range(1, n_slots + 1):
         for n_single in range(n_runs + 1):

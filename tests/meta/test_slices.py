@@ -1,5 +1,4 @@
-"""The slices of a weight, put together, give the complete weight. Each piece of a slice fits in one
-binding."""
+"""Together, the slices of a weight form the complete weight. Each piece of a slice fits in one binding."""
 
 from __future__ import annotations
 

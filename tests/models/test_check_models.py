@@ -1,4 +1,4 @@
-"""Trained models give llama.cpp's results through the public interface, on every device set."""
+"""Trained models reproduce llama.cpp's results through the public interface, on every device set."""
 
 from __future__ import annotations
 

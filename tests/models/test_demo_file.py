@@ -130,9 +130,9 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
 def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """Wrong layouts give a larger loss: 3.8 nats if RoPE pairs the two halves of a head, and 0.27 nats if one
-    layer's KV heads are reversed. A word is recalled if each of its tokens is the best, at positions where
-    the grammar allows no other word."""
+    """Wrong layouts produce a larger loss: 3.8 nats if RoPE pairs the two halves of a head, and 0.27 nats if
+    one layer's KV heads are reversed. A word is recalled if each of its tokens is the best, at positions
+    where the grammar allows no other word."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []

@@ -1,4 +1,4 @@
-"""An export of a loaded model has the bytes of the original file, for every split."""
+"""An export of a loaded model equals the original file byte for byte, for every split."""
 
 from __future__ import annotations
 

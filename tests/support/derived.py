@@ -167,7 +167,7 @@ def widened(model: Model) -> Model:
         order = rng.permutation(FFN_WIDE) % n_ff
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
-        spare[first] = False  # only the first copy of a column computes; the other copies give 0
+        spare[first] = False  # only the first copy of a column computes; the other copies contribute 0
         for name in ("ffn_gate", "ffn_up"):
             wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
         down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)

@@ -12,7 +12,7 @@ Truth = Callable[[Want], Sequence[int]]
 
 class Guesses:
     """Drafts of random length up to `n_max`. A token is right with probability `right`, and otherwise random.
-    `truth` returns the tokens that decoding without drafts gives next."""
+    `truth` returns the next tokens of decoding without drafts."""
 
     stores = False
     source, seconds = "guesses", 0.0

@@ -19,15 +19,15 @@ SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 
 
 def shared_models(*names: str) -> list[Any]:
-    """Return parameters for the files in `../shared`. They run with --all, because `tests/data` has models of
-    the same formats."""
+    """Return parameters for the files in `../shared`. They run with --all, because `tests/data` contains
+    models of the same formats."""
     present = (name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file())
     return [pytest.param(name, id=name, marks=pytest.mark.wide) for name in present]
 
 
 def lay_out_models(folder: Path) -> None:
     """Link all model files into one folder, and write `expected.json`, `expected_logits.npz` and
-    `stories.txt` next to them. `stories.txt` has 100 KB of words that the models know."""
+    `stories.txt` next to them. `stories.txt` contains 100 KB of words that the models know."""
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}
     for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):

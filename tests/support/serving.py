@@ -177,7 +177,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Command:
-    """A server process. `log` has the lines that it printed."""
+    """A server process. `log` holds the lines that it printed."""
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]

@@ -11,8 +11,8 @@ from vkbackend import LLM
 
 
 def check_slot_journey(path: Path, state: Path, **options: Any) -> None:
-    """Check that the slot, on three devices and then on two, gives the tokens of a new slot on one device.
-    The file of the saved slot remains at `state`."""
+    """Check that the slot, on three devices and then on two, generates the same tokens as a new slot on one
+    device. The file of the saved slot remains at `state`."""
     prompt = PROMPT[:30]
     other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
     with LLM(path, devices=["numpy"], **options) as llm:

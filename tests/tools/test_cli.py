@@ -1,4 +1,4 @@
-"""The command line gives help, results, exit codes, and one clear last line for invalid input.
+"""The command line prints help and results, sets exit codes, and ends with one clear line for invalid input.
 
 Tests of streams, signals and the environment start a process. Most other tests call `main`, which saves a
 second per test.

@@ -1,4 +1,4 @@
-"""Each of llama.cpp's flags either runs or gives an error of one line. The file is long, because it tests the
+"""Each of llama.cpp's flags either runs or prints a one-line error. The file is long, because it tests the
 flags of five programs with the same helpers."""
 
 from __future__ import annotations

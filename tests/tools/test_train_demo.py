@@ -1,4 +1,4 @@
-"""The demo model's grammar and vocabulary give consistent stories, and joined pieces equal the text. The
+"""The demo model's grammar and vocabulary produce consistent stories, and joined pieces equal the text. The
 tests need no PyTorch and no Vulkan.
 """
 

@@ -108,8 +108,8 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """Yield the ops of every natural loop. The loop has all blocks that reach its back edge without passing
-    the edge's target."""
+    """Yield the ops of every natural loop. The loop contains all blocks that reach its back edge without
+    passing the edge's target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
     for head in blocks:

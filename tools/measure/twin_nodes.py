@@ -24,7 +24,7 @@ def twin_runner(
     **options: Any,
 ) -> Iterator[Runner]:
     """Open a runner on devices NODE/DEVICE of several nodes. `models` lists a file per node; by default all
-    use `path`. `runner.group.transports` has the transports of all nodes."""
+    use `path`. `runner.group.transports` lists the transports of all nodes."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

@@ -77,7 +77,8 @@ class PackHalves(Case):
 
 @dataclass(frozen=True)
 class AddPartials(Case):
-    """The device's own slot and slots outside `writers` have NaN, because the shader must not read them."""
+    """The device's own slot and slots outside `writers` contain NaN, because the shader must not read
+    them."""
 
     exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64

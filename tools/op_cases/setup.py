@@ -1,5 +1,5 @@
-"""`Setup` has the tensors of an op case and records the ops. `Placed` puts the tensors into one buffer, with
-guard words between them and NaN in every output.
+"""`Setup` holds the tensors of an op case and records the ops. `Placed` puts the tensors into one buffer,
+with guard words between them and NaN in every output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The process that runs a part: `python -m vkbackend.tools.report.worker`.
 
-A JSON job on stdin has the part, the devices, the finished cases and their rows. Output is one JSON object
-per line, first {"cases": [...]}, or {"unable": why} for a part without cases. Each case writes {"begin":
-name}, then {"end": name, "rows": [...]}. A failure adds "left_out" or "failed", and "lost" if the device is
-unusable.
+A JSON job on stdin contains the part, the devices, the finished cases and their rows. Output is one JSON
+object per line, first {"cases": [...]}, or {"unable": why} for a part without cases. Each case writes
+{"begin": name}, then {"end": name, "rows": [...]}. A failure adds "left_out" or "failed", and "lost" if the
+device is unusable.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def adapter_options(fields: Fields, llm: LLM, names: Sequence[str]) -> dict[str,
     """Return the keyword `lora` of a request, with ids. `names` are the names of the model itself.
 
     Without the field `lora`, a `model` NAME or MODEL:NAME selects the adapter NAME alone. Otherwise the
-    request has the default scales of this moment.
+    request uses the current default scales.
     """
     if fields.has("lora"):
         return {"lora": scales_of(fields.objects("lora", MAX_FILES))}

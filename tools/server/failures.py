@@ -42,7 +42,7 @@ TOO_LONG = "context_length_exceeded"
 
 class Refusal(VkbackendError):
     """`param` names the wrong field, `code` is OpenAI's error code, `retry_s` sets Retry-After, and `extra`
-    has more body fields."""
+    holds more body fields."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.failures import Refusal
 
-PUBLIC = ("/health",)  # has no requests' data
+PUBLIC = ("/health",)  # reveals no data of requests
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"

@@ -22,7 +22,7 @@ LEAST = -3.4028234663852886e38  # llama-server writes this number for the logari
 
 
 def settings_of(options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """Return llama-server's settings that /props, /slots and answers have."""
+    """Return llama-server's settings that /props, /slots and answers contain."""
     given = {name: value for name, value in options.items() if name in _PARAMS and name != "seed"}
     params = asdict(SamplingParams(**given))
     n = -1 if max_tokens is None else max_tokens

@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         timer.cancel()
         service.model.close()
         if self._life is not None:
-            with suppress(Exception):  # `failed` has the error
+            with suppress(Exception):  # `failed` holds the error
                 await asyncio.wait_for(asyncio.shield(self._life), LAST_EVENT_S + 15)
 
     @contextmanager

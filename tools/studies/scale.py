@@ -33,7 +33,7 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
-ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB has real sizes.
+ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB lists real sizes.
 MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter of this.
 
 HOST = (

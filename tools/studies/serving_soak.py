@@ -42,7 +42,7 @@ CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
 class Soak:
-    """`wanted` has the greedy text of each prompt. `seen` counts answers by kind and status."""
+    """`wanted` holds the greedy text of each prompt. `seen` counts answers by kind and status."""
 
     def __init__(self, endpoint: Endpoint, wanted: dict[str, str], seed: int) -> None:
         self.endpoint, self.wanted, self.rng = endpoint, wanted, random.Random(seed)

@@ -3,9 +3,9 @@
     python -m vkbackend.tools.studies.speculation -dev 0,0
 
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
-drafts and choices are real. An edit has a file before a commit of this checkout as prompt, and the file after
-the commit as answer. "always" verifies all drafts, and "chosen" as many tokens as pay. The first table counts
-n-gram drafts for additional edits, without running a model.
+drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
+is the file after the commit. "always" verifies all drafts, and "chosen" as many tokens as save time. The
+first table counts n-gram drafts for additional edits, without running a model.
 """
 
 from __future__ import annotations

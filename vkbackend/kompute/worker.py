@@ -83,8 +83,8 @@ class Worker:
         spans: Sequence[tuple[list[Span], list[Span]]],
         timed: bool,
     ) -> None:
-        """Record a kp sequence for each submission. `spans` has the words of shared tensors that each segment
-        reads and writes."""
+        """Record a kp sequence for each submission. `spans` lists the words of shared tensors that each
+        segment reads and writes."""
         self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
 
     def _sequence(self, commands: Sequence[Command], timed: bool = False) -> Any:

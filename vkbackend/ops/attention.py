@@ -183,8 +183,8 @@ class AttentionOps(Target):
     ) -> None:
         """Read a cell of `cache` to row r of `y` f32 [n_rows, width], and rotate the row's heads.
 
-        The field `token` of row r's StepParams has the position to read. kv_store then writes the row at row
-        r's position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
+        The field `token` of row r's StepParams holds the position to read. kv_store then writes the row at
+        row r's position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
         """
         width = math.prod(cache.shape[1:])
         n_rows = rows_of(y, width)
@@ -216,7 +216,7 @@ class AttentionOps(Target):
 
         Shapes: q [n_rows, n_heads, head_k], k [n_cells, n_kv * head_k], v [n_cells, n_kv * head_v]. The
         caches `k` and `v` have types in CACHE_TYPES. `part` f32 [n_rows, n_heads, head_v] is the result. If
-        the keys are split, `part` is [n_rows, n_heads, n_splits, head_v + 2] for attn_combine. A split has
+        the keys are split, `part` is [n_rows, n_heads, n_splits, head_v + 2] for attn_combine. A split holds
         (sum of p * v, maximum score, sum of p) with p = exp(score - maximum).
 
         Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). The default of `group` is n_heads /
@@ -322,8 +322,8 @@ class AttentionOps(Target):
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]
     ) -> None:
         """Compute attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments, see
-        attn_decode. If `causal` is False, a row also attends to the later rows of its run, and with a window
-        to window / 2 positions on each side. `slopes` f32 [n_heads] subtract slope * distance from each score
+        attn_decode. If `causal` is False, a row also attends to later rows of its run; a window then covers
+        window / 2 positions on each side. `slopes` f32 [n_heads] subtract slope * distance from each score
         (ALiBi; Press et al. 2022)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how

@@ -12,11 +12,11 @@ from vkbackend.ops.spec import SPECS
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
 MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_QUERIES = 8  # heads times rows
-MAX_SPLITS = 64  # 64 splits give a row with 4 KV heads 256 workgroups.
+MAX_SPLITS = 64  # With 64 splits, a row with 4 KV heads has 256 workgroups.
 MAX_UNIT_HEAD = 256  # Largest head on matrix units: its output is in a subgroup's registers.
-MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
-# The fewest lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
-# up to 370 registers.
+MIN_UNIT_GROUP = 4  # Minimum number of q heads per KV head for attn_decode_coop.
+# Minimum number of lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block
+# spills up to 370 registers.
 MIN_UNIT_LANES = 32
 MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
@@ -58,7 +58,8 @@ class RowsCut(NamedTuple):
 
 
 def rows_cut(limits: Limits, head_k: int, group: int, run_rows: int = 1) -> RowsCut:
-    """`run_rows` is the most rows of a run. Neither `rows` nor `batch` changes the order of additions."""
+    """`run_rows` is the maximum number of rows of a run. Neither `rows` nor `batch` changes the order of
+    additions."""
     most = max(1, min(MAX_TILE_QUERIES, MAX_TILE // head_k))
     tiles = -(-group // most)
     heads = -(-group // tiles)

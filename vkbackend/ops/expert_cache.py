@@ -20,9 +20,9 @@ class ExpertCacheOps(Target):
     ) -> None:
         """Write hits[r, u] = table[ids[r, u]]. misses[r, u] is NONE for a hit, and otherwise ids[r, u].
 
-        `table` u32 [n_experts] has the slot of each cached expert, and NONE for other experts. `ids`,
-        `misses` and `hits` are u32 [n_rows, n_used]. `counts` u32 [n_experts] gets how many pairs of the
-        step's rows use each expert.
+        `table` u32 [n_experts] holds the slot of each cached expert, and NONE for other experts. `ids`,
+        `misses` and `hits` are u32 [n_rows, n_used]. `counts` u32 [n_experts] receives the number of pairs of
+        the step's rows per expert.
         """
         (n_rows, n_used), [n_experts] = ids.shape, table.shape
         assert all(v.dtype == "u32" for v in (ids, table, misses, hits)), (ids, table, misses, hits)

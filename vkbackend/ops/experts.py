@@ -1,14 +1,14 @@
 """Products with a stack of experts. Each shader has an `ExpertsOp` in table.py.
 
-The weight `w` has the experts in order, in any weight type. Each expert's FFN columns are divided over the
-devices. `starts` u32 [n_experts + 1] has the prefix sums of this device's columns per expert.
+The weight `w` contains the experts in order, in any weight type. Each expert's FFN columns are divided over
+the devices. `starts` u32 [n_experts + 1] holds the prefix sums of this device's columns per expert.
 
-If axis=ROWS (gate, up), w is [columns, k], and expert e has rows starts[e]..starts[e + 1]. The result y is
+If axis=ROWS (gate, up), w is [columns, k], and expert e is rows starts[e]..starts[e + 1]. The result y is
 [n_rows, n_used, y_stride], where y_stride is at least the columns of the widest expert. Elements past the
 columns of e are not written.
 
-If axis=COLUMNS (down), w has consecutive matrices [n, starts[e + 1] - starts[e]], whose rows are complete
-blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
+If axis=COLUMNS (down), w consists of consecutive matrices [n, starts[e + 1] - starts[e]], whose rows are
+complete blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
 `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
 storage binding, each dispatch gets experts first..first + count and skips pairs of other experts.

@@ -8,8 +8,8 @@ from vkbackend.ops.target import Target, rows_of
 
 class KeptRowOps(Target):
     def rows_before(self, x: View | None, kept: View, y: View, step: View) -> None:
-        """Write to row r of y the row of x before r in its sequence. For the first row of a run this is a
-        row that the slot kept. A row at position 0 has none and becomes zero.
+        """Copy to row r of y the row of x before r in its sequence, or for the first row of a run the row
+        that the slot kept. A row at position 0 becomes zero.
 
         Shapes: x and y [n_rows, n], kept [n_slots, n_kept, n]. Without `x`, every run has one row.
         """

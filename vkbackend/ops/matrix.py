@@ -13,14 +13,14 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # The most rows of x for mat_vec, and per thread of mat_lane.
+MAX_VEC_ROWS = 8  # Maximum number of rows of x for mat_vec, and per thread of mat_lane.
 BUSY_TILES = 64  # The workgroups that occupy a GPU, one or two per core.
 ROW_CLASSES = {
     "one": 1,
     "few": MAX_VEC_ROWS,
     "some": 16,
     "many": 1 << 31,
-}  # the most rows of x in each class
+}  # maximum number of rows of x in each class
 FEW, MANY = ("one", "few"), ("some", "many")
 
 
@@ -30,7 +30,7 @@ class Size(NamedTuple):
     n: int
     k: int
     n_rows: int
-    gated: bool = False  # w has the rows of two matrices, gate and up
+    gated: bool = False  # w contains the rows of two matrices, gate and up
 
 
 class Grid(NamedTuple):
@@ -147,8 +147,8 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads have
-    equally many rows."""
+    """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads
+    compute equally many rows."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,

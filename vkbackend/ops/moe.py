@@ -132,8 +132,8 @@ class MoeOps(Target):
         """Compute y[r, u] = x[r, u] + b[ids[r, u]]. Shapes: x [n_rows, n_used, n], b f32 [n_experts, n]. `y`
         may be `x`.
 
-        If `starts` is given, expert e's biases are elements starts[e]..starts[e + 1] of b, at most n. Further
-        elements of y[r, u] are not written.
+        If `starts` is given, expert e's biases are the at most n elements starts[e]..starts[e + 1] of b.
+        Other elements of y[r, u] are not written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (

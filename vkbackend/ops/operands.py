@@ -1,9 +1,9 @@
 """Converts activations to the types q8 and f16s, once for all products with the same input.
 
-`q8` has blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products read q8,
-for weights whose codes fit int8. `f16s` has rows of F16 with a scale (shaders/lib/half_rows.glsl). Matrix
-units read f16s, and weights rounded to F16. Weights above 65,504 are clipped, and weights below 6e-5 lose
-precision. Sums are f32.
+`q8` consists of blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products
+read q8, for weights whose codes fit int8. `f16s` consists of rows of F16 with a scale
+(shaders/lib/half_rows.glsl). Matrix units read f16s, and weights rounded to F16. Weights above 65,504 are
+clipped, and weights below 6e-5 lose precision. Sums are f32.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class OperandOps(Target):
             self.pack_f16(x, y)
 
     def quantize_q8(self, x: View, y: View) -> None:
-        """Convert x f32 to y q8 [..., k]. In each block of 32, |x - y| <= max |x| / 254. If a block has NaN
-        or inf, every product with the block is NaN."""
+        """Convert x f32 to y q8 [..., k]. In each block of 32, |x - y| <= max |x| / 254. If a block contains
+        NaN or inf, every product with the block is NaN."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "q8")
         assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)

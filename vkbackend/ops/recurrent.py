@@ -1,7 +1,7 @@
 """Ops of recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
 arXiv:2412.06464). Kimi Linear (arXiv:2510.26692) has gates per channel.
 
-Recurrent states are in cells [n_cells, ...]. `Run.states` has the cells that a run reads and writes, which
+Recurrent states are in cells [n_cells, ...]. `Run.states` holds the cells that a run reads and writes, which
 may be equal. A run at position 0 reads no cell and begins with zeros.
 """
 
@@ -83,7 +83,7 @@ class RecurrentOps(Target):
         sum.
 
         Shapes: x and y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width,
-        d_conv - 1]. The state has the oldest row first. Rows of y outside runs are not written.
+        d_conv - 1]. The state stores the oldest row first. Rows of y outside runs are not written.
         """
         width, d_conv = w.shape
         n_rows = rows_of(x, width)

@@ -108,8 +108,8 @@ class RowOps(Target):
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
         """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). `x`
-        [n_rows, n] has some columns of the complete rows. `moments` are the row_moments of the complete rows.
-        `y` may be `x`."""
+        [n_rows, n] holds some columns of the complete rows. `moments` are the row_moments of the complete
+        rows. `y` may be `x`."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -156,14 +156,16 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """Compute h = residual + the sum of the partials in slot order. If w is given, y = rms_norm(h) * w.
+        """Compute h = residual + the partial sums of the devices, added in slot order. If w is given, y =
+        rms_norm(h) * w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with a device's
-        partial: n_rows * n floats, the result of pack_bf16 (wire="bf16"), or the result of pack_halves
-        (wire="f16"). Bit s of `writers` is set if slot s has a partial. The op reads this device's partial
-        from `own`, not from slot own_index. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`.
-        For f16, `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. If
-        `slot_stride` is given, `slots` is one-dimensional and ends where the last slot's partial ends.
+        partial sum: n_rows * n floats, the result of pack_bf16 (wire="bf16"), or the result of pack_halves
+        (wire="f16"). Bit s of `writers` is set if slot s holds a partial sum. The op reads this device's
+        partial sum from `own`, not from slot own_index. For f32 and bf16, `own` is f32. For bf16, the op
+        rounds `own`. For f16, `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be
+        q8. If `slot_stride` is given, `slots` is one-dimensional and ends where the last slot's partial sum
+        ends.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -219,9 +221,9 @@ class RowOps(Target):
         lower position is first. NaN is the largest value.
 
         `ids` u32 and `values` f32 are [n_rows, n_chunks, k], with k at most MAX_TOP_K. `ids` are positions,
-        or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a
-        1 bit per allowed position, lowest bit first. If a chunk has fewer than k allowed positions, the last
-        ids are 0xffffffff with values -inf.
+        or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] holds
+        a 1 bit per allowed position, lowest bit first. If a chunk has fewer than k allowed positions, the
+        last ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]
@@ -238,7 +240,7 @@ class RowOps(Target):
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
         """Write the maximum and the sum of exp(x - maximum) of each chunk of x [n_rows, n] to y [n_rows,
-        n_chunks, 2]. The sum is NaN if the chunk has NaN or +inf. `log_of_sums` combines the chunks."""
+        n_chunks, 2]. The sum is NaN if the chunk contains NaN or +inf. `log_of_sums` combines the chunks."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

@@ -1,7 +1,7 @@
 """Shader interfaces.
 
-Tests compare each spec with the shader's source, numpy twin and test cases. `SPECS` has the ops that are
-methods of the recorder. `OPS` in table.py has all ops.
+Tests compare each spec with the shader's source, numpy twin and test cases. `SPECS` lists the ops that are
+methods of the recorder. `OPS` in table.py lists all ops.
 """
 
 from __future__ import annotations

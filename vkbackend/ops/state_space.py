@@ -39,7 +39,7 @@ class StateSpaceOps(Target):
         x^T, and y = M'^T C + d x.
 
         Shapes: x and y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a and d [n_heads], state f32
-        [n_cells, n_heads, n, p]. `a` is at most 0. `bc` [n_rows, 2, n_groups, n] has B and then C. Head h
+        [n_cells, n_heads, n, p]. `a` is at most 0. `bc` [n_rows, 2, n_groups, n] holds B and then C. Head h
         reads group (first + h) / group. Rows of y outside runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]

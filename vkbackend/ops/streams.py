@@ -8,7 +8,7 @@ from vkbackend.buffer import View
 from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
-MAX_STREAMS = 8  # A thread has all streams in registers.
+MAX_STREAMS = 8  # A thread keeps all streams in registers.
 LEAST = 1e-5  # The lower limit for a mean square.
 
 

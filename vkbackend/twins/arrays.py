@@ -50,7 +50,7 @@ def put_f16(values: Array, words: Array) -> None:
 
 
 def f16_bits(values: Array, biases: Array) -> Array:
-    """Return the 16-bit codes of float32 values, rounded in float64. `biases` has the first word of each
+    """Return the 16-bit codes of float32 values, rounded in float64. `biases` holds the first word of each
     value's block."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)

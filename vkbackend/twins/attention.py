@@ -55,7 +55,7 @@ def kv_store(
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
     eps: float = 0.0, norm: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """If numpy lacks the type of `cache`, the array has the cache's bytes."""
+    """If numpy lacks the type of `cache`, the array holds the cache's bytes."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
     if norm or n_rot:
         heads = _head_norm(f64(rows, len(rows), width // head_dim, head_dim), w, norm, eps)

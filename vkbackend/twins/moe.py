@@ -156,7 +156,7 @@ def mat_lane_id(
     count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
     grouped: int = 1, **_: Any,
 ) -> None:  # fmt: skip
-    """If grouped is 0, `tiles` has the expert ids."""
+    """If grouped is 0, `tiles` holds the expert ids."""
     ids = tiles.reshape(-1)
     if grouped:
         ids = np.full(n_rows * n_used, 0xFFFFFFFF, np.uint32)

@@ -12,7 +12,7 @@ from vkbackend.twins.moe import exact_reciprocal
 
 
 def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """A row has int8 codes, then a scale and the sums of both halves for each block of 32."""
+    """A row consists of int8 codes, then a scale and the sums of both halves for each block of 32."""
     blocks = x.reshape(-1)[: n_rows * k].reshape(-1, 32)
     top = np.abs(blocks).max(axis=1)  # NaN if an element is NaN
     usable = np.isfinite(top) & (top >= np.float32(2.0**-115))

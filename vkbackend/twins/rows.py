@@ -125,7 +125,7 @@ def top_k(
     x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
     k: int = 64, kind: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """`kind` is 1 if `source` has ids, and 2 if `source` is a mask."""
+    """`kind` is 1 if `source` holds ids, and 2 if `source` is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     table = source.reshape(-1).view(np.uint32)
     places, best = ids.reshape(-1), values.reshape(-1)

@@ -36,8 +36,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` has the VkCommandBuffers of segment s. The queue sets `submission`. If `timed` or DEBUG=2, a
-    timestamp follows every command."""
+    """`parts[s]` holds the VkCommandBuffers of segment s. The queue sets `submission`. If `timed` or DEBUG=2,
+    a timestamp follows every command."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False

@@ -24,7 +24,7 @@ _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 
 
 class Memory:
-    """`nbytes` has the allocated bytes for each purpose."""
+    """`nbytes` maps each purpose to its allocated bytes."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device

@@ -22,7 +22,7 @@ def is_plain(flags: int) -> bool:
 
 
 def suitable(types: Types, allowed: int, home: Home) -> list[int]:
-    """Return the best memory type of each suitable heap, best first. `allowed` has a bit per type.
+    """Return the best memory type of each suitable heap, best first. `allowed` contains a bit per type.
 
     STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST prefers memory that
     is not device local. Other homes prefer device-local types that are not host visible, because host-visible

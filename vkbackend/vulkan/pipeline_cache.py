@@ -1,4 +1,4 @@
-"""The cache folder has a VkPipelineCache per device and driver. Drivers do not check cached data, so
+"""The cache folder stores a VkPipelineCache per device and driver. Drivers do not check cached data, so
 cache_folder.py checks the file, and `fits` checks the header."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapters give the logits of PEFT with transformers, and of llama.cpp."""
+"""Adapters produce the same logits as PEFT with transformers, and as llama.cpp."""
 
 from __future__ import annotations
 

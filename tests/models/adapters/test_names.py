@@ -1,5 +1,5 @@
-"""PEFT's modules of every architecture are the right GGUF tensors, or are refused. `transformers` is not
-needed, because only the state dicts that the oracles make of a fixture's tensors are compared."""
+"""PEFT's modules of every architecture are mapped to the right GGUF tensors, or are refused. `transformers`
+is not needed, because only the state dicts that the oracles make of a fixture's tensors are compared."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_modules(builders: dict[str, Callable[[Fixture], Any]], name: str) -> No
         stored = fixture.tensors.get(target.tensor)
         if stored is None:  # the adapter is refused, because the model has no such tensor
             continue
-        ours = weight.T if fixture.arch == "gpt2" else weight  # PEFT's A and B do not know Conv1D
+        ours = weight.T if fixture.arch == "gpt2" else weight  # PEFT's A and B do not use Conv1D
         assert np.array_equal(names.rows(target.tensor, ours), stored), (module, target)
         n_mapped += 1
     assert n_mapped >= 2 or fixture.arch in ("qwen35", "qwen35moe")

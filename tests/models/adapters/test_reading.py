@@ -203,7 +203,7 @@ def test_other_files_are_refused(model: Path, pairs: Pairs, tmp_path: Path) -> N
 def test_adapters_beyond_one_binding_are_refused(
     model: Path, pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A of two adapters of rank 4 has 2,048 bytes, and with a row less it would have several pieces."""
+    """The stacked A of two rank-4 adapters has 2,048 bytes, one more than fits a piece here."""
     path = write_adapter(tmp_path / "a.gguf", "llama", {Q: pairs[Q]})
     monkeypatch.setattr(traced_steps, "piece_nbytes", lambda device: 2047)
     with pytest.raises(PlanError, match=r"attn_q.weight.lora_a exceeds one binding"):
@@ -211,7 +211,7 @@ def test_adapters_beyond_one_binding_are_refused(
 
 
 def test_an_adapter_of_the_router_is_refused(tmp_path: Path) -> None:
-    """The router is exact and has no adapters, so the file would change less than it says."""
+    """The router is exact and has no adapters, so the file could be applied only in part."""
     fixture = build("qwen3moe")
     model = write(fixture, tmp_path / "m.gguf")
     path = write_adapter(

@@ -121,7 +121,7 @@ def test_on_vulkan(adapted: Adapted, devices: list[str]) -> None:
 
 
 def test_on_a_quantized_base(tmp_path: Path, dense: Adapted) -> None:
-    """In a Q8_0 model, unused adapters change nothing. Used adapters give the logits of the merged model,
+    """In a Q8_0 model, unused adapters change nothing. Used adapters produce the merged model's logits,
     except for the rounding of Q8_0."""
     path = write(dense.fixture, tmp_path / "q8.gguf", quantize=True)
     logits = []

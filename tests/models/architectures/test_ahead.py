@@ -1,4 +1,4 @@
-"""Multi-token prediction heads give the golden logits of `oracles/make_heads.py`."""
+"""Multi-token prediction heads produce the golden logits of `oracles/make_heads.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Mix, Run
 
-EXACT = 1e-9  # Bound on the NMSE against the oracle. Lavapipe, SwiftShader and numpy give 2e-13 to 9e-11.
+EXACT = 1e-9  # Bound on the NMSE against the oracle. Lavapipe, SwiftShader and numpy reach 2e-13 to 9e-11.
 N = len(PROMPT)
 heads = pytest.mark.parametrize("name", HEADS)
 # Quick tests use an attention model, one with recurrent layers, one with an indexer.

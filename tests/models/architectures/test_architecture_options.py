@@ -1,4 +1,4 @@
-"""Every architecture, with each placement option, gives the logits of one device."""
+"""With each placement option, every architecture produces the same logits as one device."""
 
 from __future__ import annotations
 

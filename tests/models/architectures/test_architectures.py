@@ -1,4 +1,4 @@
-"""Every architecture gives the golden logits, on which transformers and llama.cpp agree.
+"""Every architecture produces the golden logits, on which transformers and llama.cpp agree.
 
 `oracles/fixtures.py` makes the models from a seed, and `oracles/make_golden.py` the logits. `-m oracle` runs
 transformers and llama.cpp again if they are installed.
@@ -38,7 +38,7 @@ from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
-EXACT = 1e-5  # Bound on the NMSE against the oracles. Lavapipe gives an NMSE of 5e-13 to 2e-11.
+EXACT = 1e-5  # Bound on the NMSE against the oracles. Lavapipe reaches an NMSE of 5e-13 to 2e-11.
 TWINS = 1e-9  # Bound for numpy devices. The oracles differ by at most 4e-11, or 1e-6 with GELU.
 SAME = 1e-9  # Bound between different numbers of devices with one driver.
 DRIVERS = 1e-6  # Bound between devices of different drivers.

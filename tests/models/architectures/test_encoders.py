@@ -1,4 +1,4 @@
-"""Encoders against golden hidden states of transformers and llama.cpp, and against float64 references."""
+"""Encoders reproduce golden hidden states of transformers and llama.cpp, and of float64 references."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
     bound = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9
     for rows in (several[1], several[4]):
         assert nmse(rows, heads(golden[name])) < bound
-    # texts of one step do not see each other
+    # texts of one step do not attend to each other
     assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Attention reads only positions that an indexer chooses. Devices with any shares give the golden logits.
+"""Attention reads only positions that an indexer chooses. Devices with any shares produce the golden logits.
 Index keys move with K and V. Layers without an indexer use an earlier layer's choice.
 """
 

@@ -1,5 +1,5 @@
-"""A trained llama model gives the logits of float64 numpy, on any number of devices, in prefill and single
-steps, for several sequences."""
+"""A trained llama model produces the same logits as float64 numpy, on any number of devices, in prefill and
+single steps, for several sequences."""
 
 from __future__ import annotations
 

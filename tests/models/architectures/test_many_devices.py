@@ -1,4 +1,4 @@
-"""Any number of real devices with any shares gives the logits of one device."""
+"""Any number of real devices with any shares produces the same logits as one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qwen2, qwen3, qwen3moe and llama with experts give the logits of llama.cpp, of float64 numpy, and of one
+"""qwen2, qwen3, qwen3moe and llama with experts produce the same logits as llama.cpp, float64 numpy, and one
 device."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # After the tokens before it, each of llama.cpp's tokens must nearly be the best token.
+        # Given the tokens before it, each of llama.cpp's tokens must nearly be the best token.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)

@@ -1,4 +1,4 @@
-"""Mamba-2 models on devices with any shares give the logits of one device. The exchanges equal the
+"""Mamba-2 models on devices with any shares produce the same logits as on one device. The exchanges equal the
 plan, and slots can move to other devices."""
 
 from __future__ import annotations

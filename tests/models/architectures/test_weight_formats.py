@@ -1,4 +1,4 @@
-"""Models in every weight format give the logits of llama.cpp and of float64 numpy."""
+"""Models in every weight format produce the same logits as llama.cpp and float64 numpy."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def after(tokens: Sequence[int]) -> int:
 
 
 class Cells:
-    """`step` positions can be continued: a recurrent model has a state at few positions."""
+    """A slot can continue only at multiples of `step`, like a recurrent model, which stores few states."""
 
     def __init__(self, n_ctx: int = 64, n_ubatch: int = 16, step: int = 1, n_slots: int = 3) -> None:
         self.n_ctx, self.n_vocab, self.n_ubatch, self._step = n_ctx, N_VOCAB, n_ubatch, step

@@ -29,8 +29,8 @@ def searched(tokens: list[int], n_max: int) -> list[int]:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=120), st.integers(1, 9), st.data())
 def test_drafts_are_those_of_a_linear_search(tokens: list[int], n: int, data: st.DataObject) -> None:
-    """The text arrives in pieces, as prompts and accepted tokens do. The tables may lose an ngram to another
-    one with the same hash, but 2 ** 10 entries and 120 tokens have no such pair here."""
+    """The text arrives in pieces, as prompts and accepted tokens do. A table entry may be overwritten by an
+    ngram with the same hash, but with 2 ** 10 entries and 120 tokens this does not happen here."""
     ngrams, at = Ngrams(1, 512), 0
     while at < len(tokens):
         at = min(len(tokens), at + data.draw(st.integers(1, 40)))

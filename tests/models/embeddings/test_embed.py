@@ -1,4 +1,4 @@
-"""Embeddings of decoders: hidden states, pooling, normalisation, batches and errors."""
+"""Test embeddings of decoders: hidden states, pooling, normalisation, batches and errors."""
 
 from __future__ import annotations
 

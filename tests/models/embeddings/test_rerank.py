@@ -1,4 +1,4 @@
-"""Reranking: pairs of texts, templates, heads and scores."""
+"""Test reranking: pairs of texts, templates, heads and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pair of models that have the same 512 tokens: stories-w256 is drafted for by stories-narrow."""
+"""The model stories-narrow drafts for stories-w256. Both have the same 512 tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_plain_decoding(models: Path, devices: list[str]) ->
 
 
 def test_a_pair_gives_2_8_tokens_a_step(models: Path) -> None:
-    """Greedy, at most three drafted tokens, whatever the times of steps on this machine."""
+    """Decode greedily with at most three drafted tokens, independently of this machine's step times."""
     path, draft = (models / f"stories-{name}-F16.gguf" for name in ("w256", "narrow"))
     options = Options.of(path, devices=QUICKEST, n_ctx=512, draft=draft, draft_max=3, exact=True)
     runners = open_draft(options), Runner(options)

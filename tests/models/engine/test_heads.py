@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model(folder: Path, name: str, gain: float | None) -> Path:
-    """Return a model whose head is often right, or random without a gain."""
+    """Return a model whose head is often right. Without a gain, the head is random."""
     path = folder / f"{name}-{gain}.gguf"
     if not path.exists():
         write(with_head(name) if gain is None else with_good_head(name, gain), path)
@@ -119,7 +119,7 @@ def test_tokens_on_vulkan(folder: Path, name: str, devices: list[str]) -> None:
 
 @pytest.mark.parametrize("name", some(HEADS, 11))
 def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None:
-    """The first token comes with the prompt, and three steps of 8 rows give 23 more. A draft exchanges two
+    """The first token comes with the prompt, and three steps of 8 rows produce 23 more. A draft exchanges two
     sums, or one sum if the model adds the results of attention and experts together."""
     path = model(folder, name, 0.0)
     plain, drafted = (outcome(path, TWO, CHAINS[:1], kind, n_slots=1) for kind in (None, "mtp"))
@@ -137,7 +137,7 @@ def test_few_blocks_and_random_heads(folder: Path) -> None:
 
 
 def test_sequences_with_a_common_beginning(folder: Path) -> None:
-    """The second chain's sequences begin with cached blocks, which have the head's K and V."""
+    """The second chain's sequences begin with cached blocks, which hold the head's K and V."""
     prompts = [PROMPT[:34], PROMPT[:36], PROMPT[:34] + PROMPT[:3]]
     drafted = same(model(folder, "glm4moe", 0.3), ["numpy"], CHAINS[:2], prompts=prompts, n=8)
     assert drafted.n_accepted > 0

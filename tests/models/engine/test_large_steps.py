@@ -1,4 +1,5 @@
-"""A step of more rows than the uniform block could hold gives the logits of several smaller steps."""
+"""A step with more rows than the uniform block could hold produces the same logits as several smaller
+steps."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def chosen_experts(routed: str, n_rows: int, n_used: int, n_experts: int) -> np.
 
 @pytest.mark.no_vulkan
 def test_software_devices_do_not_divide_products() -> None:
-    """They have no watchdog, and a divided gate and up would not be fused."""
+    """Software devices have no watchdog, and a divided gate and up would not be fused."""
     assert n_parts(replace(LIMITS, is_cpu=True), MAX_ROWS) == 1 < n_parts(LIMITS, MAX_ROWS)
 
 

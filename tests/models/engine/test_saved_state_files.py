@@ -176,7 +176,7 @@ def test_metadata_of_another_state(saved: Path, tmp_path: Path, held: Any) -> No
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
 def test_missing_checksums(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
-    """A file must have all checksums or none. A tensor without a checksum could have any content."""
+    """A file must contain all checksums or none. A tensor without a checksum could have any content."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
     assert len(sums) == 11

@@ -48,7 +48,7 @@ def right(n: int = 7) -> Guesses:
 
 
 def check_nodes(engine: Engine, runner: FakeRunner) -> None:
-    """Check that every node of the prefix tree has the cells of its own tokens."""
+    """Check that every node of the prefix tree holds the cells of its own tokens."""
     stack = [(node, tokens) for tokens, node in engine.cache.tree.root.children.items()]
     while stack:
         node, tokens = stack.pop()
@@ -182,7 +182,8 @@ def test_context_end() -> None:
 
 
 def test_drafters_in_turn() -> None:
-    """The second drafter is asked only where the first has no draft, and each learns of its own drafts."""
+    """The second drafter is called only for sequences without a draft of the first, and each learns from its
+    own drafts."""
     first = always_right(lambda want: truth(want) * (len(want.tokens) % 2), 3)
     second = right(2)
     runner = FakeRunner(n_slots=2, n_ctx=128, undoes=True)

@@ -1,4 +1,5 @@
-"""The GGUF reader gives the values of the reference reader on real files, and checks the types of values."""
+"""The GGUF reader returns the same values as the reference reader on real files, and checks the types of
+values."""
 
 from __future__ import annotations
 

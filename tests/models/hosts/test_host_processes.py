@@ -1,5 +1,5 @@
 """Each node is a process in its own network namespace. Logits and states equal the results of a single node.
-The loss of any node gives an error."""
+The loss of any node raises an error."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def check_killed_or_stopped(
     n_hosts: int = 3,
 ) -> None:
     """Send a signal to a node's process. Check that a typed error is raised in time, no process remains, and
-    a new group gives the same tokens. The process manager notices the signal `late` seconds later."""
+    a new group generates the same tokens. The process manager notices the signal `late` seconds later."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy"] * n_hosts))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)

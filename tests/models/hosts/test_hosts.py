@@ -1,4 +1,4 @@
-"""Threads of one process act as several nodes. A single node with all devices gives the expected results.
+"""Threads of one process act as several nodes. A single node with all devices computes the expected results.
 
 The file is long because all tests share the same groups of nodes and their models.
 """
@@ -65,8 +65,8 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """Check that several nodes give the logits of a single node. If `interleave` is true, a step computes its
-    rows in two halves."""
+    """Check that several nodes produce the same logits as a single node. If `interleave` is true, a step
+    computes its rows in two halves."""
     options = OPTIONS | options
     # a split by layers depends on hosts, so this single node pretends to be several
     with pytest.MonkeyPatch.context() as patch:

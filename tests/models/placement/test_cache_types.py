@@ -1,4 +1,4 @@
-"""KV caches of every type, on any number of devices, give logits within the type's rounding error."""
+"""KV caches of every type, on any number of devices, produce logits within the type's rounding error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control vectors on one device and on three give the logits of the numpy forward pass."""
+"""Control vectors on one device and on three produce the same logits as the numpy forward pass."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_without_drafts_nothing_is_gained() -> None:
 
 @pytest.mark.parametrize(("rate", "n", "expected"), [(0.5, 1, 1.45), (0.7, 3, 2.33), (0.85, 7, 4.2)])
 def test_speed_up_over_two_cards(rate: float, n: int, expected: float) -> None:
-    """The tokens of a step, divided by the time of its rows."""
+    """The speed is the tokens of a step divided by the time of its rows."""
     assert speed_up(CARDS, CARDS, rate, n) == pytest.approx(expected, rel=0.03)
     assert speed_up(CARDS, CARDS, rate, n, token_ms=1.0) < speed_up(CARDS, CARDS, rate, n)
     slow = Times(5.0, 0.0, 19.2)  # 300 us an exchange

@@ -1,4 +1,4 @@
-"""The tokenizers of Gemma 4 and Kimi K2 give the ids of other programs.
+"""The tokenizers of Gemma 4 and Kimi K2 return the same ids as other programs.
 
 `oracles/make_tokenizers.py` stored the vocabularies and ids in `golden/`. `pytest -m oracle` computes them
 again with the installed programs.

@@ -1,4 +1,5 @@
-"""WordPiece, Unigram, RWKV's tokenizer and lower-case words give llama.cpp's ids, which `golden/` stores."""
+"""WordPiece, Unigram, RWKV's tokenizer and lower-case words produce llama.cpp's ids, which `golden/`
+stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers give the ids of test vectors, for streams and hostile texts too."""
+"""Tokenizers return the ids of test vectors, for streams and hostile texts too."""
 
 from __future__ import annotations
 

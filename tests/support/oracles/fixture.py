@@ -93,7 +93,7 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write the model without a vocabulary. `blocks` has encoded tensors. `quantize` stores all matrices
+    """Write the model without a vocabulary. `blocks` holds encoded tensors. `quantize` stores all matrices
     outside `blocks` as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     for key, value in {"tokenizer.ggml.model": "none", "vocab_size": N_VOCAB, **fixture.keys}.items():

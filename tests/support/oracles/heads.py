@@ -92,7 +92,7 @@ def only_head(m: Fixture) -> Fixture:
 
 def with_good_head(name: str, gain: float) -> Fixture:
     """Return a model whose head is often right. The layers add `gain` times their results to the residual.
-    The head adds nothing to the token's embedding, so with a gain of 0 it gives the model's logits."""
+    The head adds nothing to the token's embedding, so with a gain of 0 it computes the model's logits."""
     m = with_head(name)
     p = f"blk.{m.n_layer}."
     for tensor, values in m.tensors.items():

@@ -191,7 +191,7 @@ def logits(
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> np.ndarray:
     """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers 1 to n to
-    control vectors. `adapters` has files and scales."""
+    control vectors. `adapters` lists files and scales."""
     context = Context(path, n_vocab, steering)
     if adapters:
         context.apply(adapters)

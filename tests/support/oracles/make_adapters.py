@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_adapters.py  # Writes the file.
 
-Needs torch, transformers, peft and xllamacpp. PEFT gives the logits of its adapters, and llama.cpp the
+Needs torch, transformers, peft and xllamacpp. PEFT computes the logits of its adapters, and llama.cpp the
 logits of GGUF adapters.
 """
 

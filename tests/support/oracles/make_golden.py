@@ -73,7 +73,7 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        # Division by the neutral tensor's zeros gives NaN.
+        # Division by the neutral tensor's zeros produces NaN.
         errors[name] = inf if isnan(change) else change
     return errors
 

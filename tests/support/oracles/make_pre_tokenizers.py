@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py  # Writes the file.
 
-Every pair of bytes is a token, in random order, so a different cut nearly always gives different ids. If
+Every pair of bytes is a token, in random order, so a different cut nearly always produces different ids. If
 llama.cpp uses the published expression, the ids come from llama.cpp, otherwise from `tokenizers` with the
 published expression. Needs xllamacpp.
 """

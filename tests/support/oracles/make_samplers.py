@@ -1,4 +1,4 @@
-"""Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers give to rows of logits.
+"""Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers assign to rows of logits.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py          # Writes the file.
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table  # Prints a comparison.

@@ -1,4 +1,5 @@
-"""Answers with code and formulas. Hostile answers run nothing, lose nothing and do not freeze the page."""
+"""Test answers with code and formulas. Hostile answers run nothing, lose nothing and do not freeze the
+page."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def test_a_text_that_takes_too_long_remains_plain(page: Any) -> None:
     wait_for(page, f"document.querySelectorAll('{BODY} math').length === 1")
     assert texts(page)[-1].startswith("$stuck$ and ")
     html = page.evaluate(f"document.querySelector('{BODY} math').outerHTML")
-    assert html == "<math>x</math>"  # the page copies only what its lists have
+    assert html == "<math>x</math>"  # the page copies only what its lists contain
     page.unroute("**/page/worker.js")
 
 
@@ -132,7 +133,7 @@ postMessage("ready");
 
 
 def test_vendored_files_are_the_published_ones() -> None:
-    """docs/licences.md has the hash of each file, as published."""
+    """docs/licences.md lists the hash of each file, as published."""
     page = (ROOT / "docs" / "licences.md").read_text()
     rows = dict(re.findall(r"^\| `([\w.]+)` .* \| `([0-9a-f]{64})` \|$", page, re.MULTILINE))
     files = sorted(FOLDER.joinpath("vendor").iterdir())

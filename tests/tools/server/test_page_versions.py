@@ -1,4 +1,4 @@
-"""Versions of messages, stopped answers, long messages, presets and titles."""
+"""Test versions of messages, stopped answers, long messages, presets and titles."""
 
 from __future__ import annotations
 

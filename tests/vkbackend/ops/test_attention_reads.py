@@ -1,4 +1,4 @@
-"""How often attn_decode reads K and V for 8 rows of one sequence."""
+"""Count how often attn_decode reads K and V for 8 rows of one sequence."""
 
 from __future__ import annotations
 

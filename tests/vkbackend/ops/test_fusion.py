@@ -1,4 +1,5 @@
-"""Fused dispatches give the results of separate ops, and never remove a value that another command reads."""
+"""Fused dispatches compute the same results as separate ops, and never remove a value that another command
+reads."""
 
 from __future__ import annotations
 

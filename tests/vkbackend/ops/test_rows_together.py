@@ -1,4 +1,4 @@
-"""attn_decode gives a row the same bits in a workgroup of several rows as alone."""
+"""attn_decode computes the same bits for a row alone and in a workgroup of several rows."""
 
 from __future__ import annotations
 

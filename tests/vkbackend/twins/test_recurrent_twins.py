@@ -1,4 +1,4 @@
-"""The twins of recurrent ops equal scalar loops, and chunks give the results of single tokens."""
+"""The twins of recurrent ops equal scalar loops, and chunks compute the same results as single tokens."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import { path, place } from "./tree.js";
 const NEAR_PX = 80; // Within this distance from the end, the view scrolls with a growing answer.
 
 export class Messages {
-  /** `actions` has edit(node, text), again(node), turn(node, step), compare(node) and remove(node). */
+  /** `actions` provides edit(node, text), again(node), turn(node, step), compare(node) and remove(node). */
   constructor(actions) {
     this.actions = actions;
     this.log = find("messages");
@@ -19,7 +19,7 @@ export class Messages {
     new ResizeObserver(() => this.follows && this.toEnd()).observe(this.log);
   }
 
-  /** Show a conversation. `running` has the ids of incomplete answers. */
+  /** Show a conversation. `running` holds the ids of incomplete answers. */
   show(conversation, running) {
     if (conversation !== this.conversation) {
       this.views.clear();

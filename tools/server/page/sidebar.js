@@ -1,7 +1,7 @@
 import { button, download, element, find } from "./dom.js";
 
 export class Sidebar {
-  /** `actions` has open(id), remove(id), renamed(chat) and tell(text). */
+  /** `actions` provides open(id), remove(id), renamed(chat) and tell(text). */
   constructor(store, actions) {
     this.store = store;
     this.actions = actions;

@@ -8,7 +8,7 @@ const MAX_WORDS = 10;
 const WISH =
   "Write a title for this conversation: two to six words in the language of the conversation. Answer with the title only.";
 
-/** Return the fields of the request. It repeats the conversation, whose keys and values the server has cached. */
+/** Return the fields of the request. The request repeats the conversation, whose keys and values the server has cached. */
 export function titleRequest(answerRequest, answer) {
   const messages = [...answerRequest.messages, { role: "assistant", content: answer }, { role: "user", content: WISH }];
   return { messages, stream: true, max_tokens: MAX_TOKENS, temperature: 0.3, reasoning_effort: "none" };

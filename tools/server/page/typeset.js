@@ -26,7 +26,7 @@ const CLASS = /^[a-z][a-z0-9-]{0,30}$/;
 
 // ---- the worker ----
 
-/** Runs one job at a time. A job that exceeds the deadline ends with the worker, and the next has a new one. */
+/** Runs one job at a time. A job that exceeds the deadline ends the worker; the next job gets a new one. */
 class Typesetter {
   constructor() {
     this.worker = null;
