@@ -7,6 +7,7 @@ memory of other nodes through a `link`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,6 +114,9 @@ class Elsewhere(HostDevice):
         if self.link is None:
             raise UnsupportedFeature(f"{self.name} belongs to another node; only node 0 can read its bytes")
         return self.link.read(self.index, _name(view), view.offset, view.nbytes)
+
+    def begin_copies(self, copies: Sequence[Copy]) -> None:
+        """The device's node copies."""
 
     def build(self, recording: Recording) -> HostExecutable:
         return HostExecutable(recording)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from vkbackend.buffer import Buffer, Home, View
 from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.limits import Limits
-from vkbackend.recording import Recording, derive_barriers
+from vkbackend.recording import Copy, Recording, derive_barriers
 
 if TYPE_CHECKING:
     from vkbackend.pages import Pages
@@ -69,7 +69,7 @@ class Device(ABC):
     # In a forked child, these methods raise an error (REFUSED) or do nothing (IGNORED).
     REFUSED: ClassVar[tuple[str, ...]] = (
         *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
-        *("compile", "build", "replay", "run"),
+        *("compile", "build", "replay", "run", "begin_copies", "copies_ended"),
     )
     IGNORED: ClassVar[tuple[str, ...]] = ("free", "drop_upload", "close")
 
@@ -152,6 +152,18 @@ class Device(ABC):
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
         """Build an executable from a recording that has addresses and barriers."""
+
+    def begin_copies(self, copies: Sequence[Copy]) -> None:
+        """Start copies that need not end before the next step. The previous copies must have ended, and no
+        submitted step may use the targets. By default, wait for the copies."""
+        recording = Recording("copies")
+        for copy in copies:
+            recording.copy(copy.src, copy.dst, copy.label)
+        self.run(recording)
+
+    def copies_ended(self) -> bool:
+        """Return whether the copies have ended, without waiting. If so, later steps may use the targets."""
+        return True
 
     def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
         """Make the host's writes to a host-visible buffer visible to the device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,7 @@ class HostDevice(Device):
         self.name = name
         self.limits = limits or Limits()
         self.counts, self.created, self.nbytes = Counter(), 0, Counter()
+        self._copies: Sequence[Copy] = ()
         self.queue = HostQueue(self)
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
@@ -168,6 +170,20 @@ class HostDevice(Device):
     def build(self, recording: Recording) -> HostExecutable:
         self.created += 1
         return HostExecutable(recording)
+
+    def begin_copies(self, copies: Sequence[Copy]) -> None:
+        """Fill the targets with NaN until the first poll, so a step that reads a target too early computes
+        NaN."""
+        assert not self._copies, "the previous copies have not ended"
+        self._copies = copies
+        for copy in copies:
+            _bytes(copy.dst)[:] = 0xFF
+
+    def copies_ended(self) -> bool:
+        for copy in self._copies:
+            _bytes(copy.dst)[:] = _bytes(copy.src)
+        self._copies = ()
+        return True
 
     def execute(self, command: Any) -> None:
         raise NotImplementedError

@@ -300,6 +300,18 @@ def free_nbytes(info: DeviceInfo) -> int | None:
     return left_of(info.heaps, list(budget.heapBudget), list(budget.heapUsage))
 
 
+def transfer_family(physical: Any) -> int | None:
+    """Return the index of a queue family that only copies, with its own copy engine, or None."""
+    families = enumerate_all(
+        lib.vkGetPhysicalDeviceQueueFamilyProperties,
+        "VkQueueFamilyProperties",
+        physical,
+        name="vkGetPhysicalDeviceQueueFamilyProperties",
+    )
+    copies, others = C.VK_QUEUE_TRANSFER_BIT, C.VK_QUEUE_COMPUTE_BIT | C.VK_QUEUE_GRAPHICS_BIT
+    return next((i for i, f in enumerate(families) if f.queueFlags & (copies | others) == copies), None)
+
+
 def compute_family(physical: Any) -> tuple[int, int] | None:
     """Return the index and valid timestamp bits of a compute queue family, preferably without graphics."""
     families = enumerate_all(

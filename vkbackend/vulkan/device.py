@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops import measured
 from vkbackend.pages import Pages
-from vkbackend.recording import Dispatch, Recording
+from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
 from vkbackend.vulkan import pipeline_report
+from vkbackend.vulkan.background_copies import BackgroundCopies
 from vkbackend.vulkan.capabilities import free_nbytes
 from vkbackend.vulkan.commands import VulkanExecutable
 from vkbackend.vulkan.cooperative import BESIDES, FEATURES
@@ -60,6 +61,7 @@ class VulkanDevice(LogicalDevice, Device):
             )
         self.closed = False
         self.programs: Any = None
+        self.copies: BackgroundCopies | None = None
         self.queue: Any = None
         super().__init__(info, name, features)
         self.memory = Memory(self)
@@ -138,11 +140,21 @@ class VulkanDevice(LogicalDevice, Device):
             raise
         return executable
 
+    def begin_copies(self, copies: Sequence[Copy]) -> None:
+        if self.copies is None:
+            self.copies = BackgroundCopies(self, self.queue)
+        self.copies.begin(copies)
+
+    def copies_ended(self) -> bool:
+        return self.copies is None or self.copies.ended()
+
     def settle(self) -> bool:
         # vkDeviceWaitIdle has no timeout, so wait for a fence.
         if self.queue is None or self.closed:
             return True
         self.queue.release()
+        if self.copies is not None and not self.copies.settle(CLOSE_S):
+            return False
         fence = ffi.new("VkFence *")
         if lib.vkCreateFence(self.vk, new("VkFenceCreateInfo"), NULL, fence) != C.VK_SUCCESS:
             return False
@@ -167,6 +179,8 @@ class VulkanDevice(LogicalDevice, Device):
         self.drop_upload()
         if self.programs is not None:
             self.programs.close()
+        if self.copies is not None:
+            self.copies.close()
         if self.queue is not None:
             self.queue.close()
         self.memory.close()

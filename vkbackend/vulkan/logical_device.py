@@ -9,7 +9,7 @@ from typing import Any
 from vkbackend import faults
 from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_of
+from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_of, transfer_family
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
@@ -50,16 +50,21 @@ class LogicalDevice:
         for name, fields in chain:
             head = new(name, head, **fields)
         self.family = compute_family(self.info.physical)[0]  # type: ignore[index]
-        queues = new(
-            "VkDeviceQueueCreateInfo",
-            queueFamilyIndex=self.family,
-            queueCount=1,
-            pQueuePriorities=ffi.new("float[]", [1.0]),
+        # BackgroundCopies orders a transfer queue by timeline semaphores.
+        self.transfer_family = transfer_family(self.info.physical) if self.features.get("timeline") else None
+        self.families = [self.family, *([] if self.transfer_family is None else [self.transfer_family])]
+        queues, priorities = (
+            ffi.new("VkDeviceQueueCreateInfo[]", len(self.families)),
+            ffi.new("float[]", [1.0]),
         )
+        for i, family in enumerate(self.families):
+            queues[i].sType = C.VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO
+            queues[i].queueFamilyIndex, queues[i].queueCount = family, 1
+            queues[i].pQueuePriorities = priorities
         create = new(
             "VkDeviceCreateInfo",
             head,
-            queueCreateInfoCount=1,
+            queueCreateInfoCount=len(self.families),
             pQueueCreateInfos=queues,
             enabledExtensionCount=len(wanted),
             ppEnabledExtensionNames=strings(wanted),
@@ -72,6 +77,8 @@ class LogicalDevice:
         queue = ffi.new("VkQueue *")
         lib.vkGetDeviceQueue(self.vk, self.family, 0, queue)
         self.vk_queue = queue[0]
+        lib.vkGetDeviceQueue(self.vk, self.families[-1], 0, queue)
+        self.transfer_queue = queue[0]  # the compute queue without a transfer family
 
     def create_pool(self) -> None:
         pool = ffi.new("VkCommandPool *")

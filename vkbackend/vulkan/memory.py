@@ -114,6 +114,11 @@ class Memory:
         handle = ffi.new("VkBuffer *")
         usage = _USAGE | (ADDRESS_USAGE if self._addresses else 0)
         info = new("VkBufferCreateInfo", chain, size=nbytes, usage=usage)
+        if len(families := self._device.families) > 1:
+            # Background copies use buffers on the transfer queue while steps use them.
+            indices = ffi.new("uint32_t[]", families)
+            info.sharingMode, info.queueFamilyIndexCount = C.VK_SHARING_MODE_CONCURRENT, len(families)
+            info.pQueueFamilyIndices = indices
         self._device.check(
             lib.vkCreateBuffer(self._device.vk, info, NULL, handle),
             f"vkCreateBuffer of {nbytes} bytes for {label}",

@@ -53,6 +53,11 @@ class TimelineQueue(Queue):
         self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
         self._go = 0
 
+    @property
+    def done(self) -> Any:
+        """Return a pointer to the semaphore `done`."""
+        return self._semaphores + 1
+
     def prepare(self, executable: VulkanExecutable) -> None:
         """Create a VkSubmitInfo for each command buffer, in which `submit` changes only semaphore values."""
         parts = executable.parts
