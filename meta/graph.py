@@ -110,6 +110,8 @@ class Graph:
                 used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
             if self.kind.adapters and inputs.adapters:
                 used["adapters"] = inputs.adapters, self.kind.adapter_words
+            if self.lane == 0 and inputs.experts:
+                used["experts"] = inputs.experts, inputs.experts.shape[0]
             for name, (view, words) in used.items():
                 at = inputs.host.offset + view.offset - inputs.device.offset
                 recording.copy(

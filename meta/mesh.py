@@ -76,7 +76,8 @@ class Mesh:
             host = device.buffer(sizes.params, Home.STAGING, "step")
             local = device.buffer(sizes.params, Home.SCRATCH, "step")
             region = device.buffer(n, Home.STAGING, "logits") if (n := sizes.logits[d]) else None
-            self._inputs.append(shape.inputs(d, host, local, region))
+            counts = device.buffer(n, Home.STAGING, "expert counts") if (n := sizes.counts) else None
+            self._inputs.append(shape.inputs(d, host, local, region, counts))
             arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
         if sizes.slot:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)

@@ -21,7 +21,8 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
-ADAPTERS = "adapters"  # the ids and scales of the rows' adapters, in StepShape.places
+# In StepShape.places: the ids and scales of the rows' adapters, and the tables of expert caches.
+ADAPTERS, EXPERTS = "adapters", "experts"
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
 
@@ -42,16 +43,23 @@ class StepShape:
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
     encodes: bool = False  # Rows attend to later rows. Steps output hidden states alone, and never decode.
+    experts: tuple[int, int] = (0, 0)  # Words of the tables of expert caches, and experts of these layers.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return (byte offset of each RoPE table and of ADAPTERS, total bytes) of the parameters. These
-        follow the StepParams of both halves."""
+        """Return (byte offset of each RoPE table, of ADAPTERS and of EXPERTS, total bytes) of the parameters.
+        These follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
         if self.adapters:
             offsets[ADAPTERS], total = total, total + aligned(4 * self.adapter_words)
+        if self.experts[0]:
+            offsets[EXPERTS], total = total, total + aligned(4 * self.experts[0])
         return offsets, total
+
+    @property
+    def counts_nbytes(self) -> int:
+        return aligned(4 * 2 * self.experts[1])
 
     @property
     def adapter_words(self) -> int:
@@ -89,7 +97,9 @@ class StepShape:
         hidden = 4 * self.n_hidden * self.n_embd if device == self.hidden_device else 0
         return max(self._vocab_nbytes(device), hidden)
 
-    def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
+    def inputs(
+        self, device: int, host: Buffer, local: Buffer, region: Buffer | None, counts: Buffer | None = None
+    ) -> Inputs:
         offsets, total = self.places()
         rope = {
             name: View(local, offsets[name], (self.n_rows, width // 2, 2))
@@ -107,12 +117,15 @@ class StepShape:
             View(region, at, (self.n_outputs, words), "u32") if region and words else None,
             View(local, offsets[ADAPTERS], (self.adapter_words,), "u32") if self.adapters else None,
             View(hidden, 0, (self.n_hidden, self.n_embd)) if hidden else None,
+            View(local, offsets[EXPERTS], (self.experts[0],), "u32") if self.experts[0] else None,
+            View(counts, 0, (2, self.experts[1]), "u32") if counts else None,
         )
 
     def unplaced(self, device: int) -> Inputs:
         """Return `inputs` without memory."""
         buffer = nowhere()
-        return self.inputs(device, buffer, buffer, buffer if self.outputs_nbytes(device) else None)
+        counts = nowhere(Home.STAGING, "counts") if self.experts[1] else None
+        return self.inputs(device, buffer, buffer, buffer if self.outputs_nbytes(device) else None, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +139,13 @@ class StepSizes:
     logits: tuple[int, ...]
     slot: int
     largest: tuple[int, ...] = ()
+    counts: int = 0  # Bytes of the uses of experts.
 
     def scratch(self, device: int) -> int:
         return self.arenas[device] + self.params
 
     def staging(self, device: int) -> int:
-        return self.params + aligned(self.logits[device])
+        return self.params + aligned(self.logits[device]) + self.counts
 
 
 @collection_paused()
@@ -172,7 +186,7 @@ def measure(
     needs += [sizes(kind, build) for kind in rest]
     arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in needs), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
-    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest))
+    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest), shape.counts_nbytes)
 
 
 def _largest_binding(recording: Recording) -> int:

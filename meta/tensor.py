@@ -29,11 +29,46 @@ class Weight:
     pieces: list[list[tuple[int, View]]]
     starts: dict[int, View] = field(default_factory=dict)
     low_rank: LowRank | None = None
+    slots: SlotStack | None = None
 
     def whole(self, device: int) -> View:
         """Return the single piece of an uncut weight (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """A layer's expert cache, with words in `Inputs.experts`: the table of `n_experts` ids from word `at`,
+    then the prefix sums of the columns by id. A slot has `strides[d]` ids on device d: one if all experts
+    have equally many columns there, otherwise one for an expert's columns and one for the rest of the
+    slot."""
+
+    n_experts: int
+    n_slots: int
+    strides: tuple[int, ...]
+    at: int
+    counts_at: int  # of the layer's first expert in `Inputs.counts`
+
+    @property
+    def starts_at(self) -> int:
+        return self.at + self.n_experts
+
+    def n_ids(self, d: int) -> int:
+        return self.strides[d] * self.n_slots
+
+    @property
+    def n_words(self) -> int:
+        return self.n_experts + 2 * self.n_slots + 1
+
+
+@dataclass(slots=True)
+class SlotStack:
+    """Copies of some experts of a stack in device memory. `pieces[d]` has (first slot, view) of device d. All
+    stacks of a layer have the same table."""
+
+    table: SlotTable
+    pieces: list[list[tuple[int, View]]]
 
 
 @dataclass(slots=True)
@@ -88,6 +123,8 @@ class Inputs:
     mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
     adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
     hidden: View | None = None  # On one device, f32 [n_hidden, n_embd] in the memory of `logits`.
+    experts: View | None = None  # Tables of expert caches, u32.
+    counts: View | None = None  # Host-visible uses of each expert, u32 [2 halves, experts of all layers].
 
 
 class TensorGraph(Protocol):
@@ -99,6 +136,8 @@ class TensorGraph(Protocol):
     def kind(self) -> StepKind: ...
     @property
     def kept(self) -> dict[str, Tensor]: ...
+    @property
+    def lane(self) -> int: ...
     @property
     def adapted(self) -> set[str]: ...
     @property

@@ -3,6 +3,7 @@ exchange sums n_embd values per row for any number of used experts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vkbackend import ops as device_ops
@@ -49,6 +50,17 @@ class Experts:
     weighs_input: bool = False  # multiply x, not the result, by the expert's weight
 
 
+@dataclass(slots=True)
+class _Pairs:
+    """Pairs (row, expert) by ids u32 [n_rows, n_used]. If experts have slots, `misses` are the pairs of other
+    experts, and `hits` have ids of slots."""
+
+    ids: View
+    groups: device_ops.Groups | None
+    misses: _Pairs | None = None
+    hits: _Pairs | None = None
+
+
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     """Return the weighted sum of down(act(gate x) * up x) over the chosen experts, as a PARTIAL tensor.
 
@@ -70,7 +82,9 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         if e.weighs_input:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
-        groups = groups_of(graph, d, ids, e.up.starts[d].shape[0] - 1, "moe")
+        stacks = [w for w in (e.gate, e.up, e.down) if w]
+        pairs = _pairs(graph, d, ids, e.up.starts[d].shape[0] - 1, state.writers, stacks)
+        groups = pairs.groups
         # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
         # ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
@@ -78,12 +92,12 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
-            _experts(graph, d, w, bias, operand, ids, groups, out)
+            _experts(graph, d, w, bias, operand, pairs, out)
             adapt_experts(graph, d, w, weighed or x.on(d), adapted, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
-        _experts(graph, d, e.down, bias, operand, ids, groups, each)
+        _experts(graph, d, e.down, bias, operand, pairs, each)
         adapt_experts(graph, d, e.down, a, adapted, each)
         if not e.weighs_input:
             on.moe_sum(each, weights, y.on(d))
@@ -125,32 +139,73 @@ def _operand_type(
     return device_ops.experts_operand_type(limits, graph.kind.n_rows, w.dtype, groups, whole_rows=whole_rows)
 
 
+def _pairs(
+    graph: TensorGraph, d: int, ids: View, n_experts: int, writers: tuple[int, ...], stacks: Sequence[Weight]
+) -> _Pairs:
+    """Return the pairs of `ids`. If a stack has slots, also return the pairs that miss them and that hit
+    them, and count the pairs on the first device of each node."""
+    slots = [w.slots for w in stacks if w.slots]
+    if not slots:
+        return _Pairs(ids, groups_of(graph, d, ids, n_experts, "moe"))
+    table, inputs = slots[0].table, graph.inputs[d]
+    assert inputs.experts and inputs.counts, "the step's shape has no expert caches"
+    node, counts = graph.devices[d].node, None
+    if d == next(w for w in writers if graph.devices[w].node == node):
+        at = inputs.counts.offset + 4 * (graph.lane * inputs.counts.shape[1] + table.counts_at)
+        counts = View(inputs.counts.buffer, at, (n_experts,), "u32")
+    known = View(inputs.experts.buffer, inputs.experts.offset + 4 * table.at, (n_experts,), "u32")
+    missed, hit = (replace(graph.scratch(ids.shape, f"moe {name}"), dtype="u32") for name in ("misses", "hits"))
+    graph.on(d, "moe").moe_lookup(ids, known, missed, hit, inputs.step, counts)
+    misses = _Pairs(missed, groups_of(graph, d, missed, n_experts, "moe misses"))
+    hits = _Pairs(hit, groups_of(graph, d, hit, n_experts, "moe hits", table.n_ids(d)))
+    partly = len(slots) < len(stacks)  # a stack without slots needs all pairs together
+    groups = groups_of(graph, d, ids, n_experts, "moe") if partly else misses.groups
+    return _Pairs(ids, groups, misses, hits)
+
+
 def _experts(
+    graph: TensorGraph, d: int, w: Weight, bias: Weight | None, x: View, pairs: _Pairs, out: View
+) -> None:
+    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns."""
+    ids = pairs.ids
+    if w.slots and pairs.hits and pairs.misses:
+        table, region = w.slots.table, graph.inputs[d].experts
+        assert region is not None
+        stride, at = table.strides[d], region.offset + 4 * table.starts_at
+        starts = View(region.buffer, at, (table.n_ids(d) + 1,), "u32")
+        pieces = [(stride * first, view) for first, view in w.slots.pieces[d]]
+        _product(graph, d, w, pieces, table.n_ids(d), starts, x, pairs.hits, out)
+        pairs = pairs.misses
+    _product(graph, d, w, w.pieces[d], w.shape[0], w.starts[d], x, pairs, out)
+    if bias:
+        values, bias_starts = bias.whole(d), bias.starts.get(d)
+        graph.on(d, bias).add_id(out, values, ids, out, starts=bias_starts)
+
+
+def _product(
     graph: TensorGraph,
     d: int,
     w: Weight,
-    bias: Weight | None,
+    pieces: Sequence[tuple[int, View]],
+    n_ids: int,
+    starts: View,
     x: View,
-    ids: View,
-    groups: device_ops.Groups | None,
+    pairs: _Pairs,
     out: View,
 ) -> None:
-    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns."""
-    on, ends = graph.on(d, w), [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
+    on, ends = graph.on(d, w), [*(first for first, _ in pieces[1:]), n_ids]
+    groups = pairs.groups
     parts = tiles_in_parts(groups, n_parts(on.limits, graph.n_rows)) if groups else [None]
-    for (first, piece), end in zip(w.pieces[d], ends, strict=True):
+    for (first, piece), end in zip(pieces, ends, strict=True):
         for part in parts:
             on.mat_id(
                 piece,
                 x,
-                ids,
-                w.starts[d],
+                pairs.ids,
+                starts,
                 out,
                 axis=w.state.axis - 1,
                 groups=part,
                 first=first,
                 count=end - first,
             )
-    if bias:
-        values, starts = bias.whole(d), bias.starts.get(d)
-        graph.on(d, bias).add_id(out, values, ids, out, starts=starts)

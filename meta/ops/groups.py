@@ -10,12 +10,16 @@ from vkbackend.buffer import View
 from vkbackend.meta.tensor import TensorGraph
 
 
-def groups_of(graph: TensorGraph, d: int, ids: View, n_experts: int, label: str) -> device_ops.Groups | None:
-    """Sort the pairs of `ids` u32 [n_rows, n_used], or return None for too few pairs."""
+def groups_of(
+    graph: TensorGraph, d: int, ids: View, n_experts: int, label: str, n_ids: int = 0
+) -> device_ops.Groups | None:
+    """Sort the pairs of `ids` u32 [n_rows, n_used], or return None for too few pairs. The ids are below
+    `n_ids` (default: n_experts), which does not affect the choice of the tile."""
     on = graph.on(d, label)
     n_rows, n_used = ids.shape
     if not (tile := device_ops.tile_size(on.limits, n_rows, n_used, n_experts)):
         return None
+    n_experts = n_ids or n_experts
     n_pairs = n_rows * n_used
     n_tiles = device_ops.tile_count(n_pairs, n_experts, tile)
     order, tiles = (

@@ -1,0 +1,286 @@
+"""Slots in device memory for some experts of layers whose experts are in host memory (an expert cache).
+
+Every device has its slices of the experts in slots, and copies them over its own bus. A table per layer maps
+experts to slots. The tables are part of a step's inputs, so a recorded step never changes. The layer's router
+counts how often each expert is used, in host-visible memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from vkbackend.buffer import View
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.meta.slices import Load, expert_pieces, expert_slices
+from vkbackend.meta.tensor import Inputs, SlotStack, SlotTable, Weight
+from vkbackend.ops.expert_cache import NONE
+from vkbackend.ops.moe import MAX_EXPERTS
+from vkbackend.recording import Copy
+from vkbackend.runtime import Device
+
+MAX_LAYER_SLOTS = MAX_EXPERTS // 2  # Slots of unequal experts take two ids.
+
+
+# ---- sizes ----
+
+
+def widths(load: Load, d: int) -> list[int]:
+    """Return how many FFN columns of each expert device `d` has."""
+    by_columns = load.state.axis == 2
+    return [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
+
+
+def column_nbytes(load: Load) -> float:
+    """Return the bytes of an expert's matrix per FFN column."""
+    elements, nbytes = block_of(load.dtype)
+    return load.shape[1 if load.state.axis == 2 else 2] / elements * nbytes
+
+
+def slot_nbytes(load: Load, d: int) -> int:
+    return int(max(widths(load, d)) * column_nbytes(load))
+
+
+def slot_pieces(load: Load, d: int, n_slots: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (first slot, shape) of each piece of the slots, at most `max_range` bytes. Shapes are as in
+    `expert_pieces`, and each slot has room for the widest expert."""
+    width = max(widths(load, d))
+    if not width:
+        return []
+    step = max(1, max_range // slot_nbytes(load, d))
+    n_out, n_in = load.shape[1:]
+    pieces: list[tuple[int, tuple[int, ...]]] = []
+    for first in range(0, n_slots, step):
+        columns = min(step, n_slots - first) * width
+        pieces.append((first, (n_out, columns) if load.state.axis == 2 else (columns, n_in)))
+    return pieces
+
+
+def cacheable(loads: Sequence[Load], n_devices: int) -> dict[str, list[Load]]:
+    """Return the stacks of experts by layer ("blk.3."). An expert must be a multiple of 4 bytes on every
+    device, because devices copy words."""
+    layers: dict[str, list[Load]] = {}
+    for load in loads:
+        layers.setdefault(prefix_of(load.name), []).append(load)
+    return {
+        prefix: stacks
+        for prefix, stacks in layers.items()
+        if not any(
+            width * column_nbytes(load) % 4
+            for load in stacks
+            for d in range(n_devices)
+            for width in widths(load, d)
+        )
+    }
+
+
+def prefix_of(name: str) -> str:
+    """Return "blk.3." of "blk.3.ffn_up_exps.weight"."""
+    return ".".join(name.split(".")[:2]) + "."
+
+
+def tables_of(layers: Mapping[str, Sequence[Load]], n_devices: int, n_slots: int) -> dict[str, SlotTable]:
+    """Return the place of each layer's table in a step's inputs. A layer has up to `n_slots` slots."""
+    tables: dict[str, SlotTable] = {}
+    at = counts_at = 0
+    for prefix, stacks in layers.items():
+        n_experts = stacks[0].shape[0]
+        held = [widths(stacks[0], d) for d in range(n_devices)]
+        strides = tuple(1 if min(of_device) == max(of_device) else 2 for of_device in held)
+        n = min(n_slots, n_experts, MAX_LAYER_SLOTS)
+        tables[prefix] = SlotTable(n_experts, n, strides, at, counts_at)
+        at += tables[prefix].n_words
+        counts_at += n_experts
+    return tables
+
+
+def attach_slots(
+    weights: Mapping[str, Weight],
+    layers: Mapping[str, Sequence[Load]],
+    tables: Mapping[str, SlotTable],
+    max_ranges: Sequence[int],
+    views_of: Callable[[int, list[tuple[tuple[int, ...], str]]], list[View]],
+) -> None:
+    """Give each stack its slots. `views_of` returns device d's memory for (shape, type) of all pieces."""
+    named = [(load, tables[prefix]) for prefix, stacks in layers.items() for load in stacks]
+    for load, table in named:
+        weights[load.name].slots = SlotStack(table, [[] for _ in max_ranges])
+    for d, max_range in enumerate(max_ranges):
+        pieces = [
+            (load, first, shape)
+            for load, table in named
+            for first, shape in slot_pieces(load, d, table.n_slots, max_range)
+        ]
+        views = views_of(d, [(shape, load.dtype) for load, _, shape in pieces]) if pieces else []
+        for (load, first, _), view in zip(pieces, views, strict=True):
+            slots = weights[load.name].slots
+            assert slots
+            slots.pieces[d].append((first, view))
+
+
+# ---- moving experts ----
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy an expert of a layer to a slot, in place of the expert there."""
+
+    layer: int
+    slot: int
+    expert: int
+
+
+class ExpertSlots:
+    """Moves experts to slots, and reads the router's counts. `resident[layer][slot]` is the expert that steps
+    read from the slot, or -1 while the slot is empty or being written."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        inputs: Sequence[Inputs],
+        weights: Mapping[str, Weight],
+        layers: Mapping[str, Sequence[Load]],
+        tables: Mapping[str, SlotTable],
+        max_ranges: Sequence[int],
+    ) -> None:
+        self._devices, self._inputs = devices, inputs
+        self._here = [d for d, device in enumerate(devices) if not device.node]
+        self.tables, self.names = list(tables.values()), list(layers)
+        self.resident = [np.full(table.n_slots, -1, np.int64) for table in self.tables]
+        self._stacks = [
+            [_Stack(weights[load.name], load, max_ranges) for load in stacks] for stacks in layers.values()
+        ]
+        self._moving: tuple[Move, ...] = ()
+        self._copying: set[int] = set()  # devices
+        self._words = [_host_words(inputs[d]) for d in self._here]
+        counting = {next((d for d in self._here if stacks[0].width(d)), None) for stacks in self._stacks}
+        self._counts = [(devices[d], view) for d in self._here if d in counting and (view := inputs[d].counts)]
+        for words, d in zip(self._words, self._here, strict=True):
+            for table, stacks in zip(self.tables, self._stacks, strict=True):
+                words[table.at : table.at + table.n_experts] = NONE
+                empty = accumulate([stacks[0].width(d)] * table.n_slots, initial=0)
+                starts = np.repeat(list(empty), table.strides[d])[: table.n_ids(d) + 1]
+                words[table.starts_at : table.starts_at + len(starts)] = starts
+        for _, view in self._counts:
+            _array(view)[:] = 0
+
+    @property
+    def n_moving(self) -> int:
+        return len(self._moving)
+
+    def begin(self, moves: Sequence[Move]) -> None:
+        """Empty the slots and start to copy. No step may be running. The previous moves must have ended."""
+        assert not self._moving, "the previous moves have not ended"
+        assert len({(m.layer, m.slot) for m in moves}) == len({(m.layer, m.expert) for m in moves}) == len(moves)
+        for move in moves:
+            assert move.expert not in self.resident[move.layer], f"{move} copies a resident expert"
+            if (old := self.resident[move.layer][move.slot]) >= 0:
+                self._set(move.layer, int(old), None)
+            self.resident[move.layer][move.slot] = -1
+        self._moving = tuple(moves)
+        for d in self._here:
+            copies = [
+                copy for move in moves for stack in self._stacks[move.layer] for copy in stack.copies(d, move)
+            ]
+            if copies:
+                self._devices[d].begin_copies(copies)
+                self._copying.add(d)
+
+    def poll(self) -> int:
+        """Let steps read the moved experts if all devices have them. Returns how many moves have ended, and 0
+        while a device copies. No step may be running."""
+        self._copying = {d for d in self._copying if not self._devices[d].copies_ended()}
+        if self._copying or not self._moving:
+            return 0
+        ended, self._moving = self._moving, ()
+        for move in ended:
+            self.resident[move.layer][move.slot] = move.expert
+            self._set(move.layer, move.expert, move.slot)
+        return len(ended)
+
+    def _set(self, layer: int, expert: int, slot: int | None) -> None:
+        table = self.tables[layer]
+        for words, d in zip(self._words, self._here, strict=True):
+            stride = table.strides[d]
+            words[table.at + expert] = NONE if slot is None else stride * slot
+            if slot is not None and stride == 2:
+                # Ids 2 * slot and 2 * slot + 1 are the expert's columns and the rest of the slot.
+                stack, at = self._stacks[layer][0], table.starts_at + 2 * slot
+                words[at + 1] = words[at] + stack.widths[d][expert]
+
+    def take_counts(self, totals: np.ndarray) -> None:
+        """Add the counts of the last step to `totals`, uint64 [sum of n_experts], and clear them."""
+        for device, view in self._counts:
+            device.invalidate(view.buffer)  # type: ignore[arg-type]
+            counts = _array(view)
+            for half in counts.reshape(2, -1):
+                np.add(totals, half, out=totals)
+            counts[:] = 0
+            device.flush(view.buffer)  # type: ignore[arg-type]
+
+    def faults(self) -> list[str]:
+        """Return every table entry whose slot is being written or has another expert. Slower than `poll`, for
+        checks."""
+        found = []
+        for words, d in zip(self._words, self._here, strict=True):
+            for layer, table in enumerate(self.tables):
+                ids = words[table.at : table.at + table.n_experts]
+                moving = {move.slot for move in self._moving if move.layer == layer}
+                for expert in np.flatnonzero(ids != NONE):
+                    slot = int(ids[expert]) // table.strides[d]
+                    if slot in moving or self.resident[layer][slot] != expert:
+                        found.append(f"{self.names[layer]} expert {expert} is read from slot {slot} on {d}")
+        return found
+
+
+class _Stack:
+    """The places of a stack's experts in host memory and in slots."""
+
+    def __init__(self, weight: Weight, load: Load, max_ranges: Sequence[int]) -> None:
+        self._weight, self._column = weight, column_nbytes(load)
+        self.widths = [widths(load, d) for d in range(len(max_ranges))]
+        self._befores = [[0, *accumulate(of_device)] for of_device in self.widths]
+        self._firsts = [
+            [(first, first + count) for first, count, _ in expert_pieces(load, d, max_range)]
+            for d, max_range in enumerate(max_ranges)
+        ]
+
+    def width(self, d: int) -> int:
+        return max(self.widths[d])
+
+    def copies(self, d: int, move: Move) -> list[Copy]:
+        n_words = int(self.widths[d][move.expert] * self._column) // 4
+        if not n_words:
+            return []
+        slots = self._weight.slots
+        assert slots
+        befores = self._befores[d]
+        piece = next(i for i, (begin, end) in enumerate(self._firsts[d]) if begin <= move.expert < end)
+        first, source = self._weight.pieces[d][piece]
+        source_at = source.offset + int((befores[move.expert] - befores[first]) * self._column)
+        first, target = next(p for p in reversed(slots.pieces[d]) if p[0] <= move.slot)
+        target_at = target.offset + int((move.slot - first) * self.width(d) * self._column)
+        return [
+            Copy(
+                View(source.buffer, source_at, (n_words,), "u32"),
+                View(target.buffer, target_at, (n_words,), "u32"),
+                self._weight.name,
+            )
+        ]
+
+
+def _host_words(inputs: Inputs) -> np.ndarray:
+    """Return the host's memory of a step's tables, uint32."""
+    view = inputs.experts
+    assert view is not None
+    at = inputs.host.offset + view.offset - inputs.device.offset
+    return _array(View(inputs.host.buffer, at, view.shape, "u32"))
+
+
+def _array(view: View) -> np.ndarray:
+    host = view.buffer.host  # type: ignore[union-attr]
+    return host[view.offset : view.end].view(np.uint32)[: math.prod(view.shape)]
