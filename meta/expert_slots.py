@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 
 from vkbackend.buffer import View
-from vkbackend.formats import block_of, row_nbytes
+from vkbackend.formats import block_of
 from vkbackend.meta.slices import Load, expert_pieces, expert_slices
 from vkbackend.meta.tensor import Inputs, SlotStack, SlotTable, Weight
 from vkbackend.ops.expert_cache import NONE
@@ -98,6 +98,13 @@ def tables_of(layers: Mapping[str, Sequence[Load]], n_devices: int, n_slots: int
     return tables
 
 
+def slot_views(
+    layers: Mapping[str, Sequence[Load]], tables: Mapping[str, SlotTable], d: int, max_range: int
+) -> list[tuple[tuple[int, ...], str]]:
+    """Return (shape, type) of all pieces of slots on device `d`, in the order of allocation."""
+    return [(shape, load.dtype) for load, _, shape in _pieces(layers, tables, d, max_range)]
+
+
 def attach_slots(
     weights: Mapping[str, Weight],
     layers: Mapping[str, Sequence[Load]],
@@ -105,21 +112,28 @@ def attach_slots(
     max_ranges: Sequence[int],
     views_of: Callable[[int, list[tuple[tuple[int, ...], str]]], list[View]],
 ) -> None:
-    """Give each stack its slots. `views_of` returns device d's memory for (shape, type) of all pieces."""
-    named = [(load, tables[prefix]) for prefix, stacks in layers.items() for load in stacks]
-    for load, table in named:
-        weights[load.name].slots = SlotStack(table, [[] for _ in max_ranges])
+    """Give each stack its slots. `views_of` returns device d's memory for `slot_views`."""
+    for prefix, table in tables.items():
+        for load in layers[prefix]:
+            weights[load.name].slots = SlotStack(table, [[] for _ in max_ranges])
     for d, max_range in enumerate(max_ranges):
-        pieces = [
-            (load, first, shape)
-            for load, table in named
-            for first, shape in slot_pieces(load, d, table.n_slots, max_range)
-        ]
+        pieces = _pieces(layers, tables, d, max_range)
         views = views_of(d, [(shape, load.dtype) for load, _, shape in pieces]) if pieces else []
         for (load, first, _), view in zip(pieces, views, strict=True):
             slots = weights[load.name].slots
             assert slots
             slots.pieces[d].append((first, view))
+
+
+def _pieces(
+    layers: Mapping[str, Sequence[Load]], tables: Mapping[str, SlotTable], d: int, max_range: int
+) -> list[tuple[Load, int, tuple[int, ...]]]:
+    return [
+        (load, first, shape)
+        for prefix, table in tables.items()
+        for load in layers[prefix]
+        for first, shape in slot_pieces(load, d, table.n_slots, max_range)
+    ]
 
 
 # ---- moving experts ----
@@ -149,16 +163,18 @@ class ExpertSlots:
     ) -> None:
         self._devices, self._inputs = devices, inputs
         self._here = [d for d, device in enumerate(devices) if not device.node]
-        self.tables, self.names = list(tables.values()), list(layers)
+        self.tables, self.names = list(tables.values()), list(tables)
         self.resident = [np.full(table.n_slots, -1, np.int64) for table in self.tables]
         self._stacks = [
-            [_Stack(weights[load.name], load, max_ranges) for load in stacks] for stacks in layers.values()
+            [_Stack(weights[load.name], load, max_ranges) for load in layers[prefix]] for prefix in tables
         ]
         self._moving: tuple[Move, ...] = ()
         self._copying: set[int] = set()  # devices
         self._words = [_host_words(inputs[d]) for d in self._here]
         counting = {next((d for d in self._here if stacks[0].width(d)), None) for stacks in self._stacks}
-        self._counts = [(devices[d], view) for d in self._here if d in counting and (view := inputs[d].counts)]
+        self._counts = [
+            (devices[d], view) for d in self._here if d in counting and (view := inputs[d].counts)
+        ]
         for words, d in zip(self._words, self._here, strict=True):
             for table, stacks in zip(self.tables, self._stacks, strict=True):
                 words[table.at : table.at + table.n_experts] = NONE
@@ -175,7 +191,9 @@ class ExpertSlots:
     def begin(self, moves: Sequence[Move]) -> None:
         """Empty the slots and start to copy. No step may be running. The previous moves must have ended."""
         assert not self._moving, "the previous moves have not ended"
-        assert len({(m.layer, m.slot) for m in moves}) == len({(m.layer, m.expert) for m in moves}) == len(moves)
+        assert (
+            len({(m.layer, m.slot) for m in moves}) == len({(m.layer, m.expert) for m in moves}) == len(moves)
+        )
         for move in moves:
             assert move.expert not in self.resident[move.layer], f"{move} copies a resident expert"
             if (old := self.resident[move.layer][move.slot]) >= 0:

@@ -56,6 +56,10 @@ class Mesh:
         return not self._keep_values
 
     @property
+    def inputs(self) -> list[Inputs]:
+        return self._inputs
+
+    @property
     def steps(self) -> RecordedSteps:
         assert self._steps, "the mesh is not prepared"
         return self._steps

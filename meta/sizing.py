@@ -186,7 +186,9 @@ def measure(
     needs += [sizes(kind, build) for kind in rest]
     arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in needs), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
-    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest), shape.counts_nbytes)
+    return StepSizes(
+        arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest), shape.counts_nbytes
+    )
 
 
 def _largest_binding(recording: Recording) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from vkbackend.buffer import ALIGN, Buffer, Home, View, nowhere
 from vkbackend.errors import PlanError
+from vkbackend.memory import allocate
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Weight
@@ -31,6 +32,10 @@ class Stores:
         self.load_s += time.perf_counter() - began
         self.weights |= weights
         self.pages += pages
+
+    def slots(self, d: int, shapes: list[tuple[tuple[int, ...], str]]) -> list[View]:
+        """Allocate device `d`'s slots for experts."""
+        return allocate(self._devices[d], shapes, Home.WEIGHTS, "expert slots")
 
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV

@@ -40,6 +40,14 @@ def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
     return "auto" if number == -1 else number
 
 
+def mebibytes(name: str, value: Any) -> float | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) else value
+    return finite_number(name, value, 0, 1 << 40, ", in MiB, or auto")
+
+
 def device_list(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None

@@ -24,6 +24,7 @@ from vkbackend.models.arguments import (
     device_list,
     layer_count,
     layer_range,
+    mebibytes,
     optional_path,
     override_list,
     path_string,
@@ -110,6 +111,10 @@ class _ModelKeywords(TypedDict, total=False):
     override_tensor: str | Sequence[str | tuple[str, str | int]]
     """Where tensors are placed, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one
     device, or (regex, target) pairs. The first match wins."""
+    moe_cache_mib: float | Literal["auto"]
+    """MiB of device memory, on all devices together, for copies of the experts that are used most, if experts
+    are in host memory (`override_tensor`). Each device stores its slice of every copied expert. "auto": as
+    much as fits. 0.0 (default): no copies."""
     kv_offload: bool
     """False puts the caches in host memory (default: True)."""
     use_mmap: bool
@@ -200,6 +205,7 @@ class Options(RopeOptions):
     type_v: str = option("f16", cache_type)
     n_gpu_layers: int | Literal["auto"] | None = option(None, layer_count)
     override_tensor: tuple[tuple[str, str], ...] = option((), override_list)
+    moe_cache_mib: float | Literal["auto"] = option(0.0, mebibytes)
     kv_offload: bool = option(True, switch)
     use_mmap: bool = option(True, switch)
     speculation: tuple[str, ...] = option((), speculation_list)
@@ -217,6 +223,11 @@ class Options(RopeOptions):
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
     lora: tuple[tuple[str, str, float], ...] = option((), adapter_files)
     lora_init_without_apply: bool = option(False, switch)
+
+    @property
+    def moe_cache_nbytes(self) -> int:
+        """Return the bytes for copies of experts, 0 if the size is not yet known."""
+        return int(self.moe_cache_mib * 2**20) if isinstance(self.moe_cache_mib, int | float) else 0
 
     @property
     def with_heads(self) -> bool:

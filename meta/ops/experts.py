@@ -154,7 +154,9 @@ def _pairs(
         at = inputs.counts.offset + 4 * (graph.lane * inputs.counts.shape[1] + table.counts_at)
         counts = View(inputs.counts.buffer, at, (n_experts,), "u32")
     known = View(inputs.experts.buffer, inputs.experts.offset + 4 * table.at, (n_experts,), "u32")
-    missed, hit = (replace(graph.scratch(ids.shape, f"moe {name}"), dtype="u32") for name in ("misses", "hits"))
+    missed, hit = (
+        replace(graph.scratch(ids.shape, f"moe {name}"), dtype="u32") for name in ("misses", "hits")
+    )
     graph.on(d, "moe").moe_lookup(ids, known, missed, hit, inputs.step, counts)
     misses = _Pairs(missed, groups_of(graph, d, missed, n_experts, "moe misses"))
     hits = _Pairs(hit, groups_of(graph, d, hit, n_experts, "moe hits", table.n_ids(d)))
@@ -195,7 +197,7 @@ def _product(
 ) -> None:
     on, ends = graph.on(d, w), [*(first for first, _ in pieces[1:]), n_ids]
     groups = pairs.groups
-    parts = tiles_in_parts(groups, n_parts(on.limits, graph.n_rows)) if groups else [None]
+    parts = tiles_in_parts(groups, n_parts(on.limits, graph.kind.n_rows)) if groups else [None]
     for (first, piece), end in zip(pieces, ends, strict=True):
         for part in parts:
             on.mat_id(

@@ -14,10 +14,12 @@ from vkbackend.buffer import Home
 from vkbackend.collector import collection_paused
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import row_nbytes
+from vkbackend.meta.expert_slots import cacheable, slot_nbytes, tables_of
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
 from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import MIRRORED, Ranges, State, holders, split, split_experts
+from vkbackend.meta.tensor import SlotTable
 from vkbackend.models.architectures.base import Model, all_weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState, kv_of
 from vkbackend.models.architectures.weight_specs import WeightSpec
@@ -36,6 +38,15 @@ class Layout:
     cache_owners: list[int | None]  # None if the layer has its own cache
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # Each layer's computing devices.
+    # The stacks of experts in host memory, by layer, and these layers' tables if they have slots.
+    stacks: Mapping[str, Sequence[Load]] = field(default_factory=dict)
+    tables: Mapping[str, SlotTable] = field(default_factory=dict)
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """Return the words of all tables, and the experts of all these layers."""
+        every = self.tables.values()
+        return sum(table.n_words for table in every), sum(table.n_experts for table in every)
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]
@@ -85,7 +96,26 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     caches = plan_caches(kv, plans, kv_homes, options)
     owners = [layer_kv.owner if (layer_kv := kv_of(spec)) else None for spec in kv]
     states = plan_states(kv, plans, kv_homes, options)
-    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
+    stacks = cacheable([load for load in loads if is_host_stack(load)], n_devices)
+    n_slots = slots_in(stacks, n_devices, options.moe_cache_nbytes)
+    tables = tables_of(stacks, n_devices, n_slots) if n_slots else {}
+    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active, stacks, tables)
+
+
+def is_host_stack(load: Load) -> bool:
+    """Return whether a tensor is the experts' matrices of a layer, in host memory."""
+    is_weight = load.name.endswith("_exps.weight") or load.name.endswith("_chexps.weight")
+    return load.home is Home.HOST and bool(load.state.experts) and is_weight
+
+
+def slots_in(stacks: Mapping[str, Sequence[Load]], n_devices: int, nbytes: int) -> int:
+    """Return how many slots per layer take `nbytes` on all devices together."""
+    return nbytes // of_each if (of_each := slot_nbytes_of(stacks, n_devices)) else 0
+
+
+def slot_nbytes_of(stacks: Mapping[str, Sequence[Load]], n_devices: int) -> int:
+    """Return the bytes of one slot of each layer, on all devices together."""
+    return sum(slot_nbytes(load, d) for loads in stacks.values() for load in loads for d in range(n_devices))
 
 
 def shares_cache(options: Options) -> bool:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vkbackend.buffer import Home, aligned
+from vkbackend.buffer import Home, aligned, nbytes_of
 from vkbackend.formats import row_nbytes
 from vkbackend.memory import packed
+from vkbackend.meta.expert_slots import slot_views
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
@@ -21,7 +22,7 @@ from vkbackend.models.placement.layout import Layout, largest_cache, weight_nbyt
 from vkbackend.runtime import Device
 
 HOMES = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging")
-ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging", "padding")
+ITEMS = ("model", "mirrored", "replicated", "slots", "kv", "tables", "scratch", "staging", "padding")
 
 
 @dataclass(slots=True)
@@ -64,6 +65,10 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         nbytes = sum(weight_nbytes(load, d) for load in loads)
         views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
         held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
+    slots = slot_views(layout.stacks, layout.tables, d, most)
+    if slots:
+        nbytes = sum(nbytes_of(shape, dtype) for shape, dtype in slots)
+        held.add("weights", "slots", nbytes, sum(packed(slots, limit).chunks))
     loads = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
     for load in loads:
         if len(load.shape) == 3:

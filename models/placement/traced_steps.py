@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
+from vkbackend.meta.expert_slots import attach_slots
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.reduce import Reduce
@@ -65,7 +66,9 @@ def step_shape(
     adapters = min(bucket(model.n_adapters), MAX_ADAPTERS)
     if model.encodes:
         nothing, sizes = tuple((0, 0) for _ in vocab), {"adapters": adapters, "n_embd": model.n_embd}
-        return StepShape(rows, 0, nothing, widths, layout.active, **sizes, encodes=True)
+        return StepShape(
+            rows, 0, nothing, widths, layout.active, **sizes, encodes=True, experts=layout.experts
+        )
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
     least_rows = HALVES_FROM if halves else 0
@@ -80,6 +83,7 @@ def step_shape(
         options.n_slots,
         adapters,
         model.n_embd,
+        experts=layout.experts,
     )
 
 
@@ -162,6 +166,8 @@ def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
                 for d, device in enumerate(devices)
             )
             parts[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
+    for prefix, table in layout.tables.items():
+        parts[int(prefix.split(".")[1])].append((table.n_experts, table.n_slots))
     for plan in layout.memories():
         parts[plan.layer].append((type(plan), repr(plan.spec), [plan.nbytes(d) for d in range(len(devices))]))
     owners = [None if owner is None else repr(parts[owner]) for owner in layout.cache_owners]
@@ -214,6 +220,14 @@ def _traced(
     places = [_Places() for _ in devices]
     by_name = {load.name: _weight(load, devices, places) for load in layout.loads}
     attach(by_name, model.n_adapters)
+    ranges = [piece_nbytes(device) for device in devices]
+    attach_slots(
+        by_name,
+        layout.stacks,
+        layout.tables,
+        ranges,
+        lambda d, shapes: [places[d].view(*of_piece) for of_piece in shapes],
+    )
     weights, caches, n_target = Weights(by_name), _caches(layout), model.n_layer - model.n_ahead
     caches = [*caches[:n_target][:n_layer], *caches[n_target:]]
     return devices, lambda graph: model.forward(graph, weights, caches)

@@ -94,6 +94,9 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         metavar="N", help="keep the experts of the first N layers in host memory")  # fmt: skip
     add("host_tensors", "-ncffn", "--n-cpu-ffn", action=_HostTensors, pattern=DENSE, type=int, default=None,
         metavar="N", help="the same of the dense feed-forward weights of the first N layers")  # fmt: skip
+    add("moe_cache_mib", "--moe-cache-mib", metavar="MIB",
+        help="device memory, on all devices together, for copies of the experts that are used most, if "
+        "experts are in host memory; auto: as much as fits (default: %(default)s)")  # fmt: skip
     if not steps:
         return
     add("kv_offload", "-kvo", "--kv-offload", action="store_true", help=argparse.SUPPRESS)

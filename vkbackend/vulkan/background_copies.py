@@ -71,9 +71,9 @@ class BackgroundCopies:
         self.busy = True
         if env.poison():
             self._pending = copies
-            self._submit(lambda cmd: [_fill(cmd, copy) for copy in copies])
+            self._submit(_fill, copies)
         else:
-            self._submit(lambda cmd: [_copy(cmd, copy) for copy in copies])
+            self._submit(_copy, copies)
 
     def ended(self) -> bool:
         """Return whether the copies have ended. Steps submitted from then on see the targets."""
@@ -87,19 +87,20 @@ class BackgroundCopies:
         device.check(lib.vkResetFences(device.vk, 1, self._fence), "vkResetFences")
         if self._pending:
             copies, self._pending = self._pending, ()
-            self._submit(lambda cmd: [_copy(cmd, copy) for copy in copies])
+            self._submit(_copy, copies)
             return False
         if device.transfer_family is not None:
             self._make_visible()
         self.busy = False
         return True
 
-    def _submit(self, record: Callable[[Any], object]) -> None:
+    def _submit(self, record: Callable[[Any, Copy], None], copies: Sequence[Copy]) -> None:
         device, command = self._device, self._command
         begin = new("VkCommandBufferBeginInfo", flags=C.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT)
         device.check(lib.vkBeginCommandBuffer(command[0], begin), "vkBeginCommandBuffer")
         _barrier(command[0])
-        record(command[0])
+        for copy in copies:
+            record(command[0], copy)
         _barrier(command[0])
         device.check(lib.vkEndCommandBuffer(command[0]), "vkEndCommandBuffer")
         info = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)

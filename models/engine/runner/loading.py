@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vkbackend import env
-from vkbackend.errors import UnsupportedModel
+from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
+from vkbackend.meta.expert_slots import ExpertSlots, attach_slots
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.sizing import StepShape, StepSizes
+from vkbackend.meta.slices import piece_nbytes
 from vkbackend.meta.speed import measure_gpus
 from vkbackend.meta.step_kind import bucket
 from vkbackend.models.adapters.info import AdapterInfo
@@ -21,9 +23,11 @@ from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.cache.context_shift import ContextShift
 from vkbackend.models.engine.runner.group import Joining, OpenDevices
+from vkbackend.models.experts.expert_cache import ExpertCache
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
+from vkbackend.models.placement.cache_size import cache_notes, with_cache_size
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.fit import (
@@ -90,6 +94,7 @@ class Loading:
         self.layout: Layout
         self.shape: StepShape
         self._steps: StepSizes
+        self.expert_cache: ExpertCache | None = None
         self._rotations: Mapping[int, KeyRotation | None] = {}
 
     def _rows(self, n: int) -> int:
@@ -164,12 +169,29 @@ class Loading:
             self.notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
             if self.prediction and options.shares:
                 self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
+        if options.moe_cache_mib == "auto":
+            self.options = options = self._with_cache_size(mesh, halves)
+            layout = lay_out(model, types, len(devices), options)
+        if layout.experts != self.shape.experts:
+            self.shape, self._steps = fitting_steps(
+                model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
+            )
+            sizes = sizes_with(model, types, devices, self._steps)
+        self.notes += cache_notes(options, layout, len(devices))
         self.layout = layout
         if options.context_shift:
             self._rotations = key_rotations(model, layout, options, self._gguf.architecture)
         env.log(1, "plan\n" + layout.table())
         if self._leads:
             check_fit(devices, options, sizes, model.n_layer)
+
+    def _with_cache_size(self, mesh: Mesh, halves: bool) -> Options:
+        if self._joining:
+            raise InvalidArgument(
+                "moe_cache_mib='auto' does not know the memory of several hosts; give a number of MiB"
+            )
+        sizes = self.model, self._types, mesh.devices, self.options, self.n_ubatch
+        return with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
 
     def _cost(self, mesh: Mesh) -> Callable[[Shares], Cost]:
         limits = [device.limits for device in mesh.devices]
@@ -185,10 +207,16 @@ class Loading:
         source = FileSource(self._gguf, all_weights(model))
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
         attach(mesh.weights, model.n_adapters)
+        ranges = [piece_nbytes(device) for device in mesh.devices]
+        attach_slots(mesh.weights, layout.stacks, layout.tables, ranges, mesh.stores.slots)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
         mesh.prepare(
             lambda graph: model.forward(graph, weights, kv.layers), self.shape, self._steps, n_places
         )
+        if layout.tables:
+            slots = ExpertSlots(mesh.devices, mesh.inputs, mesh.weights, layout.stacks, layout.tables, ranges)
+            self.expert_cache = ExpertCache(slots, self.fingerprint)
+            self.expert_cache.fill()
         for device in mesh.devices:
             device.drop_upload()
         model.low_rank = ()  # frees the host's copy

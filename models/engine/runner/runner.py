@@ -92,6 +92,7 @@ class Runner:
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         self.max_hidden, self.n_embd, self.encodes = shape.n_hidden, self.model.n_embd, shape.encodes
         self._tables = self.kv.groups
+        self.expert_cache = loading.expert_cache
         self._params, self._second = StepParams(), StepParams()
         self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
         is_even = len(set(self.layout.active.values())) == 1  # all devices compute all layers
@@ -255,6 +256,8 @@ class Runner:
             adapters = self._adapter_rows.at(step.kind, parts)
         self.mesh.write_step(self._params, tables or self._ropes.at(positions), second, adapters)
         self.mesh.run(step)
+        if self.expert_cache:
+            self.expert_cache.after_step(n_rows)
 
     @property
     def pools(self) -> list[Pool]:
@@ -342,4 +345,7 @@ class Runner:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])
             self.group.close()
+        if self.expert_cache and not self.mesh.relay.broken:
+            self.expert_cache.save()
+            self.expert_cache = None
         self.mesh.close()

@@ -1,0 +1,95 @@
+"""Keeps the most used experts in the slots of all devices, while steps run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.errors import Timeout
+from vkbackend.meta.expert_slots import ExpertSlots, Move
+from vkbackend.models.experts.replacement import most_used, replacements
+from vkbackend.models.experts.uses import Uses
+
+PERIOD = 4  # Steps between two choices.
+POLL_S = 1e-3  # While filling.
+
+Choose = Callable[[Uses, Sequence[np.ndarray]], Sequence[Move]]
+
+
+class ExpertCache:
+    """`hits` and `misses` count pairs of a row and an expert, and `n_replaced` copies after the start. The
+    counts of earlier runs are stored under `fingerprint`. `choose` returns the moves of a turn, every
+    `period` steps, by default of the most used experts."""
+
+    def __init__(
+        self,
+        slots: ExpertSlots,
+        fingerprint: str,
+        *,
+        choose: Choose | None = None,
+        period: int = PERIOD,
+    ) -> None:
+        self.slots, self._fingerprint, self.period = slots, fingerprint, period
+        n_experts = [table.n_experts for table in slots.tables]
+        self.uses = Uses(slots.names, n_experts)
+        self.choose: Choose = choose or (lambda uses, resident: replacements(uses, resident, len(n_experts)))
+        self._firsts = np.cumsum([0, *n_experts])
+        self._totals = np.zeros(sum(n_experts), np.uint64)
+        self._is_resident = np.zeros(sum(n_experts), bool)
+        self._n_steps = self._n_rows = 0
+        self.hits = self.misses = self.n_replaced = 0
+        self.warm = self.uses.load(fingerprint)
+
+    def fill(self) -> None:
+        """Fill all slots and wait. Raises DeviceLost, Timeout."""
+        deadline = time.monotonic() + env.timeout_s()
+        for layer, experts in enumerate(most_used(self.uses, [t.n_slots for t in self.slots.tables])):
+            self.slots.begin([Move(layer, slot, expert) for slot, expert in enumerate(experts)])
+            while not self.slots.poll():
+                if time.monotonic() > deadline:
+                    raise Timeout(f"the experts were not copied within {env.timeout_s()} s")
+                time.sleep(POLL_S)
+        self._note_residents()
+
+    def after_step(self, n_rows: int) -> None:
+        """Count the uses of the step that has just ended, and replace experts. No step may be running."""
+        self.slots.take_counts(self._totals)
+        self._n_steps += 1
+        self._n_rows += n_rows
+        if self.slots.n_moving or self._n_steps % self.period == 0:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._settle()
+        if n := self.slots.poll():
+            self.n_replaced += n
+            self._note_residents()
+        if not self.slots.n_moving and self._n_steps % self.period == 0:
+            if moves := self.choose(self.uses, self.slots.resident):
+                self.slots.begin(moves)
+                self._note_residents()
+        if env.validation() and (faults := self.slots.faults()):
+            raise AssertionError(f"the next step would read experts that are being replaced: {faults}")
+
+    def _settle(self) -> None:
+        """Add the counts since the last change of residents."""
+        hits = int(self._totals[self._is_resident].sum())
+        self.hits += hits
+        self.misses += int(self._totals.sum()) - hits
+        self.uses.add(self._totals, self._n_rows)
+        self._totals[:] = 0
+        self._n_rows = 0
+
+    def _note_residents(self) -> None:
+        self._is_resident[:] = False
+        for first, resident in zip(self._firsts, self.slots.resident, strict=False):
+            self._is_resident[first + resident[resident >= 0]] = True
+
+    def save(self) -> None:
+        """Store the counts for the next start, if any step has run."""
+        self._settle()
+        if self._n_steps:
+            self.uses.save(self._fingerprint)

@@ -1,0 +1,68 @@
+"""How often a mixture's router uses each expert, and what a cache of the most used experts would hit.
+
+Counts are kept between runs, in the cache folder by the model's fingerprint, so that the next start begins
+with the experts that were used most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkbackend import cache_folder
+
+_FORMAT = 1
+HALF_LIFE = 4096.0  # rows
+
+
+class Uses:
+    """Uses of each expert, of which those before `half_life` rows count half. `of_layers` are views of
+    `flat`, float64 [experts of all layers]."""
+
+    def __init__(self, names: Sequence[str], n_experts: Sequence[int], half_life: float = HALF_LIFE) -> None:
+        self.names, self.half_life = list(names), half_life
+        self.flat = np.zeros(sum(n_experts))
+        self.of_layers = np.split(self.flat, np.cumsum(n_experts)[:-1])
+
+    def add(self, counts: np.ndarray, n_rows: int) -> None:
+        """Add the counts of `n_rows` rows, a number per expert of all layers."""
+        self.flat *= 0.5 ** (n_rows / self.half_life)
+        self.flat += counts
+
+    def load(self, fingerprint: str) -> bool:
+        """Replace the counts by the stored counts of a model. Return False if there are none."""
+        stored = cache_folder.read_json(entry_name(fingerprint))
+        try:
+            layers = stored["layers"] if stored["format"] == _FORMAT else {}
+            every = [np.asarray(layers[name], np.float64) for name in self.names]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return False
+        for values, held in zip(every, self.of_layers, strict=True):
+            if values.shape != held.shape or not np.isfinite(values).all() or (values < 0).any():
+                return False
+        self.flat[:] = np.concatenate(every)
+        return bool(self.flat.any())
+
+    def save(self, fingerprint: str) -> bool:
+        """Store the counts. Return False if the cache folder is not writable."""
+        layers = {
+            name: [round(float(n), 2) for n in held]
+            for name, held in zip(self.names, self.of_layers, strict=True)
+        }
+        return cache_folder.write_json(entry_name(fingerprint), {"format": _FORMAT, "layers": layers})
+
+
+def entry_name(fingerprint: str) -> str:
+    return f"experts-{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.json"
+
+
+def hit_rate(counts: Sequence[np.ndarray] | None, n_slots: int, n_experts: int) -> float:
+    """Return the part of all uses that `n_slots` slots per layer hit, if they have each layer's most used
+    experts. Without counts, the router is assumed to use all experts equally often."""
+    total = sum(float(held.sum()) for held in counts or ())
+    if not counts or not total:
+        return min(1.0, n_slots / n_experts) if n_experts else 0.0
+    return math.fsum(float(np.sort(held)[::-1][:n_slots].sum()) for held in counts) / total
