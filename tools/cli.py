@@ -140,10 +140,10 @@ def build_parser(
     return parser, chosen_parser
 
 
-def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. Flags may
-    not be abbreviated or joined to values, because argparse would read -t as -ts, -fa as -f a and -hf as
-    -h."""
+def parse(words: Sequence[str], *, raises: bool = False) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag, or raise
+    InvalidArgument. Flags may not be abbreviated or joined to values, because argparse would read -t as -ts,
+    -fa as -f a and -hf as -h."""
     chosen = words[0] if words else ""
     notes: list[str] = []
     if chosen in LLAMA_CPP:
@@ -154,8 +154,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser, command = build_parser(chosen, words)
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
-    if isinstance(command, Parser):
-        command.sources = notes
+    if isinstance(command, Parser) and isinstance(parser, Parser):
+        command.sources, command.raises, parser.raises = notes, raises, raises
     known = command._option_string_actions
     after_dashes: Sequence[str] = []  # the words of `hosts run`'s command
     if command.get_default("words") is not None and "--" in words:
@@ -169,6 +169,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
         show_devices(present(), console())
         sys.exit(0)
+    args.line = words[1:]
     if after_dashes:
         args.words = list(after_dashes)
     if notes:

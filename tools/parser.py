@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
+from vkbackend.errors import InvalidArgument
+
 TALKS = ("generate", "chat")  # one program in llama.cpp
 CONVERSATION = {
     "-cnv": "chat",
@@ -23,9 +25,12 @@ HINT = 0.75  # A suggested flag has at least this similarity (difflib's).
 
 class Parser(argparse.ArgumentParser):
     sources: Sequence[str] = ()  # "--flag comes from VARIABLE"
+    raises = False  # Raise InvalidArgument instead of exiting.
 
     def error(self, message: str) -> NoReturn:
         message = with_sources(message, self.sources)
+        if self.raises:
+            raise InvalidArgument(message)
         self.exit(2, f"{self.prog}: error: {message}; `{self.prog} -h` lists the arguments\n")
 
 

@@ -25,21 +25,24 @@ from vkbackend.models.arguments import token_limit
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import console, tell_notes
-from vkbackend.tools.flags.llama_cpp import settle
+from vkbackend.tools.flags import runner
+from vkbackend.tools.flags.llama_cpp import settle, settle_common
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.pooling import add_pooling_arguments, check_pooling
 from vkbackend.tools.flags.sampling import sampling_of
+from vkbackend.tools.flags.server import KEY_VARIABLE, add_server_arguments
 from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.templates import add_template_arguments, template_of
 from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model, own_context
 
 if TYPE_CHECKING:
-    from vkbackend.tools.server.service import Config
+    from rich.console import Console
+
+    from vkbackend.tools.server.front import Config, Front
+    from vkbackend.tools.server.router.registry import Entry
 
 N_CTX, N_SLOTS = 8192, 4
 HOSTS = ("127.0.0.1",)
-CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-KEY_VARIABLE = "VKBACKEND_API_KEY"
 # Only requests set these options.
 NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")
 
@@ -80,57 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only embed; without the flag, all that the model can do is served")  # fmt: skip
     add("--rerank", "--reranking", dest="reranking", action="store_true",
         help="only rerank; without the flag, all that the model can do is served")  # fmt: skip
-    _add_security(parser)
-    _add_bounds(parser)
+    add_server_arguments(parser)
     add_shared_arguments(parser)
-
-
-def _add_security(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("access").add_argument
-    add("--api-key", action="append", default=[], metavar="KEY",
-        help="a key that clients must send; other users of this machine can see it in the list of "
-        f"processes, so prefer a file or ${KEY_VARIABLE}; may be repeated")  # fmt: skip
-    add("--api-key-file", metavar="FILE", help="keys, one a line")
-    add("--insecure", action="store_true", help="listen to other machines without a key")
-    add("--allowed-host", action="append", default=[], metavar="NAME",
-        help="another name of this server, besides addresses, localhost and the machine's own; may be "
-        "repeated")  # fmt: skip
-    add("--cors-origins", action="append", default=[], metavar="ORIGIN,...",
-        help="allow requests from pages of ORIGIN, for example https://chat.example; localhost: of this "
-        "machine; *: all; may be repeated (default: localhost, and * with an API key)")  # fmt: skip
-    add("--cors-methods", default=CORS_METHODS, metavar="METHOD,...",
-        help="the methods that these pages may use (default: %(default)s)")  # fmt: skip
-    add("--cors-headers", default="*", metavar="HEADER,...",
-        help="the headers that these pages may send (default: those that a page asks for)")  # fmt: skip
-    add("--cors-credentials", action="store_true",
-        help="let these pages send cookies, which a proxy may check (default: off)")  # fmt: skip
-    add("--no-cors-credentials", dest="cors_credentials", action="store_false", help=argparse.SUPPRESS)
-    add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
-    add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
-    add("--slot-save-path", metavar="FOLDER",
-        help="where /slots saves and restores; made if missing (default: nowhere)")  # fmt: skip
-    add("--metrics", action="store_true", help="show counters for Prometheus at /metrics")
-    add("--props", action="store_true", help="accept POST /props")
-    add("--slots", action="store_true", default=True, help=argparse.SUPPRESS)
-    add("--no-slots", dest="slots", action="store_false", help="do not show slots at /slots")
-
-
-def _add_bounds(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("bounds (docs/serving.md has all)").add_argument
-    add("--queue", type=int, default=256, metavar="N",
-        help="how many sequences may wait for a slot; further requests get 429 (default: "
-        "%(default)s)")  # fmt: skip
-    add("--max-streams", type=int, default=128, metavar="N",
-        help="how many answers may be streamed at once (default: %(default)s)")  # fmt: skip
-    add("--shutdown-timeout", type=float, default=30.0, metavar="S",
-        help="how long running answers may go on after SIGTERM, in seconds (default: "
-        "%(default)s)")  # fmt: skip
-    add("--sse-ping-interval", type=float, default=15.0, metavar="S",
-        help="seconds until a stream without an event gets a comment; -1: no comments (default: "
-        "%(default)s)")  # fmt: skip
-    add("-to", "--timeout", type=int, metavar="S",
-        help="seconds for a client to send its body, and to read what it was sent (default: 10)")  # fmt: skip
-    add("--log-disable", action="store_true", help="do not log requests")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -142,6 +96,25 @@ def run(args: argparse.Namespace) -> None:
             f"the server needs packages that are not installed ({error.name}); install the extra: "
             "`pip install 'vkbackend[serve]'`, in a checkout `bash tools/setup.sh --serve`"
         ) from None
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
+    err = console(stderr=True)
+    several = args.models_dir is not None or args.models_preset is not None
+    service = several_models(args, err) if several or args.sleep_idle_seconds >= 0 else one_model(args, err)
+    with ExitStack() as stack:
+        socks = listen_at(hosts_of(args), args.port)
+        for sock in socks:
+            stack.callback(close, sock)
+            address = address_of(sock, tls=bool(args.ssl_cert_file))
+            err.print(f"listening at {address}", markup=False, soft_wrap=True)
+        serve(service, socks, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
+
+
+def one_model(args: argparse.Namespace, err: Console) -> Front:
+    from vkbackend.tools.server.model import Model
+    from vkbackend.tools.server.service import Service
+
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
     if args.n_slots == -1:  # the server chooses
@@ -149,10 +122,6 @@ def run(args: argparse.Namespace) -> None:
     share_context(args, path)
     options_of(args, path)  # rejects wrong options early
     config = config_of(args, path)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
-    err = console(stderr=True)
     if args.model is None:
         tell_notes([NO_MODEL], err)
     tell_notes(getattr(args, "notes", ()), err)
@@ -162,13 +131,41 @@ def run(args: argparse.Namespace) -> None:
         tell_notes([*llm.prediction, *llm.notes], err)
         return llm
 
-    with ExitStack() as stack:
-        socks = listen_at(hosts_of(args), args.port)
-        for sock in socks:
-            stack.callback(close, sock)
-            address = address_of(sock, tls=bool(args.ssl_cert_file))
-            err.print(f"listening at {address}", markup=False, soft_wrap=True)
-        serve(config, open_, socks, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
+    return Service(config, Model(open_))
+
+
+def several_models(args: argparse.Namespace, err: Console) -> Front:
+    from vkbackend.tools.server.router.start import router_of
+
+    settle_common(args)
+    if args.models_dir is not None or args.models_preset is not None:
+        named = [flag for flag, given in (("-m", args.model), ("-hf", args.hf_repo)) if given]
+        if named:
+            raise InvalidArgument(f"{named[0]} names one model, and --models-dir or --models-preset several")
+    if args.hostfile is not None or runner.group:
+        raise InvalidArgument("several hosts run one model; start a server without --models-dir for them")
+    router, notes = router_of(args, config_of(args, args.model or "models"), entry_of)
+    tell_notes([*getattr(args, "notes", ()), *notes], err)
+    return router
+
+
+def entry_of(args: argparse.Namespace, name: str) -> Entry:
+    """Return the entry of a model with these flags. Raises InvalidArgument, GGUFError."""
+    from vkbackend.tools.server.router.registry import Entry, fingerprint_of
+
+    args.log_file = None  # the server has opened it
+    settle(args, demo_model())
+    path = demo_model() if args.model is None else args.model
+    if args.n_slots == -1:
+        args.n_slots = N_SLOTS
+    if name:
+        args.alias = (name, *args.alias)
+    share_context(args, path)
+    options, config = options_of(args, path), config_of(args, path)
+    keywords = fields_given(args, Options)
+    idle_s = float(args.sleep_idle_seconds)
+    digest = fingerprint_of(options, [repr(config), str(idle_s)])
+    return Entry(config.alias, options, config, keywords, options.devices, idle_s=idle_s, fingerprint=digest)
 
 
 def hosts_of(args: argparse.Namespace) -> tuple[str, ...]:
@@ -188,9 +185,9 @@ def share_context(args: argparse.Namespace, path: str) -> None:
 
 
 def config_of(args: argparse.Namespace, path: str) -> Config:
+    from vkbackend.tools.server.front import Config
     from vkbackend.tools.server.guard import Guard, default_origins, is_loopback, read_keys
     from vkbackend.tools.server.limits import Limits
-    from vkbackend.tools.server.service import Config
     from vkbackend.tools.server.sockets import is_file
 
     whole_number("port", args.port, 0, 65535)

@@ -21,8 +21,10 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.options import GenerateOptions
+from vkbackend.tools.server.front import Config, Front
+from vkbackend.tools.server.model import Model
 from vkbackend.tools.server.run import Server
-from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.service import Service
 from vkbackend.tools.server.sockets import listen
 
 HANG_S = 30.0
@@ -151,14 +153,20 @@ class Address:
 @contextmanager
 def served(model: Any, config: Config | None = None, open_: Any = None) -> Iterator[Address]:
     config = config or Config("fake.gguf", "fake", shows_metrics=True)
+    with front_served(Service(config, Model(open_ or (lambda progress: model)))) as address:
+        if open_ is None:
+            until(lambda: address.get("/health")[0] == 200)
+        yield address
+
+
+@contextmanager
+def front_served(front: Front) -> Iterator[Address]:
     sock = listen("127.0.0.1", 0)
-    server = Server(config, open_ or (lambda progress: model), key_file=None, cert_file=None)
+    server = Server(front, key_file=None, cert_file=None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     address = Address(sock.getsockname()[1], server)
     try:
-        if open_ is None:
-            until(lambda: address.get("/health")[0] == 200)
         yield address
     finally:
         server.should_exit = True

@@ -301,7 +301,7 @@ LINES = [
     ("serve", "--fit on --fit-ctx 4096 --swa-full --cache-ram 8192 --kv-unified", "use -ngl auto"),
     ("serve", "-lv 4 --log-file x.log --no-webui --props --timeout 600 --threads-http 4", ""),
     ("serve", "--cache-reuse 256 --prio 2 --poll 50 --defrag-thold 0.1 --no-warmup", ""),
-    ("serve", "--models-dir ./models --models-max 2", "start `vkbackend serve` once per model"),
+    ("serve", "--models-dir ./models --models-max 2", ""),
     ("serve", "-ctk q5_1 -ctv iq4_nl", ""),
     ("serve", "--no-context-shift --sleep-idle-seconds 600 --ctx-checkpoints 8", ""),
     ("serve", "--tools all --webui-mcp-proxy", "a client runs them"),

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.tools.server.adapter_fields import scales_of
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.front import Json
+from vkbackend.tools.server.service import Service
 
 
 async def adapters(service: Service, request: Request) -> Response:

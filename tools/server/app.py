@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
@@ -27,8 +24,8 @@ from vkbackend.tools.server import (
     static,
 )
 from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, Refusal, as_refusal
+from vkbackend.tools.server.front import BODY_SEND, Endpoint, Front
 from vkbackend.tools.server.guard import normal_path
-from vkbackend.tools.server.service import BODY_SEND, Service
 from vkbackend.tools.server.streams import encode, reply
 from vkbackend.tools.server.unsupported import UNSUPPORTED
 
@@ -36,7 +33,6 @@ log = logging.getLogger("vkbackend.serve")
 
 SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
-Endpoint = Callable[[Service, Request], Awaitable[Response]]
 ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     *UNSUPPORTED,
     ("GET", "/health", native.health),
@@ -72,11 +68,13 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
 
 
 class App:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Front) -> None:
         self.service = service
+        # The front's own endpoints replace those of one model.
+        endpoints = {(method, path): endpoint for method, path, endpoint in (*ENDPOINTS, *service.endpoints)}
         routes = [
-            Route(path, partial(endpoint, service), methods=[method])
-            for method, path, endpoint in ENDPOINTS
+            Route(path, service.bind(endpoint), methods=[method])
+            for (method, path), endpoint in endpoints.items()
             if endpoint is not static.page or service.config.shows_page
         ]
         self._router = Router(routes, redirect_slashes=False)
@@ -124,7 +122,7 @@ class App:
 
 
 class Answer:
-    def __init__(self, service: Service, scope: Scope, send: Send) -> None:
+    def __init__(self, service: Front, scope: Scope, send: Send) -> None:
         self.service, self._send = service, send
         self.path = normal_path(scope["path"])
         self.status, self.is_page = 0, False

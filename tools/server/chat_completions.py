@@ -18,10 +18,11 @@ from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chats import EFFORTS, ChatJob, chat_jobs, messages_of, template_fields
 from vkbackend.tools.server.failures import OPENAI, Api
+from vkbackend.tools.server.front import FINGERPRINT, Json
 from vkbackend.tools.server.generations import Tally, now, timings_of, usage_of
 from vkbackend.tools.server.llama_fields import REASONING_FORMATS, LlamaFields
 from vkbackend.tools.server.llama_results import LlamaResults
-from vkbackend.tools.server.service import FINGERPRINT, Json, Service
+from vkbackend.tools.server.service import Service
 
 MAX_LOGPROBS = 20
 MAX_TOOLS = 128

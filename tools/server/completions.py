@@ -14,6 +14,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.front import FINGERPRINT, Json
 from vkbackend.tools.server.generations import (
     Job,
     Tally,
@@ -26,7 +27,7 @@ from vkbackend.tools.server.generations import (
 )
 from vkbackend.tools.server.llama_fields import LlamaFields
 from vkbackend.tools.server.llama_results import LlamaResults
-from vkbackend.tools.server.service import FINGERPRINT, Json, Service
+from vkbackend.tools.server.service import Service
 
 MAX_LOGPROBS = 20
 

@@ -19,7 +19,8 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.front import Json
+from vkbackend.tools.server.service import Service
 
 MAX_INPUTS, MAX_DOCUMENTS = 2048, 1000
 T = TypeVar("T")

@@ -14,10 +14,11 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.front import Json
 from vkbackend.tools.server.generations import Job, Tally, prompts_of, several
 from vkbackend.tools.server.llama_fields import MAX_PROBS, LlamaFields
 from vkbackend.tools.server.llama_results import LlamaResults
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.service import Service
 
 MAX_EXTRA = 256  # files in `input_extra`
 

@@ -18,8 +18,9 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, rendered_prompt, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.failures import ANTHROPIC
+from vkbackend.tools.server.front import Json
 from vkbackend.tools.server.generations import Tally, stop_met
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.service import Service
 
 MAX_BLOCKS = 10_000
 # Claude Code's system prompt begins with this block, which is removed, because it changes and would defeat

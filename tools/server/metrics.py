@@ -93,8 +93,7 @@ class Metrics:
                self.tokens / n_steps if n_steps else 0.0)  # fmt: skip
         figure("llamacpp:n_tokens_max", "counter", "Longest context so far.", self.longest)
         figure("llamacpp:n_decode_total", "counter", "Engine steps.", stats.get("n_steps", 0))
-        for name, (value, help_text) in now.items():
-            figure(name, "counter" if name.endswith("_total") else "gauge", help_text, value)
+        lines += lines_of(now)
         figure(
             "vkbackend:requests_cancelled_total",
             "counter",
@@ -104,13 +103,27 @@ class Metrics:
         for name in ("cells", "cells_used", "cells_cached", "cells_shared", "n_preempted"):
             kind = "counter" if name == "n_preempted" else "gauge"
             figure(f"vkbackend:{name}", kind, f"The engine's {name} (docs/engine.md).", stats.get(name, 0))
-        rows = [
-            f'vkbackend:requests_total{{route="{route}",status="{status}"}} {n}'
-            for (route, status), n in sorted(self.requests.items())
-        ]
-        add("vkbackend:requests_total", "counter", "Requests by route and status.", *rows)
+        lines += self.request_lines()
         name = "vkbackend:time_to_first_token_seconds"
         add(name, "histogram", "From the request to its first token.", *self.first_token.lines(name))
         name = "vkbackend:request_seconds"
         add(name, "histogram", "From the request to its end.", *self.whole_request.lines(name))
         return "\n".join(lines) + "\n"
+
+    def request_lines(self) -> list[str]:
+        name = "vkbackend:requests_total"
+        rows = [
+            f'{name}{{route="{route}",status="{status}"}} {n}'
+            for (route, status), n in sorted(self.requests.items())
+        ]
+        return [f"# HELP {name} Requests by route and status.", f"# TYPE {name} counter", *rows]
+
+
+def lines_of(figures: Mapping[str, tuple[float, str]]) -> list[str]:
+    """Return the lines of (value, help text) by name. A name that ends in _total is a counter."""
+    lines = []
+    for name, (value, help_text) in figures.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {shown}"]
+    return lines

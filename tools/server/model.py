@@ -44,17 +44,18 @@ class Abandoned(Exception):
 
 
 class Model:
-    """While the model is ready, `run` sets `llm`. `stats` are the engine's latest statistics."""
+    """While the model is ready, `run` sets `llm`. `stats` are the engine's latest statistics. `on_ready` is
+    called each time that the model has been opened."""
 
-    def __init__(self, open_: Open) -> None:
-        self._open = open_
+    def __init__(self, open_: Open, on_ready: Callable[[], None] = lambda: None) -> None:
+        self._open, self._on_ready = open_, on_ready
         self.state, self.bytes_loaded, self.bytes_total = State.LOADING, 0, 0
         self.n_restarts = 0
         self.stats: dict[str, Any] = {}
         self.n_slots = 1
         self._llm: LLM | None = None
-        self._lost = asyncio.Event()
-        self._ending = False
+        self._lost, self._closed = asyncio.Event(), asyncio.Event()
+        self._ending, self._end = False, "the server is shutting down"
 
     @property
     def llm(self) -> LLM:
@@ -68,7 +69,7 @@ class Model:
         message = {
             State.LOADING: f"the model is loading ({done:.0%}); retry the request",
             State.RESTARTING: "the model was lost and is being reopened; retry the request",
-        }.get(self.state, "the server is shutting down")
+        }.get(self.state, self._end)
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
@@ -92,6 +93,7 @@ class Model:
                     log.info("the model is ready (%.1f s)", ready - began)
                     self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
                     self._lost.clear()
+                    self._on_ready()
                     await self._watch(llm)
                     self._llm, lasted_s = None, time.monotonic() - ready
                     self.state = State.ENDED if self._ending else State.RESTARTING
@@ -103,7 +105,9 @@ class Model:
             self.n_restarts += 1
             wait_s = FIRST_WAIT_S if lasted_s >= LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             log.error("the model is lost; reopening it in %.1f s", wait_s)
-            await asyncio.sleep(wait_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), wait_s)
+                return
 
     def _progress(self, done: int, total: int) -> None:
         if self._ending:
@@ -128,10 +132,12 @@ class Model:
         if is_broken and llm is self._llm:
             self._lost.set()
 
-    def close(self) -> None:
-        """Make `run` close the model, which ends running requests."""
+    def close(self, reason: str = "") -> None:
+        """Make `run` close the model, which ends running requests with `reason`."""
         self._ending, self.state = True, State.ENDED
+        self._end = reason or self._end
         self._lost.set()
+        self._closed.set()
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -18,11 +18,12 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.text.chat_template import CHATML
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
+from vkbackend.tools.server.front import FINGERPRINT, Json
 from vkbackend.tools.server.generations import Tally, token_text, tokenize
 from vkbackend.tools.server.llama_results import settings_of
 from vkbackend.tools.server.model import State
 from vkbackend.tools.server.model_facts import facts_of
-from vkbackend.tools.server.service import FINGERPRINT, Json, Service
+from vkbackend.tools.server.service import Service
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # settings with a client's text

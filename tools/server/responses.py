@@ -17,8 +17,9 @@ from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, rendered_prompt, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
+from vkbackend.tools.server.front import Json
 from vkbackend.tools.server.generations import Tally, now
-from vkbackend.tools.server.service import Json, Service
+from vkbackend.tools.server.service import Service
 
 STORED = "conversations are not stored; send all messages as `input`"
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (

@@ -14,9 +14,8 @@ import uvicorn
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.app import App
-from vkbackend.tools.server.model import Model, Open
+from vkbackend.tools.server.front import Front
 from vkbackend.tools.server.protocol import protocol
-from vkbackend.tools.server.service import Config, Service
 
 LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s`.
 
@@ -26,9 +25,9 @@ log = logging.getLogger("vkbackend.serve")
 class Server(uvicorn.Server):
     """`failed` is the error of opening the model."""
 
-    def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
-        self.service = Service(config, Model(open_))
-        limits = config.limits
+    def __init__(self, service: Front, *, key_file: str | None, cert_file: str | None) -> None:
+        self.service = service
+        limits = service.config.limits
         settings = uvicorn.Config(
             App(self.service),
             http=protocol(limits),
@@ -57,7 +56,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._life = asyncio.ensure_future(self.service.model.run())
+        self._life = asyncio.ensure_future(self.service.run())
         self._life.add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
@@ -68,17 +67,17 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self.service
         service.is_draining = True
-        if service.running:
+        if service.n_running:
             log.info(
                 "shutting down; %d running sequences have %g s to finish",
-                len(service.running),
+                service.n_running,
                 service.config.limits.shutdown_s,
             )
         # Closing the model ends each remaining stream with an error event.
-        timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
+        timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.close)
         await super().shutdown(sockets)
         timer.cancel()
-        service.model.close()
+        service.close()
         if self._life is not None:
             with suppress(Exception):  # `failed` holds the error
                 await asyncio.wait_for(asyncio.shield(self._life), LAST_EVENT_S + 15)
@@ -101,15 +100,13 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.force_exit = True
-            self.service.model.close()
+            self.service.close()
         self.should_exit = True
 
 
-def serve(
-    config: Config, open_: Open, socks: list[socket.socket], *, key_file: str | None, cert_file: str | None
-) -> None:
+def serve(service: Front, socks: list[socket.socket], *, key_file: str | None, cert_file: str | None) -> None:
     """Serve until a signal arrives. Raise the error of opening the model."""
-    server = Server(config, open_, key_file=key_file, cert_file=cert_file)
+    server = Server(service, key_file=key_file, cert_file=cert_file)
     server.run(sockets=socks)
     if server.failed is not None:
         raise server.failed

@@ -8,7 +8,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vkbackend.tools.server.service import Service
+from vkbackend.tools.server.front import Front
 
 FOLDER = Path(__file__).parent / "page"
 # Python's `mimetypes` depends on the system, and browsers do not run JavaScript of type text/plain.
@@ -34,7 +34,7 @@ CONTENTS = {path: file.read_bytes() for path, file in FILES.items()}
 TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content in CONTENTS.items()}
 
 
-async def page(service: Service, request: Request) -> Response:
+async def page(service: Front, request: Request) -> Response:
     """Browsers revalidate each file, so they never mix versions."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}

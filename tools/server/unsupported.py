@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.tools.server.failures import Refusal
-from vkbackend.tools.server.service import Service
+from vkbackend.tools.server.front import Front
 
 SPEECH = "audio is not supported yet; send a transcript as text"
-ROUTER = "the server has one model; start another server for another model"
+ROUTER = "the server has one model; start it with --models-dir or --models-preset for several"
+FILES = "models are files of the server's machine; change the folder, then GET /models?reload=1"
+POLL = "changes of models are not sent; GET /models shows the state of each"
 STREAMS = "a stream that has ended cannot be resumed; send the request again"
 TOOLS = "the server runs no tools; the client runs the calls that the model writes"
 PROXY = "the server never fetches a URL for a request; let the client fetch it"
@@ -19,11 +21,11 @@ CONTROL = "a running thought cannot be ended; limit it with reasoning_effort or 
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/audio/transcriptions", SPEECH),
-    ("POST", "/models", ROUTER),
-    ("DELETE", "/models", ROUTER),
+    ("POST", "/models", FILES),
+    ("DELETE", "/models", FILES),
     ("POST", "/models/load", ROUTER),
     ("POST", "/models/unload", ROUTER),
-    ("GET", "/models/sse", ROUTER),
+    ("GET", "/models/sse", POLL),
     ("GET", "/stream", STREAMS),
     ("DELETE", "/stream", STREAMS),
     ("POST", "/streams/lookup", STREAMS),
@@ -35,8 +37,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def refusing(reason: str) -> Callable[[Service, Request], Awaitable[Response]]:
-    async def refuse(service: Service, request: Request) -> Response:
+def refusing(reason: str) -> Callable[[Front, Request], Awaitable[Response]]:
+    async def refuse(service: Front, request: Request) -> Response:
         raise Refusal(501, reason)
 
     return refuse

@@ -39,6 +39,7 @@ from vkbackend.models.placement.fit import (
 )
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out, shares_cache
+from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
@@ -192,6 +193,10 @@ class Loading:
             )
         sizes = self.model, self._types, mesh.devices, self.options, self.n_ubatch
         return with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
+
+    def held(self, mesh: Mesh) -> list[Held]:
+        """Return the bytes on each device by the plan."""
+        return allocations(self.layout, mesh.devices, self._steps, self.options.reduce_provider)
 
     def _cost(self, mesh: Mesh) -> Callable[[Shares], Cost]:
         limits = [device.limits for device in mesh.devices]

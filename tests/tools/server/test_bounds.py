@@ -11,8 +11,8 @@ from serving import Address, FakeModel, served, until
 from vkbackend.errors import PromptTooLong
 from vkbackend.tools.server.body import depth_of
 from vkbackend.tools.server.failures import ANTHROPIC
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
-from vkbackend.tools.server.service import Config
 
 pytestmark = pytest.mark.no_vulkan
 

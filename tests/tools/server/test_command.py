@@ -19,8 +19,10 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.tools import serve
 from vkbackend.tools.cli import main
 from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.server.front import Config
+from vkbackend.tools.server.model import Model
 from vkbackend.tools.server.run import Server
-from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.service import Service
 from vkbackend.tools.server.sockets import address_of, close, listen, listen_at
 
 pytestmark = pytest.mark.no_vulkan
@@ -120,7 +122,7 @@ def test_tls(tmp_path: Path) -> None:
     )  # fmt: skip
     sock = listen("127.0.0.1", 0)
     open_: Any = lambda progress: FakeModel()  # noqa: E731
-    server = Server(Config("a", "a"), open_, key_file=str(key), cert_file=str(cert))
+    server = Server(Service(Config("a", "a"), Model(open_)), key_file=str(key), cert_file=str(cert))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     context = ssl.create_default_context(cafile=str(cert))
@@ -165,7 +167,8 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     """--host FILE.sock. A socket file that no process serves is replaced; other files are kept."""
     path = str(tmp_path / "a.sock")
     for config in (serve.config_of(parsed("--host", path), "m.gguf"), Config("fake.gguf", "fake")):
-        server = Server(config, lambda progress: FakeModel(), key_file=None, cert_file=None)
+        open_: Any = lambda progress: FakeModel()  # noqa: E731
+        server = Server(Service(config, Model(open_)), key_file=None, cert_file=None)
         sock = listen(path, 0)
         assert address_of(sock, tls=False) == f"unix:{path}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

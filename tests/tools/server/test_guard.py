@@ -9,9 +9,9 @@ from serving import FakeModel, served
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server import guard as guard_module
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard, host_of, is_loopback, normal_path, read_keys
 from vkbackend.tools.server.native import slot_file
-from vkbackend.tools.server.service import Config
 
 pytestmark = pytest.mark.no_vulkan
 

@@ -9,8 +9,8 @@ from serving import FakeModel, served, until
 
 from vkbackend.errors import DeviceLost, GGUFError
 from vkbackend.meta.load import Progress
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
-from vkbackend.tools.server.service import Config
 
 pytestmark = pytest.mark.no_vulkan
 

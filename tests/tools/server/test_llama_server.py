@@ -17,8 +17,8 @@ from serving import FakeModel, served, until
 from vkbackend.models.llm import LLM
 from vkbackend.models.text.chat_template import CHATML
 from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard
-from vkbackend.tools.server.service import Config
 from vkbackend.tools.server.unsupported import REASONS
 
 pytestmark = pytest.mark.no_vulkan

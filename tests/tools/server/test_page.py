@@ -13,8 +13,8 @@ from chat_page import ask, foot, send, texts, wait_for
 from scripted import ScriptedModel
 from serving import served, until
 
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard
-from vkbackend.tools.server.service import Config
 
 pytestmark = pytest.mark.no_vulkan
 

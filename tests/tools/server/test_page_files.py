@@ -8,8 +8,8 @@ import pytest
 from places import ROOT
 from serving import FakeModel, served
 
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard
-from vkbackend.tools.server.service import Config
 from vkbackend.tools.server.static import CSP, FILES, FOLDER, TYPES
 
 pytestmark = pytest.mark.no_vulkan

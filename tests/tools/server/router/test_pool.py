@@ -1,0 +1,529 @@
+"""The pool with models that have no engine. Time passes only when a test moves the clock, except for the
+deadline of waiting requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+from pools import FakeMachine, entry, reached, request, running
+
+from vkbackend.errors import DeviceLost, GGUFError, OutOfDeviceMemory, UnsupportedModel
+from vkbackend.tools.server.failures import Refusal
+from vkbackend.tools.server.model import Model, State
+from vkbackend.tools.server.router.pool import Pool
+
+pytestmark = pytest.mark.no_vulkan
+
+ABC = [entry("a"), entry("b"), entry("c")]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+async def refused(awaited: Awaitable[object]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await awaited
+    return caught.value
+
+
+def statuses(pool: Pool) -> dict[str, str]:
+    return {name: tenant.status.value for name, tenant in pool.tenants.items()}
+
+
+def test_the_least_recently_used_model_makes_room() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            for name in "abab":
+                machine.now += 1
+                async with request(pool, name):
+                    pass
+            assert [name for name, _ in machine.opened] == ["a", "b"]
+            machine.now += 1
+            async with request(pool, "a"), request(pool, "c"):
+                assert statuses(pool) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+            assert pool.n_evictions == 1 and machine.most_held == {"gpu": 2}
+
+    run(test)
+
+
+def test_no_model_with_a_request_makes_room() -> None:
+    """The request for c waits until a request has ended, and takes that model's place."""
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            async with request(pool, "a"):
+                async with request(pool, "b"):
+                    waits = asyncio.ensure_future(pool.acquire(pool.tenants["c"]))
+                    await reached(lambda: pool.tenants["c"].places)
+                    pool.schedule()
+                    assert statuses(pool) == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+                await waits
+                assert statuses(pool) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+            pool.release(pool.tenants["c"])
+
+    run(test)
+
+
+def test_two_models_in_turn_with_room_for_one() -> None:
+    """A request for another model arrives while a model loads, and while it answers."""
+    machine = FakeMachine(shut={"a"})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, most=1, turn_s=30.0)) as pool:
+            a, b = pool.tenants["a"], pool.tenants["b"]
+            first = asyncio.ensure_future(pool.acquire(a))
+            await reached(lambda: a.status.value == "loading")
+            second = asyncio.ensure_future(pool.acquire(b))
+            third = asyncio.ensure_future(pool.acquire(a))
+            await asyncio.sleep(0.02)
+            machine.gate.set()
+            await asyncio.gather(first, third)  # both were made for the load that runs
+            assert not second.done() and a.n_active == 2
+            await pool.acquire(a)  # a loaded model admits at once
+            for _ in range(3):
+                pool.release(a)
+            await second
+            assert statuses(pool)["a"] == "unloaded" and len(machine.opened) == 2
+            pool.release(b)
+
+    run(test)
+
+
+def test_a_busy_model_admits_no_more_requests_after_its_turn() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, most=1, turn_s=30.0)) as pool:
+            a, b = pool.tenants["a"], pool.tenants["b"]
+            await pool.acquire(a)
+            waits = asyncio.ensure_future(pool.acquire(b))
+            await reached(lambda: b.places)
+            machine.now = 29.0
+            pool.schedule()
+            assert a.admits
+            machine.now = 31.0
+            pool.schedule()
+            assert not a.admits and a.n_active == 1 and a.model and a.model.state is State.READY
+            late = asyncio.ensure_future(pool.acquire(a))
+            await asyncio.sleep(0.01)
+            assert not late.done() and not waits.done()
+            pool.release(a)
+            await waits
+            pool.release(b)
+            await late  # a is loaded again when b is idle
+            assert [name for name, _ in machine.opened] == ["a", "b", "a"]
+            pool.release(a)
+
+    run(test)
+
+
+def test_a_client_that_leaves_does_not_end_a_load() -> None:
+    machine = FakeMachine(shut={"a"})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            a = pool.tenants["a"]
+            waits = asyncio.ensure_future(pool.acquire(a))
+            await reached(lambda: a.status.value == "loading")
+            waits.cancel()
+            await asyncio.wait({waits})
+            machine.gate.set()
+            await reached(lambda: a.admits)
+            assert a.n_active == 0 and not a.waiters
+
+    run(test)
+
+
+def test_a_waiting_request_has_a_deadline() -> None:
+    machine = FakeMachine(shut={"a"})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, load_s=0.1)) as pool:
+            refusal = await refused(pool.acquire(pool.tenants["a"]))
+            assert (refusal.status, refusal.code, refusal.retry_s) == (503, "model_loading", 5)
+            assert refusal.extra == {"state": "loading", "progress": 0.5}
+            assert not pool.tenants["a"].waiters
+            machine.gate.set()
+            await reached(lambda: pool.tenants["a"].admits)
+
+    run(test)
+
+
+def test_a_limit_of_waiting_requests() -> None:
+    machine = FakeMachine(shut={"a"})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, queue=1)) as pool:
+            first = asyncio.ensure_future(pool.acquire(pool.tenants["a"]))
+            await reached(lambda: pool.tenants["a"].waiters)
+            assert (await refused(pool.acquire(pool.tenants["b"]))).status == 429
+            machine.gate.set()
+            await first
+            pool.release(pool.tenants["a"])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (GGUFError("/models/a.gguf is cut"), 503, "model_load_failed"),
+        (DeviceLost("the engine's process ended (exit code -9)"), 503, "model_load_failed"),
+        (OutOfDeviceMemory("too large"), 503, "out_of_memory"),
+        (UnsupportedModel("no such architecture"), 501, "model_load_failed"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(error: Exception, status: int, code: str) -> None:
+    """Each waiting request gets the reason, without folders. The next request after a while tries again."""
+    machine = FakeMachine(shut={"a"}, errors={"a": [error]})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            a = pool.tenants["a"]
+            waiting = [asyncio.ensure_future(refused(pool.acquire(a))) for _ in range(3)]
+            await reached(lambda: len(a.waiters) == 3)
+            machine.gate.set()
+            for refusal in await asyncio.gather(*waiting):
+                assert (refusal.status, refusal.code) == (status, code)
+                assert "/models" not in str(refusal) and str(refusal).startswith("a cannot be loaded: ")
+            assert statuses(pool)["a"] == "unloaded" and a.failure is error
+            assert (await refused(pool.acquire(a))).code == code and not machine.opened
+            machine.now += 1.1
+            async with request(pool, "a"):
+                assert a.failure is None
+
+    run(test)
+
+
+def test_a_device_that_is_fuller_than_planned() -> None:
+    """Another program holds memory. An idle model makes room instead of an error, and the budget recovers."""
+    machine = FakeMachine(errors={"b": [OutOfDeviceMemory("full")]})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, budget=3)) as pool:
+            async with request(pool, "a"):
+                pass
+            async with request(pool, "b"):
+                assert statuses(pool) == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
+            await pool.unload(pool.tenants["b"])
+            async with request(pool, "a"), request(pool, "b"), request(pool, "c"):
+                assert machine.held == {"gpu": 3}
+
+    run(test)
+
+
+def test_a_model_larger_than_the_budget() -> None:
+    machine = FakeMachine(nbytes={"a": 3})
+
+    def plan(wanted: object) -> list[object]:
+        raise OutOfDeviceMemory("the model needs 3 MiB of gpu, where models may hold 2 MiB")
+
+    async def test() -> None:
+        machine.plan = plan  # type: ignore[method-assign, assignment]
+        async with running(machine.pool(ABC)) as pool:
+            assert (await refused(pool.acquire(pool.tenants["a"]))).code == "out_of_memory"
+
+    run(test)
+
+
+def test_unloading_by_name() -> None:
+    """Running requests may end. Requests that arrive meanwhile load the model again."""
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            a = pool.tenants["a"]
+            assert (await refused(pool.unload(a))).status == 400
+            await pool.acquire(a)
+            unloads = asyncio.ensure_future(pool.unload(a))
+            await reached(lambda: a.is_closing)
+            assert machine.held == {"gpu": 1} and a.model and a.model.state is State.READY
+            late = asyncio.ensure_future(pool.acquire(a))
+            pool.release(a)
+            await unloads
+            await late
+            assert len(machine.opened) == 2
+            pool.release(a)
+            pool.load(pool.tenants["b"])
+            await reached(lambda: pool.tenants["b"].admits)
+            with pytest.raises(Refusal, match="loaded already"):
+                pool.load(pool.tenants["b"])
+
+    run(test)
+
+
+def test_unloading_cuts_requests_after_a_while() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool([entry("a", stop_s=0.05)])) as pool:
+            a = pool.tenants["a"]
+            await pool.acquire(a)
+            model = a.model
+            await pool.unload(a)
+            assert model and model.state is State.ENDED and "was unloaded" in str(model.not_ready())
+            assert machine.held == {"gpu": 0}
+            pool.release(a)
+
+    run(test)
+
+
+def test_unloading_a_model_that_loads() -> None:
+    machine = FakeMachine(shut={"a"})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            a = pool.tenants["a"]
+            waits = asyncio.ensure_future(refused(pool.acquire(a)))
+            await reached(lambda: a.status.value == "loading")
+            await pool.unload(a)
+            assert "unloaded while it was loading" in str(await waits)
+            assert statuses(pool)["a"] == "unloaded" and not machine.held
+
+    run(test)
+
+
+def test_idle_models_sleep() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool([entry("a", idle_s=10.0), entry("b")])) as pool:
+            a = pool.tenants["a"]
+            async with request(pool, "b"), request(pool, "a"):
+                machine.now = 20.0
+            machine.now = 29.0
+            await pool.acquire(a)
+            pool.release(a, counts=False)  # /props does not count
+            pool._sleep_idle()
+            assert a.admits
+            machine.now = 30.5
+            await reached(lambda: a.status.value == "sleeping")
+            assert machine.held == {"gpu": 1} and pool.tenants["b"].admits
+            async with request(pool, "a"):
+                assert a.status.value == "loaded"
+
+    run(test)
+
+
+def test_a_model_that_dies_is_opened_again() -> None:
+    """The request that runs keeps its place, and requests that arrive meanwhile wait."""
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            a = pool.tenants["a"]
+            await pool.acquire(a)
+            machine.shut.add("a")
+            lost = machine.models["a"][0]
+            lost.lost = DeviceLost("gone")
+            assert a.model is not None
+            a.model.failed(lost.lost, lost)  # type: ignore[arg-type]
+            await reached(lambda: not a.admits)
+            late = asyncio.ensure_future(pool.acquire(a))
+            await asyncio.sleep(0.01)
+            assert not late.done()
+            machine.gate.set()
+            await late
+            assert a.n_active == 2 and len(machine.opened) == 2 and machine.held == {"gpu": 1}
+            pool.release(a)
+            pool.release(a)
+
+    run(test)
+
+
+def test_models_go_to_the_device_that_is_fastest_for_them() -> None:
+    """Models on one device share its speed."""
+    machine = FakeMachine(speeds={"fast": 2.5, "slow": 1.0})
+    entries = [entry(name) for name in "abcd"] + [entry("e", devices=("slow",))]
+
+    async def test() -> None:
+        async with running(machine.pool(entries, budget=3, most=0)) as pool:
+            for name in "abcde":
+                async with request(pool, name):
+                    pass
+            assert dict(machine.opened) == {"a": "fast", "b": "fast", "c": "slow", "d": "fast", "e": "slow"}
+            assert pool.n_evictions == 0
+
+    run(test)
+
+
+def test_equal_devices_get_a_model_each() -> None:
+    machine = FakeMachine(speeds={"gpu0": 1.0, "gpu1": 1.0})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            async with request(pool, "a"), request(pool, "b"):
+                assert sorted(dict(machine.opened).values()) == ["gpu0", "gpu1"]
+
+    run(test)
+
+
+def test_a_small_model_waits_behind_a_large_one_only_for_the_same_device() -> None:
+    """Otherwise small models would take the memory that a large model waits for."""
+    machine = FakeMachine(nbytes={"a": 2, "b": 2}, speeds={"gpu0": 1.0, "gpu1": 1.0})
+    entries = [entry("a", devices=("gpu0",)), entry("b", devices=("gpu0",)), entry("c", devices=("gpu0",))]
+    entries.append(entry("d", devices=("gpu1",)))
+
+    async def test() -> None:
+        async with running(machine.pool(entries, budget=3)) as pool:
+            await pool.acquire(pool.tenants["a"])
+            large = asyncio.ensure_future(pool.acquire(pool.tenants["b"]))
+            await reached(lambda: pool.tenants["b"].places)
+            machine.now += 1
+            small = asyncio.ensure_future(pool.acquire(pool.tenants["c"]))
+            await pool.acquire(pool.tenants["d"])
+            await reached(lambda: pool.tenants["c"].places)
+            pool.schedule()
+            assert not large.done() and not small.done()
+            pool.release(pool.tenants["a"])
+            await asyncio.gather(large, small)
+            for name in "bcd":
+                pool.release(pool.tenants[name])
+
+    run(test)
+
+
+def test_a_new_list() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            kept, gone = pool.tenants["a"], pool.tenants["b"]
+            await pool.acquire(gone)
+            async with request(pool, "a"):
+                pass
+            pool.relist([entry("a"), entry("d")])
+            assert pool.tenants["a"] is kept and kept.admits and set(pool.tenants) == {"a", "d"}
+            assert machine.held == {"gpu": 2} and gone.model and gone.model.state is State.READY
+            pool.release(gone)
+            await reached(lambda: machine.held == {"gpu": 1})
+            assert (await refused(pool.acquire(gone))).status == 404
+
+    run(test)
+
+
+def test_without_loading_on_request() -> None:
+    machine = FakeMachine()
+
+    async def test() -> None:
+        async with running(machine.pool([entry("a", loads=True), entry("b")], loads=False)) as pool:
+            assert (await refused(pool.acquire(pool.tenants["b"]))).code == "model_not_loaded"
+            async with request(pool, "a"), request(pool, "b", loads=True):
+                pass
+
+    run(test)
+
+
+def test_closing_ends_loads_and_waiting_requests() -> None:
+    machine = FakeMachine(shut={"b"})
+
+    async def test() -> None:
+        pool = machine.pool(ABC)
+        async with running(pool):
+            async with request(pool, "a"):
+                pass
+            waits = asyncio.ensure_future(refused(pool.acquire(pool.tenants["b"])))
+            await reached(lambda: pool.tenants["b"].status.value == "loading")
+            pool.close()
+            assert (await waits).status == 503
+        assert machine.held == {"gpu": 0}
+        assert (await refused(pool.acquire(pool.tenants["a"]))).status == 503
+
+    run(test)
+
+
+def actions(seed: int, n: int, pool: Pool, machine: FakeMachine) -> Callable[[], Awaitable[None]]:
+    """Return a test that does `n` random things with five models at once, and checks after each of them."""
+    draw = random.Random(seed)
+    asked = ended = 0
+
+    def check() -> None:
+        for device, nbytes in machine.most_held.items():
+            assert nbytes <= 2, (device, nbytes)
+        for tenant in pool.tenants.values():
+            assert tenant.n_active >= 0
+            if tenant.n_active and not tenant.is_closing:
+                assert tenant.is_open
+
+    async def ask(name: str) -> None:
+        """A request ends with an answer of its own model, or with a refusal."""
+        nonlocal asked, ended
+        asked += 1
+        try:
+            async with request(pool, name) as tenant:
+                model = tenant.model
+                assert model is not None
+                for _ in range(draw.randrange(4)):
+                    await asyncio.sleep(draw.random() / 500)
+                    assert model.state is not State.ENDED or model in cut
+        except Refusal:
+            pass
+        finally:
+            ended += 1
+
+    cut: set[Model | None] = set()  # A request to unload a model may end its other requests.
+
+    async def unload(name: str) -> None:
+        cut.add(pool.tenants[name].model)
+        with suppress(Refusal):
+            await pool.unload(pool.tenants[name])
+
+    async def test() -> None:
+        async with running(pool):
+            tasks: list[asyncio.Task[None]] = []
+            for _ in range(n):
+                name, chance = draw.choice("abcde"), draw.random()
+                machine.now += draw.choice((0.0, 0.1, 5.0))
+                if chance < 0.75:
+                    tasks.append(asyncio.ensure_future(ask(name)))
+                elif chance < 0.82 and tasks:
+                    draw.choice(tasks).cancel()
+                elif chance < 0.87:
+                    tasks.append(asyncio.ensure_future(unload(name)))
+                elif chance < 0.92:
+                    with suppress(Refusal):
+                        pool.load(pool.tenants[name])
+                elif chance < 0.96:
+                    machine.errors.setdefault(name, []).append(DeviceLost("the process ended"))
+                elif (models := machine.models.get(name)) and (model := pool.tenants[name].model):
+                    models[-1].lost = DeviceLost("gone")
+                    model.failed(models[-1].lost, models[-1])  # type: ignore[arg-type]
+                await asyncio.sleep(draw.random() / 500)
+                check()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                assert task.cancelled() or task.exception() is None, task.exception()
+            assert ended == asked and not any(tenant.waiters for tenant in pool.tenants.values())
+            assert not any(tenant.n_active for tenant in pool.tenants.values())
+        assert sum(machine.held.values()) == 0
+
+    return test
+
+
+def soak(seed: int, n: int) -> None:
+    draw = random.Random(seed)
+    sizes = {name: draw.choice((1, 1, 2)) for name in "abcde"}
+    machine = FakeMachine(nbytes=sizes, speeds={"gpu0": 2.0, "gpu1": 1.0})
+    entries = [entry(name, idle_s=draw.choice((-1.0, 3.0)), stop_s=0.5) for name in "abcde"]
+    pool = machine.pool(entries, most=draw.choice((0, 2, 3)), load_s=20.0, turn_s=draw.choice((0.0, 6.0)))
+    run(actions(seed, n, pool, machine))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests(seed: int) -> None:
+    """Memory stays within the budget, no answer is cut except by request, and every request ends."""
+    soak(seed, 100)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_many_random_requests(seed: int) -> None:
+    soak(seed, 500)

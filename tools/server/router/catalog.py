@@ -1,0 +1,69 @@
+"""The models of a server by name, each with its service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vkbackend.tools.server.failures import Refusal
+from vkbackend.tools.server.front import Config, Endpoint, Front
+from vkbackend.tools.server.router.pool import Pool
+from vkbackend.tools.server.router.registry import Entry, Notes
+from vkbackend.tools.server.router.tenant import Tenant
+from vkbackend.tools.server.service import Service
+
+
+class Catalog(Front):
+    """`relist` reads the list of models again. If `takes_any_name` is set, unknown names mean the only
+    model."""
+
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        relist: Callable[[], tuple[Sequence[Entry], Notes]],
+        takes_any_name: bool = False,
+    ) -> None:
+        super().__init__(config)
+        self.pool, self.relist, self._takes_any_name = pool, relist, takes_any_name
+        self._services: WeakKeyDictionary[Tenant, Service] = WeakKeyDictionary()
+
+    @property
+    def n_running(self) -> int:
+        return sum(service.n_running for service in self._services.values())
+
+    async def run(self) -> None:
+        await self.pool.run()
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def find(self, name: str) -> Tenant:
+        """Raises Refusal (400 without a name, 404 for an unknown one)."""
+        tenants = list(self.pool.tenants.values())
+        tenant = self.pool.find(name) if name else None
+        if tenant is None and len(tenants) == 1 and (self._takes_any_name or not name):
+            return tenants[0]
+        if not name:
+            text = "name a model; /v1/models lists the available ones"
+            raise Refusal(400, text, param="model", code="model_missing")
+        if tenant is None:
+            text = f"there is no model {name[:200]!r}; /v1/models lists the available ones"
+            raise Refusal(404, text, param="model", code="model_not_found")
+        return tenant
+
+    def service_of(self, tenant: Tenant) -> Service | None:
+        """Return the service of a model that is open or was open."""
+        service = self._services.get(tenant)
+        if tenant.model is not None:
+            if service is None:
+                service = self._services[tenant] = Service(tenant.entry.config, tenant.model)
+            service.model, service.is_draining = tenant.model, self.is_draining
+        return service
+
+    async def forward(self, endpoint: Endpoint, request: Request) -> Response:
+        """Answer with the service of the model that the request names."""
+        raise NotImplementedError

@@ -1,0 +1,125 @@
+"""Where a model may be loaded: on which devices, with how many bytes on each, and how fast.
+
+No device is opened. Stand-ins have the limits of the real devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.meta.elsewhere import Card, Elsewhere
+from vkbackend.meta.exchange_times import ExchangeTime
+from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.runner.planned_memory import planned_memory
+from vkbackend.models.options import Options
+from vkbackend.models.placement.fit import ON_DEVICE, mib
+from vkbackend.models.placement.memory_report import Held
+from vkbackend.tools.server.router.cards import FoundCard, Machine
+
+NODE = "this machine"
+UNMEASURED = ExchangeTime(1e-4, 1e10)  # of two devices, to weigh shares
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`devices` are the words of -dev. `held` has the bytes by device and of the host. `speed` has the bytes
+    per second at which the slowest device reads weights."""
+
+    devices: tuple[str, ...]
+    held: Mapping[str, int]
+    speed: float
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self.held)
+
+
+def budgets_of_machine(machine: Machine, device_nbytes: int | None) -> dict[str, int]:
+    """Return the bytes that models may hold, by device and on the host. `device_nbytes` replaces the free
+    memory of each device. A device of unknown memory shares the host's."""
+    free = 1 << 62 if machine.host_nbytes is None else machine.host_nbytes
+    budgets = {HOST: free}
+    for found in machine.cards.values():
+        known = free if found.budget is None else found.budget
+        budgets[found.key] = known if device_nbytes is None else device_nbytes
+    return budgets
+
+
+def places_of(
+    options: Options, machine: Machine, budgets: Mapping[str, int], devices: Sequence[str] | None
+) -> list[Place]:
+    """Return the places of a model, the fastest first.
+
+    `devices` are the devices that the user chose. Otherwise a place is a single device of the machine. If the
+    model fits on none, the place is all devices together. Raises OutOfDeviceMemory if the model does not fit
+    on empty devices, and the errors of loading.
+    """
+    if devices is not None:
+        return [place_on(options, tuple(devices), machine, budgets)]
+    places, failed = list[Place](), None
+    for word in machine.names:
+        try:
+            places.append(place_on(options, (word,), machine, budgets))
+        except OutOfDeviceMemory as error:
+            failed = error
+    if not places and len(machine.names) > 1:
+        places.append(place_on(options, machine.names, machine, budgets))
+    elif failed is not None and not places:
+        raise failed
+    return sorted(places, key=lambda place: -place.speed)
+
+
+def place_on(
+    options: Options, devices: tuple[str, ...], machine: Machine, budgets: Mapping[str, int]
+) -> Place:
+    """Raises OutOfDeviceMemory if the model does not fit on these devices while they are empty."""
+    options = replace(options, devices=devices)
+    if unknown := [word for word in (*devices, *(options.draft_devices or ())) if word not in machine.cards]:
+        raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
+    held: Counter[str] = Counter()
+    for wanted in (options, options.of_draft):
+        if wanted is not None:
+            found = [machine.cards[word] for word in wanted.devices or devices[:1]]
+            sizes = planned_memory(wanted, [_stand_in(i, card, budgets) for i, card in enumerate(found)])
+            held += _by_key(sizes, found)
+    for key, nbytes in held.items():
+        if nbytes > budgets[key]:
+            raise OutOfDeviceMemory(
+                f"the model needs {mib(nbytes)} of {_name(key, machine)}, where models may hold "
+                f"{mib(budgets[key])}; use more devices, a smaller model or a smaller context (-c)",
+                requested=nbytes,
+                budget=budgets[key],
+            )
+    speeds = [card.card.speed[0] for word in devices if (card := machine.cards[word]).card.speed]
+    return Place(devices, dict(held), min(speeds, default=1.0))
+
+
+def _name(key: str, machine: Machine) -> str:
+    names = [found.card.name for found in machine.cards.values() if found.key == key != HOST]
+    return names[0] if names else "host memory"
+
+
+def _by_key(sizes: Sequence[Held], found: Sequence[FoundCard]) -> Counter[str]:
+    held: Counter[str] = Counter()
+    for size, card in zip(sizes, found, strict=True):
+        on_device = sum(size.homes[home] for home in ON_DEVICE)
+        held[card.key] += on_device
+        held[HOST] += sum(size.homes.values()) - on_device - size.homes["mapped"]
+    return held
+
+
+def _stand_in(index: int, found: FoundCard, budgets: Mapping[str, int]) -> Elsewhere:
+    """Return a stand-in whose memory is empty up to the budget."""
+    stand_in = Elsewhere(index, NODE, _emptied(found.card, budgets[found.key]), UNMEASURED)
+    stand_in.name, stand_in.host_free = found.card.name, budgets[HOST]
+    stand_in.maps_files = found.maps_files
+    return stand_in
+
+
+def _emptied(card: Card, nbytes: int) -> Card:
+    if (physical := card.physical) is None:
+        return card
+    heaps = tuple(replace(heap, budget=nbytes) if heap.device_local else heap for heap in physical.heaps)
+    return replace(card, physical=replace(physical, heaps=heaps))
