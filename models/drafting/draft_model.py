@@ -15,8 +15,11 @@ import numpy as np
 
 from vkbackend.models.common_prefix import n_common
 from vkbackend.models.drafting.drafter import Draft, Want
+from vkbackend.models.drafting.prices import ROWS, Recent
 
-WEIGHT = 0.25  # weight of the last step in the mean time
+N_MEASURED = 3  # steps, after a first one
+MEASURED_SHARE = 0.01  # of the time, for steps that only measure
+ROW_SHARE = 1 / 32  # of a step's time, for a row of a prompt that was not measured
 
 
 class Rows(NamedTuple):
@@ -49,7 +52,8 @@ class Follower(Protocol):
 class DraftModel:
     """`n_vocab` is the size of the vocabulary that both models share. A draft ends before a token that the
     draft model finds less probable than `p_min`. `is_busy` returns whether steps of the other model are in
-    flight; then nothing is drafted. `seconds` is the mean time of a step, or 0 before the second step."""
+    flight; then nothing is drafted. `clock` counts seconds, without the recording of steps. `seconds` is the
+    least recent time of a step of one row per sequence, or 0 before `measure`."""
 
     stores = False
     source = "draft"
@@ -66,17 +70,50 @@ class DraftModel:
         self._model, self._n_vocab, self._p_min = model, min(n_vocab, model.n_vocab), p_min
         self._is_busy, self._clock = is_busy, clock
         self._stored: list[list[int]] = [[] for _ in range(n_slots)]  # tokens whose cells are computed
-        self._sizes: set[int] = set()  # The first step of a size is recorded, so it takes longer.
-        self.seconds = 0.0
+        self._times = Recent()
+        self._row_s = 0.0  # seconds per row of a step of many rows
+        self._measure_at = 0.0
+        self._numbers = [-1] * n_slots  # of the sequences that were drafted for
+
+    @property
+    def seconds(self) -> float:
+        return self._times.seconds
+
+    def measure(self) -> bool:
+        """Measure the time of a step, and first record the steps of several sequences. The rows are computed
+        in cells after the stored tokens, which the next draft overwrites."""
+        free = [slot for slot, stored in enumerate(self._stored) if len(stored) < self._model.n_ctx]
+        if not self.seconds:
+            for n in [n for n in ROWS if n <= len(free)]:
+                self._model.best([self._row_after(slot) for slot in free[:n]], self._p_min > 0)
+            for _ in range(N_MEASURED):
+                self._best([self._row_after(free[0])])
+        elif free and not self._is_busy() and self._clock() > self._measure_at:
+            self._best([self._row_after(free[0])])
+        self._measure_at = self._clock() + self.seconds / MEASURED_SHARE
+        return True
+
+    def _row_after(self, slot: int) -> Rows:
+        stored = self._stored[slot]
+        n = self._model.rewind(slot, len(stored))
+        del stored[n:]
+        return Rows(slot, n, [0], undoes=True)
+
+    def owed(self, wants: Sequence[Want]) -> float:
+        n_missing = 0
+        for want in wants:
+            stored, n = self._stored[want.slot], len(want.tokens) - 1
+            if self._numbers[want.slot] != want.number:
+                n_missing += n - n_common(stored, want.tokens, n)
+            else:
+                n_missing += max(0, n - len(stored))
+        return (self._row_s or ROW_SHARE * self.seconds) * n_missing
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts: list[list[int]] = [[] for _ in wants]
         rows = [] if self._is_busy() else self._caught_up(wants)
         while rows:
-            began = self._clock()
-            tokens, chances = self._model.best([row for _, row in rows], self._p_min > 0)
-            if all(len(row.tokens) == 1 for _, row in rows):
-                self._measured(len(rows), self._clock() - began)
+            tokens, chances = self._best([row for _, row in rows])
             following: list[tuple[int, Rows]] = []
             for at, (i, row) in enumerate(rows):
                 token, end = int(tokens[at]), row.first + len(row.tokens)
@@ -96,6 +133,7 @@ class DraftModel:
         n_left = self._model.n_ubatch
         for i, want in enumerate(wants):
             stored, tokens = self._stored[want.slot], want.tokens
+            self._numbers[want.slot] = want.number
             n = n_common(stored, tokens, len(tokens) - 1)
             n = self._model.rewind(want.slot, n)
             del stored[n:]
@@ -108,14 +146,19 @@ class DraftModel:
             elif n_left > 1:
                 part = missing[: min(n_left, len(missing) - 1)]
                 n_left -= len(part)
-                self._model.best([Rows(want.slot, n, part)], False)
+                self._best([Rows(want.slot, n, part)])
                 stored += part
         return ready
 
-    def _measured(self, n: int, seconds: float) -> None:
-        if n in self._sizes:
-            self.seconds += (WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
-        self._sizes.add(n)
+    def _best(self, rows: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray | None]:
+        began = self._clock()
+        result = self._model.best(rows, self._p_min > 0)
+        seconds, n = self._clock() - began, sum(len(row.tokens) for row in rows)
+        if n == len(rows):
+            self._times.add(seconds)
+        elif n > ROWS[-1]:
+            self._row_s = min(self._row_s or seconds / n, seconds / n)
+        return result
 
     def took(self, slot: int, n_accepted: int) -> None:
         """The next draft compares tokens."""

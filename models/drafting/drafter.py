@@ -47,6 +47,12 @@ class Drafter(Protocol):
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""
 
+    def owed(self, wants: Sequence[Want]) -> float:
+        """Return the seconds that the drafter computes before it can draft for these sequences."""
+
+    def measure(self) -> bool:
+        """Measure `seconds` again, or return False if only a draft can be measured."""
+
     def took(self, slot: int, n_accepted: int) -> None:
         """The model has accepted the first `n_accepted` tokens of the slot's last draft."""
 

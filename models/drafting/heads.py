@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from vkbackend.models.drafting.drafter import Draft, Want
-
-WEIGHT = 0.25  # weight of the last step in the mean time
+from vkbackend.models.drafting.prices import Recent
 
 
 class Head(Protocol):
@@ -29,8 +28,8 @@ class Head(Protocol):
 
 
 class HeadDrafter:
-    """A draft ends before a token that the head finds less probable than `p_min`. `seconds` is the mean time
-    of a step of the head, or 0 before the second step."""
+    """A draft ends before a token that the head finds less probable than `p_min`. `seconds` is the least
+    recent time of a step of the head, or 0 before the second step."""
 
     stores = True
     source = "mtp"
@@ -38,7 +37,11 @@ class HeadDrafter:
     def __init__(self, head: Head, p_min: float = 0.0, clock: Callable[[], float] = perf_counter) -> None:
         self._head, self._p_min, self._clock = head, p_min, clock
         self._sizes: set[int] = set()  # The first step of a size is recorded, so it takes longer.
-        self.seconds = 0.0
+        self._times = Recent()
+
+    @property
+    def seconds(self) -> float:
+        return self._times.seconds
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return empty drafts while a step is in flight, as when several nodes work in turn."""
@@ -60,8 +63,14 @@ class HeadDrafter:
 
     def _measured(self, n: int, seconds: float) -> None:
         if n in self._sizes:
-            self.seconds += (WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
+            self._times.add(seconds)
         self._sizes.add(n)
+
+    def owed(self, wants: Sequence[Want]) -> float:
+        return 0.0
+
+    def measure(self) -> bool:
+        return False
 
     def took(self, slot: int, n_accepted: int) -> None:
         """The next step of the model replaces what a draft stored."""

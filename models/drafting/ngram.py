@@ -39,6 +39,12 @@ class Ngrams:
             drafts.append(text.draft(want.history, want.n))
         return drafts
 
+    def owed(self, wants: Sequence[Want]) -> float:
+        return 0.0
+
+    def measure(self) -> bool:
+        return False
+
     def took(self, slot: int, n_accepted: int) -> None:
         """Nothing is learned here."""
 

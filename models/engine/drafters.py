@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from vkbackend.models.drafting.draft_model import DraftModel
@@ -52,12 +53,21 @@ def drafters_of(runner: Runner, draft: Runner | None = None) -> list[Drafter]:
         elif name == "mtp":
             drafters.append(HeadDrafter(runner, options.draft_p_min))
         elif draft is not None:
-            p_min, n_vocab = options.draft_p_min, runner.n_vocab
-            model = DraftRunner(draft)
-            drafters.append(
-                DraftModel(model, runner.n_slots, n_vocab, p_min, is_busy=lambda: not runner.is_idle)
-            )
+            drafters.append(_draft_model(runner, draft))
     return drafters
+
+
+def _draft_model(runner: Runner, draft: Runner) -> DraftModel:
+    model = DraftModel(
+        DraftRunner(draft),
+        runner.n_slots,
+        runner.n_vocab,
+        runner.options.draft_p_min,
+        is_busy=lambda: not runner.is_idle,
+        clock=lambda: perf_counter() - draft.record_s,
+    )
+    model.measure()
+    return model
 
 
 def limits_of(runner: Runner) -> Limits:

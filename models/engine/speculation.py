@@ -19,9 +19,13 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# If no draft pays, one is tried after this many steps, to learn the acceptance, and then ever more rarely: a
-# draft model that has not drafted for n steps must first compute n rows.
+# If no draft pays, one is tried after this many steps, to learn the acceptance, and then ever more rarely.
 PROBE, MAX_PROBE = 16, 1024
+N_TRIED = 2  # Tokens of a try; the second one measures a step of a draft model.
+# A draft model that has not drafted for n steps must first compute n rows. A try may take this share of the
+# time since the last draft.
+TRY_SHARE = 0.02
+SURE = 0.5  # of the expected saving may be spent first, because the acceptance is not known
 
 Reserve = Callable[[int, int], bool]
 
@@ -50,6 +54,7 @@ class Speculation:
         self._common = Acceptance()
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
+        self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
 
@@ -101,21 +106,17 @@ class Speculation:
         reserve: Reserve,
     ) -> list[tuple[Sequence, int]]:
         """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
-        most = self._max_rows
-        if drafter.seconds:
-            rates = [self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]
-            rate = sum(rates) / len(rates)
-            most = best_length(n_rows, len(waiting), rate, self._prices, self._max_rows, drafter.seconds)
-            most = most or int(tries)
-            if not most:
-                return waiting
+        most = self._length(drafter, waiting, n_rows, tries)
+        if not most:
+            return waiting
+        self._asked_at[drafter] = self._n_steps
         left: list[tuple[Sequence, int]] = []
         if drafter.stores:
             ends = [s.n_stored + s.n_wanted + min(n, most) for s, n in waiting]
             fits = [reserve(s.slot, end) for (s, _), end in zip(waiting, ends, strict=True)]
             left = [entry for entry, fit in zip(waiting, fits, strict=True) if not fit]
             waiting = [entry for entry, fit in zip(waiting, fits, strict=True) if fit]
-        wants = [Want(s.slot, s.number, s.tokens, s.history, min(n, most)) for s, n in waiting]
+        wants = [_want(s, min(n, most)) for s, n in waiting]
         for (sequence, n), draft in zip(waiting, drafter.draft(wants) if wants else [], strict=True):
             draft = _cut(sequence, draft)
             if draft.tokens:
@@ -125,6 +126,33 @@ class Speculation:
             else:
                 left.append((sequence, n))
         return left
+
+    def _length(self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool) -> int:
+        """Return how many tokens to draft for each sequence."""
+        seconds, n = drafter.seconds, len(waiting)
+        if not seconds:
+            return self._max_rows
+        if not self._prices.is_sure(n_rows):
+            return 0
+        rates = [self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]
+        rate = sum(rates) / n
+        best = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
+        if not best.n and not tries:
+            return 0
+        owed = drafter.owed([_want(sequence, 1) for sequence, _ in waiting])
+        if best.n:
+            n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
+            return best.n if owed < SURE * best.saved_s * n_left else 0
+        if not best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds).n and drafter.measure():
+            return 0  # even right drafts would not pay
+        passed = self._n_steps - self._asked_at.get(drafter, 0)
+        return N_TRIED if owed <= TRY_SHARE * passed * self._prices.known(n_rows) else 0
+
+    def _n_left(self, sequence: Sequence) -> int:
+        """Return how many tokens the sequence may still generate."""
+        assert isinstance(sequence.request, Generate)
+        n, most = self._limits.end - sequence.n_stored, sequence.request.max_tokens
+        return n if most is None else min(n, most - sequence.n_generated)
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         if sequence.acceptance is None:
@@ -157,6 +185,10 @@ class Speculation:
     def close(self) -> None:
         for drafter in self._drafters:
             drafter.close()
+
+
+def _want(sequence: Sequence, n: int) -> Want:
+    return Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n)
 
 
 def _survival(sequence: Sequence, draft: Draft) -> list[float]:

@@ -36,6 +36,12 @@ class Guesses:
     def _guess(self, token: int) -> int:
         return token if self._rng.random() < self._right else self._rng.randrange(self._n_vocab)
 
+    def owed(self, wants: Sequence[Want]) -> float:
+        return 0.0
+
+    def measure(self) -> bool:
+        return False
+
     def took(self, slot: int, n_accepted: int) -> None:
         self.n_accepted += n_accepted
 

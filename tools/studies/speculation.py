@@ -1,11 +1,12 @@
 """Measures drafts against plain decoding, in turns: edits, a draft model, and a text that cannot be guessed.
 
-    python -m vkbackend.tools.studies.speculation -dev 0,0
+    python -m vkbackend.tools.studies.speculation -dev 0,0 --only random
 
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
-is the file after the commit. "always" verifies all drafts, and "chosen" as many tokens as save time. The
-first table counts n-gram drafts for additional edits, without running a model.
+is the file after the commit. "always" verifies all drafts, and "chosen" as many tokens as save time. If other
+programs run, the CPU time of software devices is steadier than the clock. The first table counts n-gram drafts
+for additional edits, without running a model.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ N_TOKENS = 300  # of the other cases
 class Free(StepPrices):
     """Every step takes the same time, so drafts are as long as possible."""
 
-    def seconds(self, n_rows: int) -> float:
+    def seconds(self, n_rows: int, hopeful: bool = False) -> float:
         return 1.0
 
     def is_measured(self, n_rows: int) -> bool:
+        return True
+
+    def is_sure(self, n_rows: int) -> bool:
         return True
 
 
@@ -76,6 +80,7 @@ def forced(prompt: Sequence[int], answer: Sequence[int]) -> SamplingParams:
 @dataclass(slots=True)
 class Outcome:
     seconds: float = 0.0
+    cpu_s: float = 0.0  # of all threads, which include software devices
     tokens: list[int] = field(default_factory=list)
     n_steps: int = 0
     n_reduces: int = 0
@@ -100,20 +105,22 @@ def run(case: Case, runner: Runner, make: Callable[[], Speculation | None]) -> O
         params = forced(prompt, answer) if answer else SamplingParams(temperature=0)
         n = len(answer) or N_TOKENS
         engine.submit(Generate(number, tuple(prompt), n, params, uses_cache=False))
-        began: tuple[float, int, int] | None = None
+        began: tuple[float, float, int, int] | None = None
         first_nbytes = nbytes = outcome.nbytes
         while engine.busy:
             tokens = [a if isinstance(a, int) else a.token for a in engine.step().answers]
             given = [token for token in tokens if token is not None]
             if given and began is None:
-                began = time.perf_counter(), engine.stats()["n_steps"], runner.reduce_stats()[0]
+                counts = engine.stats()["n_steps"], runner.reduce_stats()[0]
+                began = time.perf_counter(), time.process_time(), *counts
                 nbytes = outcome.nbytes
                 continue  # The first token ends the prompt.
             outcome.tokens += given
         assert began is not None
         outcome.seconds += time.perf_counter() - began[0]
-        outcome.n_steps += engine.stats()["n_steps"] - began[1]
-        outcome.n_reduces += runner.reduce_stats()[0] - began[2]
+        outcome.cpu_s += time.process_time() - began[1]
+        outcome.n_steps += engine.stats()["n_steps"] - began[2]
+        outcome.n_reduces += runner.reduce_stats()[0] - began[3]
         outcome.nbytes -= nbytes - first_nbytes  # of the prompt
     runner.mesh.run = run_step  # type: ignore[method-assign]
     return outcome
@@ -165,21 +172,34 @@ def cases(tokenizer: Tokenizer, devices: Sequence[str]) -> list[Case]:
         Case("edits, n-grams, k = 7", ngram, changed),
         Case("draft model, k = 3", replace(base, draft=str(DRAFT), draft_max=3), stories),
         Case("random text, n-grams", ngram, [(noise[:N_TOKENS], noise[N_TOKENS:])]),
+        Case(
+            "random text, draft model",
+            replace(base, draft=str(DRAFT)),
+            [(noise[:N_TOKENS], noise[N_TOKENS:])],
+        ),
     ]
+
+
+def show_counts(tokenizer: Tokenizer) -> None:
+    pairs = edits(tokenizer, N_COUNTED, LEAST, 4 * MOST)
+    counts = [(f"k = {k}", f"{counted(pairs, k):.2f}") for k in (1, 3, 7)]
+    console().print(table(f"{len(pairs)} edits, n-grams", ("drafted", "tokens a step"), counts))
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-dev", "--device", dest="devices", default="0,0", help="devices (default: 0,0)")
+    parser.add_argument("--only", default="", help="measure the cases with this word in their names")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case runs (default: 3)")
     args = parser.parse_args(words)
     with GGUF.open(TARGET) as gguf:
         tokenizer = Tokenizer.from_gguf(gguf)
-    pairs = edits(tokenizer, N_COUNTED, LEAST, 4 * MOST)
-    counts = [(f"k = {k}", f"{counted(pairs, k):.2f}") for k in (1, 3, 7)]
-    console().print(table(f"{len(pairs)} edits, n-grams", ("drafted", "tokens a step"), counts))
+    if not args.only:
+        show_counts(tokenizer)
     rows = []
     for case in cases(tokenizer, args.devices.split(",")):
+        if args.only not in case.name:
+            continue
         draft = open_draft(case.options)
         runner = Runner(case.options)
 
@@ -197,9 +217,10 @@ def main(words: list[str]) -> int:
         for _ in range(args.rounds):
             for way, make in ways.items():
                 taken[way].append(run(case, runner, make))
-        plain = median(o.seconds for o in taken["plain"])
+        plain, plain_cpu = (median(getattr(o, of) for o in taken["plain"]) for of in ("seconds", "cpu_s"))
         for way, outcomes in taken.items():
-            seconds, last = median(o.seconds for o in outcomes), outcomes[-1]
+            last = outcomes[-1]
+            seconds, cpu_s = (median(getattr(o, of) for o in outcomes) for of in ("seconds", "cpu_s"))
             assert last.tokens == taken["plain"][0].tokens, "drafts have changed the tokens"
             n = len(last.tokens)
             shown = (
@@ -208,6 +229,7 @@ def main(words: list[str]) -> int:
                 last.nbytes / n / 1024,
                 1e3 * seconds / n,
                 plain / seconds,
+                plain_cpu / cpu_s,
             )
             rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
         runner.close()
@@ -221,6 +243,7 @@ def main(words: list[str]) -> int:
         "KiB a token",
         "ms a token",
         "of plain speed",
+        "tokens per CPU time",
     )
     console().print(table(f"devices {args.devices}", columns, rows))
     return 0

@@ -129,3 +129,33 @@ def test_nothing_is_drafted_while_steps_are_in_flight() -> None:
     assert not drafter.draft([want([1], 3)])[0].tokens and not model.n_calls
     drafter.close()
     assert model.closed == 1
+
+
+def test_measuring_changes_no_draft() -> None:
+    """A measured row is computed after the stored tokens, and the next draft overwrites it."""
+    now = 0.0
+    model = Cells()
+    best = model.best
+
+    def slow(rows: Sequence[Rows], summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        nonlocal now
+        now += 1.0 + 0.1 * sum(len(row.tokens) for row in rows)
+        return best(rows, summed)
+
+    model.best = slow  # type: ignore[method-assign]
+    drafter = DraftModel(model, 3, N_VOCAB, clock=lambda: now)
+    assert drafter.measure() and drafter.seconds == pytest.approx(1.1)
+    calls = model.n_calls
+    assert drafter.measure() and model.n_calls == calls, "it takes a small share of the time"
+    tokens = list(range(12))
+    assert drafter.owed([want(tokens, 3)]) == pytest.approx(11 * 1.1 / 32)
+    [draft] = drafter.draft([want(tokens, 3)])
+    assert list(draft.tokens) == drafted(tokens, 3)
+    now += 1000
+    assert drafter.measure() and model.n_calls == calls + 4
+    more = [*tokens, *draft.tokens, 5, 6, 7, 8]
+    row_s = (1.0 + 12 * 0.1) / 12
+    assert drafter.owed([want(more, 3)]) == pytest.approx(4 * row_s), "the last token is never stored"
+    assert list(drafter.draft([want(more, 3)])[0].tokens) == drafted(more, 3)
+    other = Want(0, 9, [1] * 5, [1] * 5, 3)
+    assert drafter.owed([other]) == pytest.approx(4 * row_s), "another sequence shares no token"

@@ -82,20 +82,41 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
     assert chosen[:2] == [0, 0] and set(chosen) == {0, 1, 3, 7} and chosen[8:] == [1] * 6
 
 
-def test_slow_steps_are_ignored_and_old_times_forgotten() -> None:
-    prices = priced(FLAT)
+def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
+    """While drafts pay, an old time is assumed to be cheap. While none pays, a try measures it."""
+    prices = priced(STEEP)
     prices.learn(2, 100.0)
-    assert prices.seconds(2) == 1.03
+    assert prices.seconds(2) == 1.41
     for _ in range(REFRESH):
         prices.learn(1, 1.0)
-    assert prices.is_measured(1) and not prices.is_measured(8)
+        prices.learn(2, 1.41)
+    assert prices.is_old(8) and not prices.is_old(2)
+    assert prices.seconds(8) == 3.94 and prices.seconds(8, hopeful=True) == pytest.approx(1.41 * 1.18)
+    survivals = [[0.8 ** (j + 1) for j in range(7)]]
+    assert best_lengths(1, 1, survivals, prices, 8) == [7]
+    wrong = [[0.01] * 7]
+    assert best_lengths(1, 1, wrong, prices, 8) == [0]
+    assert best_lengths(1, 1, wrong, prices, 8, tries=True) == [3]
+    for rows in (4, 8):
+        prices.learn(rows, 2 * STEEP[rows])
+    assert prices.seconds(8) == 2 * STEEP[8], "the new time replaces the old ones"
+    assert best_lengths(1, 1, survivals, prices, 8) == [1]
+
+
+def test_a_time_measured_under_load_is_corrected() -> None:
+    """If all steps draft, no step of one row is measured, but it takes no longer than a larger step."""
+    prices = priced({1: 10.0, 2: 11.0})
+    for _ in range(5):
+        prices.learn(2, 1.5)
+    assert prices.seconds(1) == 1.5 and best_lengths(1, 1, [[0.4]], prices, 2) == [1]
+    assert best_length(1, 1, 0.4, prices, 2, 0.7).n == 0
 
 
 def test_an_expensive_drafter_drafts_less() -> None:
     prices = priced(FLAT)
-    lengths = [best_length(1, 1, 0.7, prices, 8, seconds) for seconds in (0.0, 0.1, 0.3, 1.0)]
+    lengths = [best_length(1, 1, 0.7, prices, 8, seconds).n for seconds in (0.0, 0.1, 0.3, 1.0)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] >= 5 and lengths[-1] == 0
-    assert best_length(3, 3, 0.9, prices, 8, 0.0) == 1, "three drafts of two tokens exceed 8 rows"
+    assert best_length(3, 3, 0.9, prices, 8, 0.0).n == 1, "three drafts of two tokens exceed 8 rows"
 
 
 def test_acceptance_is_learned_by_source_and_shared_with_new_sequences() -> None:
