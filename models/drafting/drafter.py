@@ -41,8 +41,10 @@ class Drafter(Protocol):
     drafted positions, which the engine reserves before."""
 
     source: str
-    seconds: float
     stores: bool
+
+    @property
+    def seconds(self) -> float: ...
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""
