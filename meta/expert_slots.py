@@ -201,12 +201,18 @@ class ExpertSlots:
             self.resident[move.layer][move.slot] = -1
         self._moving = tuple(moves)
         for d in self._here:
-            copies = [
-                copy for move in moves for stack in self._stacks[move.layer] for copy in stack.copies(d, move)
-            ]
-            if copies:
+            if copies := self.copies(d):
                 self._devices[d].begin_copies(copies)
                 self._copying.add(d)
+
+    def copies(self, d: int) -> list[Copy]:
+        """Return device `d`'s copies of the present moves."""
+        stacks = ((move, stack) for move in self._moving for stack in self._stacks[move.layer])
+        return [copy for move, stack in stacks for copy in stack.copies(d, move)]
+
+    def views(self, d: int) -> list[View]:
+        """Return device `d`'s slots, of which steps read the parts that the tables name."""
+        return [view for stacks in self._stacks for stack in stacks for view in stack.views(d)]
 
     def poll(self) -> int:
         """Let steps read the moved experts if all devices have them. Returns how many moves have ended, and 0
@@ -269,6 +275,11 @@ class _Stack:
 
     def width(self, d: int) -> int:
         return max(self.widths[d])
+
+    def views(self, d: int) -> list[View]:
+        slots = self._weight.slots
+        assert slots
+        return [view for _, view in slots.pieces[d]]
 
     def copies(self, d: int, move: Move) -> list[Copy]:
         n_words = int(self.widths[d][move.expert] * self._column) // 4

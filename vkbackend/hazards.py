@@ -8,10 +8,21 @@ in-place updates, reused scratch memory, and host memory around exchanges.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vkbackend.buffer import Buffer, Virtual
-from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, Range, Recording, Scope
+from vkbackend.buffer import Buffer, View, Virtual
+from vkbackend.recording import (
+    HOST_HOMES,
+    Barrier,
+    Copy,
+    Dispatch,
+    Exchange,
+    Range,
+    Recording,
+    Scope,
+    ranges,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +115,23 @@ def check(recording: Recording) -> list[Hazard]:
             for where, is_write in accesses:
                 unordered[where.buffer].append(_Access(where, is_write, is_copy, name))
     end_of_segment()
+    return hazards
+
+
+def check_copies(recording: Recording, copies: Sequence[Copy], by_table: Sequence[View] = ()) -> list[Hazard]:
+    """Return the conflicts of a recording with copies that run at the same time. Reads of the views
+    `by_table` are no conflicts, because a table says which parts are read (meta/expert_slots.py)."""
+    hazards, tables = [], set(ranges(by_table))
+    for index, command in enumerate(recording.commands):
+        if not isinstance(command, Dispatch | Copy):
+            continue
+        accesses = [(r, False) for r in command.reads if r not in tables]
+        accesses += [(w, True) for w in command.writes]
+        for copy in copies:
+            of_copy = [(r, False) for r in copy.reads] + [(w, True) for w in copy.writes]
+            for where, is_write in accesses:
+                for other, other_writes in of_copy:
+                    if (is_write or other_writes) and where.overlaps(other):
+                        name = f"background copy {copy.label}".rstrip()
+                        hazards.append(Hazard("access-during-copy", name, _name(index, command), where))
     return hazards

@@ -144,6 +144,7 @@ class Engine:
             **self._times.report(),
             **(self._speculation.stats() if self._speculation else {}),
             **self._results.stats(),
+            **self.runner.expert_stats(),
         }
 
     def close(self) -> None:

@@ -88,6 +88,11 @@ class ExpertCache:
         for first, resident in zip(self._firsts, self.slots.resident, strict=False):
             self._is_resident[first + resident[resident >= 0]] = True
 
+    def stats(self) -> dict[str, int]:
+        self._settle()
+        counts = {"n_expert_hits": self.hits, "n_expert_misses": self.misses}
+        return counts | {"n_experts_replaced": self.n_replaced}
+
     def save(self) -> None:
         """Store the counts for the next start, if any step has run."""
         self._settle()

@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Figure = Callable[..., None]  # Adds a metric to the text.
+EXPERTS = {
+    "n_expert_hits": "Uses of experts in device memory (docs/experts.md).",
+    "n_expert_misses": "Uses of experts in host memory.",
+    "n_experts_replaced": "Experts copied to device memory since the start.",
+}
 BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
@@ -103,6 +108,9 @@ class Metrics:
         for name in ("cells", "cells_used", "cells_cached", "cells_shared", "n_preempted"):
             kind = "counter" if name == "n_preempted" else "gauge"
             figure(f"vkbackend:{name}", kind, f"The engine's {name} (docs/engine.md).", stats.get(name, 0))
+        for name, of in EXPERTS.items():
+            if name in stats:
+                figure(f"vkbackend:{name}_total", "counter", of, stats[name])
         lines += self.request_lines()
         name = "vkbackend:time_to_first_token_seconds"
         add(name, "histogram", "From the request to its first token.", *self.first_token.lines(name))

@@ -271,6 +271,10 @@ class Runner:
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
+    def expert_stats(self) -> dict[str, int]:
+        """Return the hits, misses and replacements of the expert cache, if there is one."""
+        return self.expert_cache.stats() if self.expert_cache else {}
+
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         copy_blocks(self.mesh.devices, self.kv, copies)
 

@@ -9,24 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, wide
+from device_sets import DEVICE_SETS, nmse, wide
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
 
+from vkbackend import hazards
 from vkbackend.meta.expert_slots import Move
+from vkbackend.models.engine.cache.blocks import SlotContent
+from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.experts.uses import Uses
 from vkbackend.models.placement.layout import slot_nbytes_of
+from vkbackend.runtime import Device
 from vkbackend.step import Run
+from vkbackend.tools.measure.twin_nodes import twin_runner
 
 ON_HOST = {"override_tensor": (("_exps", "CPU"),)}
 N = len(PROMPT)
 
 
-def opened(path: Path, devices: list[str], slots_mib: float = 0.0, **options: Any) -> Runner:
-    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX} | ON_HOST | options
-    return load_runner(path, devices=devices, moe_cache_mib=slots_mib, **options)
+def opened(path: Path, devices: list[str], mib: float = 0.0, **options: Any) -> Runner:
+    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "moe_cache_mib": mib} | ON_HOST | options
+    return load_runner(path, devices=devices, **options)
 
 
 def slot_mib(runner: Runner) -> float:
@@ -93,7 +98,187 @@ def test_equal_bits(tmp_path: Path, name: str, devices: list[str], options: dict
         assert cache and {table.n_slots for table in cache.slots.tables} == {n_slots}
         cache.choose, cache.period = at_random(np.random.default_rng(n_slots)), 1
         got = text(runner)
+        for step in runner.mesh.steps.by_kind.values():
+            for executable in step.executables:
+                assert all(found.kind == "in-place" for found in hazards.check(executable.recording))
         runner.close()
         assert np.array_equal(got, want), f"{n_slots} slots"
         assert (cache.misses == 0) == (n_slots == n_experts) and cache.hits
         assert (cache.n_replaced > 0) == (n_slots < n_experts)
+
+
+class Slow:
+    """Makes a device's copies seem to last for several polls."""
+
+    def __init__(self, device: Device, rng: np.random.Generator) -> None:
+        self._ended, self._rng, self._n = device.copies_ended, rng, 0
+        device.copies_ended = self.ended  # type: ignore[method-assign]
+
+    def ended(self) -> bool:
+        self._n = self._n - 1 if self._n else int(self._rng.integers(0, 4))
+        return self._n == 0 and self._ended()
+
+
+def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) -> None:
+    """Compute the same tokens again and again, while random experts are copied to random slots. Targets of
+    copies are NaN until the first poll. No step may read them."""
+    plain = opened(path, devices, **options)
+    want, mib = text(plain), slot_mib(plain)
+    plain.close()
+    rng = np.random.default_rng(n_steps)
+    runner = opened(path, devices, 3 * mib, **options)
+    cache = runner.expert_cache
+    assert cache
+    cache.choose, cache.period = at_random(rng), 1
+    slow = [Slow(device, rng) for device in runner.mesh.devices]
+    created, n_during = 0, 0
+    for i in range(n_steps):
+        at = int(rng.integers(0, 6))
+        got = runner.step([5 + at], [Run(0, 0, 1, N + at)], [0]) if i % 7 else text(runner)
+        assert np.array_equal(got, want[N + at : N + at + 1] if i % 7 else want), f"step {i}"
+        assert cache.slots.faults() == []
+        n_during += cache.slots.n_moving > 0
+        if i % 50 == 0:
+            check_recordings(runner)
+        if i == 10:
+            created = sum(device.created for device in runner.mesh.devices)
+    assert created in (0, sum(device.created for device in runner.mesh.devices))
+    assert n_during > n_steps // 4 and cache.n_replaced > n_steps // 4 and slow
+    runner.close()
+
+
+def check_recordings(runner: Runner) -> None:
+    """The copies conflict with no access of a recorded step, except with reads of slots by table. Without
+    this exception, the check finds these reads."""
+    cache = runner.expert_cache
+    assert cache
+    n_found = 0
+    for step in runner.mesh.steps.by_kind.values():
+        for d, executable in enumerate(step.executables):
+            copies, views = cache.slots.copies(d), cache.slots.views(d)
+            assert hazards.check_copies(executable.recording, copies, views) == []
+            n_found += len(hazards.check_copies(executable.recording, copies))
+    assert n_found or not cache.slots.n_moving
+
+
+LONG = [
+    pytest.param(*p.values, 10_000 if p.id == "0" else 1_000, id=p.id, marks=[*p.marks, pytest.mark.wide])
+    for p in DEVICE_SETS
+]
+
+
+@pytest.mark.parametrize(("devices", "n_steps"), [pytest.param(["numpy"], 21, id="numpy"), *LONG])
+def test_no_step_reads_an_expert_that_is_replaced(
+    tmp_path: Path, devices: list[str], n_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VKBACKEND_POISON", "1")
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    run_at_random(path, devices, n_steps, tensor_split=(5, 3, 2)[: len(devices)])
+
+
+def test_a_table_that_names_a_slot_too_early_is_noticed(tmp_path: Path) -> None:
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    plain = opened(path, ["numpy"])
+    want, mib = text(plain), slot_mib(plain)
+    plain.close()
+    runner = opened(path, ["numpy"], 3 * mib)
+    cache = runner.expert_cache
+    assert cache and cache.slots.faults() == []
+    slots, move = cache.slots, Move(0, 0, 7)
+    slots.begin([move])
+    slots._set(move.layer, move.expert, move.slot)
+    assert len(slots.faults()) == 1
+    assert not np.array_equal(text(runner), want)
+    runner.close()
+
+
+def test_counts_warm_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second start begins with the experts that the first run used most. A damaged file is ignored."""
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "cache"))
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    plain = opened(path, ["numpy"])
+    mib = slot_mib(plain)
+    plain.close()
+    used: list[list[np.ndarray]] = []
+    for start in range(3):
+        runner = opened(path, ["numpy"] * (1 + start % 2), 3 * mib)
+        cache = runner.expert_cache
+        assert cache and cache.warm == (start == 1)
+        if cache.warm:
+            most = [np.argsort(-held.round(2), kind="stable")[:3] for held in used[0]]
+            assert all(np.array_equal(*pair) for pair in zip(cache.slots.resident, most, strict=True))
+        cache.choose = lambda uses, resident: []
+        text(runner)
+        runner.close()
+        used.append([held.copy() for held in cache.uses.of_layers])
+        assert sum(held.sum() for held in used[start]) > 0
+        [file] = (tmp_path / "cache").glob("experts-*.json")
+        if start:
+            file.write_bytes(file.read_bytes()[:-40])
+
+
+def test_sizes(tmp_path: Path) -> None:
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    runner = opened(path, ["numpy"] * 2, moe_cache_mib="auto")
+    assert {table.n_slots for table in runner.layout.tables.values()} == {8}
+    assert any("8 of 8 experts per layer are cached" in note for note in runner.notes)
+    stats = runner.expert_stats()
+    assert stats == {"n_expert_hits": 0, "n_expert_misses": 0, "n_experts_replaced": 0}
+    text(runner)
+    assert runner.expert_stats()["n_expert_hits"] == 2 * 3 * (N + 6)  # 2 of 8 experts in 3 layers
+    runner.close()
+    runner = opened(path, ["numpy"], 1e-6)
+    assert runner.expert_cache is None and any("an expert of each layer takes" in n for n in runner.notes)
+    runner.close()
+    runner = opened(path, ["numpy"], 8.0, override_tensor=())
+    assert runner.expert_cache is None and any("has no effect" in note for note in runner.notes)
+    runner.close()
+
+
+def n_looked_up(runner: Runner) -> int:
+    stats = runner.expert_stats()
+    return stats["n_expert_hits"] + stats["n_expert_misses"]
+
+
+def of_two_slots(runner: Runner) -> np.ndarray:
+    """Return logits of a step of 80 rows, and of three decoding steps."""
+    tokens = [3 + 7 * i % 90 for i in range(83)]
+    out = [runner.step(tokens[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
+    out += [runner.step([tokens[80 + i]], [Run(0, 0, 1, 50 + i)], [0]).copy() for i in range(3)]
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", wide(pytest.param("glm4moe", id="glm4moe"))])
+def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
+    """A step in two halves counts both halves. Every node has its own cache."""
+    path = write(build(name), tmp_path / "model.gguf")
+    options: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_type": "f32"}
+    with_halves = options | {"interleave": True}
+    plain = opened(path, ["numpy"] * 2, **with_halves)
+    want, mib = of_two_slots(plain), slot_mib(plain)
+    plain.close()
+    halved = opened(path, ["numpy"] * 2, 3 * mib, **with_halves)
+    assert np.array_equal(of_two_slots(halved), want)
+    n_pairs = 2 * len(halved.layout.tables) * 83
+    assert n_looked_up(halved) == n_pairs
+    halved.close()
+    cached = options | ON_HOST | {"moe_cache_mib": 3 * mib}
+    with twin_runner(path, ["0/numpy", "1/numpy"], 2, True, **cached) as runner:
+        assert np.array_equal(of_two_slots(runner), want)
+        assert n_looked_up(runner) == n_pairs
+
+
+def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path) -> None:
+    path, saved = write(build("qwen3vlmoe"), tmp_path / "model.gguf"), tmp_path / "state.safetensors"
+    plain = opened(path, ["numpy"])
+    want, mib = text(plain), slot_mib(plain)
+    saved_state.save(plain, saved, 0, SlotContent(PROMPT, N), 0, N)
+    plain.close()
+    for n_slots, devices in ((3, ["numpy"] * 2), (0, ["numpy"])):
+        runner = opened(path, devices, n_slots * mib)
+        saved_state.load(runner, saved, 0, SlotContent([], 0))
+        got = runner.step([5], [Run(0, 0, 1, N)], [0]).copy()
+        assert nmse(got, want[N : N + 1]) < 1e-9
+        saved_state.save(runner, saved, 0, SlotContent(PROMPT, N), 0, N)
+        runner.close()
+    assert np.array_equal(got, want[N : N + 1])
