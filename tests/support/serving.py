@@ -82,6 +82,10 @@ class FakeModel:
     def memory(self) -> list[dict[str, Any]]:
         return [{"device": "fake", "weights": 1}]
 
+    def set_adapters(self, scales: list[tuple[int, float]]) -> None:
+        by_id = dict(scales)
+        self.adapters = tuple(row | {"scale": by_id.get(row["id"], 0.0)} for row in self.adapters)
+
     def close(self) -> None:
         pass
 

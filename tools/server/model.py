@@ -74,8 +74,10 @@ class Model:
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
     async def run(self) -> None:
-        """Keep the model open until `close`. Raise errors of the first opening."""
+        """Keep the model open until `close`. A reopened model gets the scales of adapters that clients set.
+        Raise errors of the first opening."""
         wait_s = FIRST_WAIT_S / 2
+        scales: list[tuple[int, float]] = []
         while True:
             began = time.monotonic()
             lasted_s = 0.0
@@ -90,6 +92,8 @@ class Model:
             else:
                 if not self._ending:
                     ready = time.monotonic()
+                    if scales:
+                        llm.set_adapters(scales)
                     log.info("the model is ready (%.1f s)", ready - began)
                     self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
                     self._lost.clear()
@@ -99,6 +103,7 @@ class Model:
                     self.state = State.ENDED if self._ending else State.RESTARTING
                 with suppress(TimeoutError, VkbackendError):
                     await asyncio.wait_for(in_thread(llm.close), CLOSE_S)
+                scales = [(adapter["id"], adapter["scale"]) for adapter in llm.adapters]
             if self._ending:
                 return
             self.bytes_loaded = self.bytes_total = 0

@@ -109,6 +109,25 @@ def test_a_model_lost_while_idle_is_opened_again() -> None:
         until(lambda: address.get("/health")[0] == 200)
 
 
+def test_scales_of_adapters_remain_when_the_model_is_opened_again() -> None:
+    texts = {"name": "a", "path": "a.gguf", "task_name": "", "prompt_prefix": "", "invocation_tokens": []}
+    models: list[FakeModel] = []
+
+    def open_(progress: Progress) -> FakeModel:
+        models.append(FakeModel(adapters=({"id": 0, "scale": 1.0, **texts},)))
+        return models[-1]
+
+    with served(None, config(), open_) as address:
+        until(lambda: address.get("/health")[0] == 200)
+        for scale in (0.25, 0.0):
+            assert address.post("/lora-adapters", [{"id": 0, "scale": scale}])[0] == 200
+            n = len(models)
+            models[-1].lost = DeviceLost("gone")
+            until(lambda n=n: len(models) > n)  # type: ignore[misc]
+            until(lambda: address.get("/health")[0] == 200)
+            assert [row["scale"] for row in address.get("/lora-adapters")[1]] == [scale]
+
+
 @pytest.mark.parametrize(("lasted_s", "waits"), [(0.0, ["0.2", "0.2"]), (60.0, ["0.2", "0.5"])])
 def test_the_wait_restarts_after_a_model_has_lasted(
     lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
