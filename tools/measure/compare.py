@@ -12,9 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
 from vkbackend.models.engine.runner.runner import Runner
@@ -49,11 +52,12 @@ def check_comparable(args: argparse.Namespace) -> None:
 class LlamaCpp:
     """llama-cpp-python in a separate process, with the runner's model and devices.
 
-    Synthetic models are written to a temporary file. `build` is llama.cpp's version. Raises
-    UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
+    Synthetic models are written to a temporary file. `build` is llama.cpp's version. If `n_texts` is not 0,
+    the process computes embeddings of up to n_texts texts at once, each of at most n_ctx / n_texts tokens.
+    Raises UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
     """
 
-    def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
+    def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int, n_texts: int = 0) -> None:
         visible = positions(runner)
         self._folder = tempfile.TemporaryDirectory(prefix="vkbackend-compare-")
         try:
@@ -63,7 +67,7 @@ class LlamaCpp:
                 write_gguf(path, gguf, (), {}, ())
             self._log = open(Path(self._folder.name) / "log", "w+", errors="replace")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER, json.dumps(wanted(path, runner, n_ctx))],
+                [sys.executable, "-m", WORKER, json.dumps(wanted(path, runner, n_ctx, n_texts))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -107,11 +111,19 @@ class LlamaCpp:
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
         }
+        return float(self._ask(ask)["seconds"])
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> tuple[float, np.ndarray]:
+        """Return the time in seconds, and the mean of each text's hidden states, float32 [n, n_embd]."""
+        answer = self._ask({"texts": texts})
+        return float(answer["seconds"]), np.array(answer["embeddings"], np.float32)
+
+    def _ask(self, ask: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `_answer` reports a process that has ended
             self._process.stdin.write(json.dumps(ask) + "\n")
             self._process.stdin.flush()
-        return float(self._answer()["seconds"])
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -148,13 +160,14 @@ def positions(runner: Runner) -> str:
     return ",".join(str(position(info)) for info in physical)
 
 
-def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
+def wanted(path: Path, runner: Runner, n_ctx: int, n_texts: int) -> dict[str, Any]:
     options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
     mode = options.split_mode
     return {
         "path": str(path),
         "n_ctx": n_ctx,
         "n_ubatch": runner.n_ubatch,
+        "n_texts": n_texts,
         "n_gpu_layers": options.n_gpu_layers,
         "split_mode": {"hosts": "tensor"}.get(mode, mode) if len(runner.mesh.devices) > 1 else "none",
         "tensor_split": list(options.shares or ()),

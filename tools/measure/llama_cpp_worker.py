@@ -1,8 +1,9 @@
-"""Runs llama.cpp in a separate process for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
+"""Runs llama.cpp in a separate process for `--compare llama-cpp`. Needs llama-cpp-python.
 
 In `python -m vkbackend.tools.measure.llama_cpp_worker JSON`, JSON describes the model. The first line of
 output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth, tokens), the
-process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench.
+process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench. For {"texts": T},
+lists of token ids, it writes {"seconds": S, "embeddings": the mean of each text's hidden states}.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def load_backends() -> None:
+    """Load backends that are separate libraries (GGML_BACKEND_DL) from LLAMA_CPP_LIB_PATH, where
+    llama-cpp-python looks for llama.cpp's libraries."""
+    if folder := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        ggml = ctypes.CDLL(str(Path(folder) / "libggml.so"))
+        if not ggml.ggml_backend_dev_count():
+            ggml.ggml_backend_load_all_from_path(folder.encode())
 
 
 class Loaded:
@@ -24,6 +35,7 @@ class Loaded:
 
         self._lib: Any = llama_cpp
         self._n_ubatch = wanted["n_ubatch"]
+        load_backends()
         llama_cpp.llama_backend_init()
         model: Any = llama_cpp.llama_model_default_params()
         layers = wanted["n_gpu_layers"]
@@ -43,6 +55,9 @@ class Loaded:
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]
+        if wanted["n_texts"]:
+            context.embeddings, context.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_MEAN
+            context.n_seq_max = wanted["n_texts"]
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         if not self._context:
             raise SystemExit("llama.cpp makes no context of that size")
@@ -58,6 +73,34 @@ class Loaded:
             if code := self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(ids, len(part))):
                 raise SystemExit(f"llama_decode returned {code}")
         self._lib.llama_synchronize(self._context)
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Compute as many texts at once as fit into a micro-batch."""
+        lib, left, rows = self._lib, list(texts), list[list[float]]()
+        width = lib.llama_model_n_embd_out(self._model)
+        began = time.perf_counter()
+        while left:
+            group, n_tokens = list[Sequence[int]](), 0
+            while left and n_tokens + len(left[0]) <= self._n_ubatch:
+                group.append(left.pop(0))
+                n_tokens += len(group[-1])
+            if not group:
+                raise SystemExit("a text is longer than a micro-batch")
+            self.clear()
+            batch = lib.llama_batch_init(n_tokens, 0, 1)
+            for text, tokens in enumerate(group):
+                for at, token in enumerate(tokens):
+                    i = batch.n_tokens
+                    batch.token[i], batch.pos[i], batch.logits[i] = token, at, 1
+                    batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
+                    batch.n_tokens += 1
+            if code := lib.llama_decode(self._context, batch):
+                raise SystemExit(f"llama_decode returned {code}")
+            # llama_get_embeddings_seq waits for the devices
+            vectors = [lib.llama_get_embeddings_seq(self._context, text) for text in range(len(group))]
+            rows += [vector[:width] for vector in vectors]
+            lib.llama_batch_free(batch)
+        return {"seconds": time.perf_counter() - began, "embeddings": rows}
 
     def seconds(self, ask: dict[str, Any]) -> float:
         tokens, depth, prompt = ask["tokens"], ask["n_depth"], ask["n_prompt"]
@@ -77,7 +120,8 @@ def main() -> None:
     gpu = bool(llama_cpp.llama_supports_gpu_offload())
     _answer({"version": llama_cpp.__version__, "gpu": gpu})
     for line in sys.stdin:
-        _answer({"seconds": loaded.seconds(json.loads(line))})
+        ask = json.loads(line)
+        _answer(loaded.embed(ask["texts"]) if "texts" in ask else {"seconds": loaded.seconds(ask)})
 
 
 def _answer(value: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.architectures.registry import ENCODERS, load_model
 from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
@@ -81,6 +81,10 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     ),
     "qwen3-235b-a22b": (
         "qwen3moe", 151_936, False, _mixture(128, 8, 1536, **_dense(94, 4096, 64, 4, 128, 12_288)),
+    ),
+    "minilm": (
+        "bert", 30_522, True,
+        _dense(6, 384, 12, 12, 32, 1536) | {"context_length": 512, "attention.layer_norm_epsilon": EPS},
     ),
     "nomic-embed": (
         "nomic-bert", 30_522, True,
@@ -146,10 +150,17 @@ class Synthetic(GGUF):
         self._pools: dict[str, npt.NDArray[np.uint8]] = {}
         self.tensors = {}
         self._add("token_embd.weight", (n_vocab, values["embedding_length"]), dtype)
+        is_encoder = arch in ENCODERS
+        if is_encoder:
+            metadata |= {"tokenizer.ggml.token_type_count": 2, f"{arch}.attention.causal": False}
+        if arch == "bert":
+            self._add("position_embd.weight", (values["context_length"], values["embedding_length"]), "f32")
         for weight in load_model(self).weights():
             stored = weight.part.tensor if weight.part else weight.name
             if stored not in self.tensors and (stored != "output.weight" or not tied):
                 self._add(stored, weight.shapes()[0], dtype)
+                if is_encoder and stored.endswith("norm.weight"):
+                    self._add(stored.removesuffix("weight") + "bias", weight.shapes()[0], dtype)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         if len(shape) == 1 or "ffn_gate_inp" in name:
@@ -166,10 +177,10 @@ class Synthetic(GGUF):
         pass
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return reproducible random bytes of the tensor's type and size; norms are ones."""
+        """Return reproducible random bytes of the tensor's type and size; norms are ones, their biases zeros."""
         info = self.tensors[name]
         if len(info.shape) == 1:
-            return np.ones(info.shape, np.float32).view(np.uint8)
+            return np.full(info.shape, not name.endswith("bias"), np.float32).view(np.uint8)
         if info.type not in self._pools:
             pool = weights(np.random.default_rng(0), info.type, POOL_ELEMENTS // 256, 256, scale=0.05)
             assert pool.raw is not None

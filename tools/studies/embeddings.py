@@ -2,7 +2,8 @@
 model.gguf`.
 
 A batch is one request of n texts with `-l` tokens each, pooled by the mean. Batch sizes alternate, so that
-other load slows all of them. `--synthetic nomic-embed:F16` measures random weights.
+other load slows all of them. `--compare llama-cpp` alternates with llama-cpp-python on the same file and
+device. `--synthetic minilm:F16` measures random weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vkbackend.models.embeddings.pooling import Pooled
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Embed, Event
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
 from vkbackend.tools.measure.turns import exit_on_errors, table
 
 SIZES = 1, 16, 64
@@ -45,41 +47,62 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_model_arguments(parser)
     parser.add_argument("-l", "--length", type=int, default=32, help="tokens of a text (default: 32)")
     parser.add_argument("-r", "--rounds", type=int, default=5, help="rounds of turns (default: 5)")
+    parser.add_argument(
+        "--compare", choices=["llama-cpp"], help="alternate with llama-cpp-python on the same file and device"
+    )
     args = parser.parse_args(argv)
     with exit_on_errors(), ExitStack() as stack:
         length = whole_number("--length", args.length, 1, 512)
         rounds = whole_number("--rounds", args.rounds, 1, 10_000)
+        if args.compare:
+            check_comparable(args)
         for gguf in open_models(args, stack):
             runner = open_runner(gguf, args, n_ctx=length + 1, n_slots=max(SIZES), prefix_cache=False)
-            engine = Engine(runner)
-            try:
-                measure(engine, str(gguf.paths[0]), length, rounds)
-            finally:
-                engine.close()
+            with ExitStack() as opened:
+                engine = Engine(runner)
+                opened.callback(engine.close)
+                n_ctx = max(SIZES) * length
+                other = opened.enter_context(LlamaCpp(gguf, runner, n_ctx, max(SIZES))) if args.compare else None
+                measure(engine, other, str(gguf.paths[0]), length, rounds)
 
 
-def measure(engine: Engine, name: str, length: int, rounds: int) -> None:
+def measure(engine: Engine, other: LlamaCpp | None, name: str, length: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
     texts = rng.integers(0, engine.runner.n_vocab, (max(SIZES), length)).tolist()
     took: dict[int, list[float]] = {n: [] for n in SIZES}
+    theirs: dict[int, list[float]] = {n: [] for n in SIZES}
     steps: dict[int, int] = {}
-    n_asked = 0
+    n_asked, error = 0, 0.0
     for turn in range(rounds + 1):  # the first turn compiles
         for n in SIZES:
             before, began = engine.stats()["n_steps"], time.perf_counter()
-            embed(engine, texts[:n], n_asked)
-            if turn:
-                took[n].append(time.perf_counter() - began)
+            ours = embed(engine, texts[:n], n_asked)
+            seconds = time.perf_counter() - began
             steps[n] = engine.stats()["n_steps"] - before
             n_asked += n
+            if turn:
+                took[n].append(seconds)
+            if other:
+                seconds, vectors = other.embed(texts[:n])
+                error = max(error, float(((vectors - ours) ** 2).sum() / (ours**2).sum()))
+                if turn:
+                    theirs[n].append(seconds)
     single = statistics.median(took[1])
     rows = []
     for n in SIZES:
         seconds = statistics.median(took[n])
         rate = n / seconds
-        rows.append((n, steps[n], 1e3 * seconds, rate, rate * length, rate * single))
-    columns = "texts", "steps", "ms a batch", "texts/s", "tokens/s", "of one at a time"
-    table(f"{name}: texts of {length} tokens", columns, rows)
+        row = n, steps[n], 1e3 * seconds, rate, rate * length, rate * single
+        if other:
+            their_rate = n / statistics.median(theirs[n])
+            row += their_rate, rate / their_rate
+        rows.append(row)
+    columns = ["texts", "steps", "ms a batch", "texts/s", "tokens/s", "of one at a time"]
+    title = f"{name}: texts of {length} tokens, medians of {rounds} rounds"
+    if other:
+        columns += ["llama.cpp texts/s", "ratio"]
+        title += f"; llama-cpp-python {other.build['version']}, NMSE of its embeddings {error:.2g}"
+    table(title, columns, rows)
 
 
 if __name__ == "__main__":
