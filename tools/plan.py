@@ -26,6 +26,19 @@ from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.plan_report import AUTO, Report, report
 
+MEMORY_COLUMNS = {
+    "weights": "weights",
+    "mapped": "mapped",
+    "mirrored": "of these mirrored",
+    "adapters": "of these adapters",
+    "kv": "KV",
+    "scratch": "scratch",
+    "host": "host-placed",
+    "shared": "shared",
+    "staging": "staging",
+    "padding": "of all padding",
+    "read_per_token": "read per token",
+}
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
 DIMS = {
@@ -145,35 +158,19 @@ def show(plan_report: Report) -> None:
     out = console()
     slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(plan_report.layout)))
     out.print(table("plan", slices, plan_rows(plan_report.layout, plan_report.devices)))
-    keys = (
-        "weights", "mapped", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding",
-        "read_per_token",
-    )  # fmt: skip
+    per_device, columns = plan_report.per_device(), dict(MEMORY_COLUMNS)
+    if not any(row["adapters"] for row in per_device):
+        del columns["adapters"]
     rows = [
         (
             row["device"],
             f"{row['share']:g}",
-            *(row[key] / MIB for key in keys),
+            *(row[key] / MIB for key in columns),
             f"{row['bytes_per_s'] / 1e9:.3g}",
         )
-        for row in plan_report.per_device()
+        for row in per_device
     ]
-    columns = (
-        "device",
-        "share",
-        "weights",
-        "mapped",
-        "of these mirrored",
-        "KV",
-        "scratch",
-        "host-placed",
-        "shared",
-        "staging",
-        "of all padding",
-        "read per token",
-        "GB/s",
-    )
-    out.print(table("memory in MiB", columns, rows))
+    out.print(table("memory in MiB", ("device", "share", *columns.values(), "GB/s"), rows))
     if bus := plan_report.bus():
         names = [f"prompt token, -ub {n}" for n in bus[0]["prompt"]]
         over_bus = [

@@ -74,6 +74,7 @@ class Report:
                     "device": self.devices[d].name,
                     "share": self.prediction.tensor_split[d],
                     **{home: held.homes[home] for home in HOMES},
+                    "adapters": held.items["adapters"],
                     "padding": held.items["padding"],
                     "mirrored": mirrored,
                     "read_per_token": cost.read[d],

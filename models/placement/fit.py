@@ -124,6 +124,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
         )
     held = full.held(planned)
     parts = ", ".join(f"{mib(nbytes)} of {NAMES[home]}" for home, nbytes in held.items())
+    if adapters := sum(planned[d].items["adapters"] for d in full.members):
+        parts += f" (these include {mib(adapters)} of LoRA adapters)"
     raise OutOfDeviceMemory(
         f"{full.name} would hold {parts}, but has {mib(full.nbytes)}; "
         f"{advice(options, sizes_of, budgets, n_layer)}",

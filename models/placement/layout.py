@@ -38,6 +38,7 @@ class Layout:
     cache_owners: list[int | None]  # None if the layer has its own cache
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # Each layer's computing devices.
+    adapters: frozenset[str] = frozenset()  # names of the loads that belong to low-rank adapters
     # The stacks of experts in host memory, by layer, and these layers' tables if they have slots.
     stacks: Mapping[str, Sequence[Load]] = field(default_factory=dict)
     tables: Mapping[str, SlotTable] = field(default_factory=dict)
@@ -73,7 +74,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = all_weights(model)
-    added = {spec.name for spec in model.low_rank}
+    added = frozenset(spec.name for spec in model.low_rank)
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
     on_devices = options.n_gpu_layers  # "auto" means all layers here
@@ -99,7 +100,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     stacks = cacheable([load for load in loads if is_host_stack(load)], n_devices)
     n_slots = slots_in(stacks, n_devices, options.moe_cache_nbytes)
     tables = tables_of(stacks, n_devices, n_slots) if n_slots else {}
-    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active, stacks, tables)
+    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active, added, stacks, tables)
 
 
 def is_host_stack(load: Load) -> bool:
@@ -273,6 +274,10 @@ def weight_nbytes(load: Load, device: int) -> int:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
     return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
+
+
+def adapters_nbytes(layout: Layout, device: int) -> int:
+    return sum(weight_nbytes(load, device) for load in layout.loads if load.name in layout.adapters)
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:

@@ -18,11 +18,22 @@ from vkbackend.meta.expert_slots import slot_views
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
-from vkbackend.models.placement.layout import Layout, largest_cache, weight_nbytes
+from vkbackend.models.placement.layout import Layout, adapters_nbytes, largest_cache, weight_nbytes
 from vkbackend.runtime import Device
 
 HOMES = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging")
-ITEMS = ("model", "mirrored", "replicated", "slots", "kv", "tables", "scratch", "staging", "padding")
+ITEMS = (
+    "model",
+    "mirrored",
+    "replicated",
+    "adapters",
+    "slots",
+    "kv",
+    "tables",
+    "scratch",
+    "staging",
+    "padding",
+)
 
 
 @dataclass(slots=True)
@@ -44,7 +55,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """`items` counts all copies of weights as `weights`."""
+    """`items` counts all copies of weights as `weights`, and all copies of adapters as `adapters`."""
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):
@@ -69,6 +80,8 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
     if slots:
         nbytes = sum(nbytes_of(shape, dtype) for shape, dtype in slots)
         held.add("weights", "slots", nbytes, sum(packed(slots, limit).chunks))
+    adapters = adapters_nbytes(layout, d)
+    held.items.update(adapters=adapters, weights=-adapters)
     loads = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
     for load in loads:
         if len(load.shape) == 3:
@@ -120,13 +133,14 @@ def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
     `model` counts each weight once. `mirrored` counts further copies of mirrored tensors. `replicated` counts
-    further copies of parts of split tensors.
+    further copies of parts of split tensors. `adapters` counts all copies of low-rank adapters.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
-    model = sum(map(stored_nbytes, layout.loads))
+    weights = [load for load in layout.loads if load.name not in layout.adapters]
+    model = sum(map(stored_nbytes, weights))
     replicated = sum(
         sum(weight_nbytes(load, d) for d in range(layout.n_devices)) - stored_nbytes(load)
-        for load in layout.loads
+        for load in weights
         if load.state.ranges
     )
     parts = {item: total[item] for item in ITEMS}

@@ -12,6 +12,8 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 SPACE = "\u2581"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[Q]", "[D]"]
 WORDS = ["a", "bear", "cat", "dog", "panda", "tree", "what", "is", "the", "in", "red", "apples", "?", "eats"]
+QUERY = "what eats a panda ?"
+DOCUMENTS = ["the bear is in the tree", "red apples", "a panda eats red apples", "dog cat", "w7 w8 w9"]
 TEMPLATE = "[Q]{query}[D]{document}"
 
 
@@ -30,12 +32,17 @@ def add_words(m: Fixture) -> None:
     }
 
 
-def bert_reranker(path: Path) -> Path:
-    m = encoders.build("bert")
-    add_words(m)
+def add_head(m: Fixture) -> None:
+    """Add a classification head with a score."""
     m.keys["pooling_type"] = 4
     m.matrix("cls", N_EMBD, N_EMBD, bias=True)
     m.matrix("cls.output", 1, N_EMBD, bias=True, gain=4.0)
+
+
+def bert_reranker(path: Path) -> Path:
+    m = encoders.build("bert")
+    add_words(m)
+    add_head(m)
     return write(m, path)
 
 

@@ -122,12 +122,14 @@ def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Name
 
 
 def show_memory(llm: LLM, err: Console) -> None:
+    memory = llm.memory()
+    parts = {part: part.replace("_", " ") for part in MEMORY_PARTS} | {"kv": "KV cache"}
+    if any(m["adapters"] for m in memory):
+        parts |= {"adapters": "of these adapters"}
     rows = [
-        (str(m["device"]), *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
-        for m in llm.memory()
+        (str(m["device"]), *("-" if m[part] is None else m[part] / MIB for part in parts)) for m in memory
     ]
-    columns = "weights", "mapped", "KV cache", "scratch", "host", "shared", "staging", "free before", "free"
-    err.print(table("memory in MiB", ("device", *columns), rows))
+    err.print(table("memory in MiB", ("device", *parts.values()), rows))
 
 
 def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> None:

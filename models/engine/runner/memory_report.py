@@ -6,9 +6,12 @@ from typing import Any
 from vkbackend.buffer import Home
 from vkbackend.meta.mesh import Mesh
 from vkbackend.models.engine.runner.group import Group
+from vkbackend.models.placement.layout import Layout, adapters_nbytes
 
 
-def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
+def memory_report(
+    mesh: Mesh, layout: Layout, free_before: Sequence[int | None], group: Group | None
+) -> list[dict[str, Any]]:
     """Return bytes by purpose for each device of all nodes, as in `LLM.memory`.
 
     Host pages that all devices share count for the first device: tables in `shared`, and reduce slots in
@@ -26,6 +29,7 @@ def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | 
             {
                 "device": device.name,
                 "weights": n[Home.WEIGHTS],
+                "adapters": adapters_nbytes(layout, i),
                 "mapped": mesh.stores.mapped_nbytes(i),
                 "kv": n[Home.KV],
                 "scratch": n[Home.SCRATCH],

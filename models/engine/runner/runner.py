@@ -334,7 +334,7 @@ class Runner:
         return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
 
     def memory(self) -> list[dict[str, Any]]:
-        return memory_report(self.mesh, self._free_before, self.group)
+        return memory_report(self.mesh, self.layout, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
         """Return the number of all-reduces and their seconds, from the last write to the release of the

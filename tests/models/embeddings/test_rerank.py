@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from device_sets import QUICKEST
 from oracles import make_kinds
-from rerankers import SPECIAL, WORDS, bert_reranker, generative_reranker
+from rerankers import DOCUMENTS, QUERY, SPECIAL, WORDS, bert_reranker, generative_reranker
 from runners import F32
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
@@ -22,10 +22,6 @@ from vkbackend.models.embeddings.methods import Job
 from vkbackend.models.embeddings.pairs import Text
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer
-
-QUERY = "what eats a panda ?"
-DOCUMENTS = ["the bear is in the tree", "red apples", "a panda eats red apples", "dog cat", "w7 w8 w9"]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from device_sets import covering, device_infos
 from oracles.fixture import write
+from oracles.fixtures import build
 from oracles.heads import with_head
 from runners import load_runner
 
@@ -90,6 +92,29 @@ def test_the_memory_report_counts_a_head(tmp_path: Path, n: int) -> None:
     check_report(path, ["numpy"] * n, speculation="mtp")
 
 
+@pytest.mark.parametrize(
+    "options", [{"tensor_split": [3, 1]}, {"split_mode": "layer"}, {"n_gpu_layers": 0}], ids=str
+)
+def test_the_memory_report_counts_adapters(tmp_path: Path, options: dict[str, Any]) -> None:
+    fixture = build("qwen3moe")
+    path = write(fixture, tmp_path / "model.gguf")
+    pairs = [random_pairs(fixture, rank, f"{DENSE}|{EXPERTS}") for rank in (2, 4)]
+    lora = [write_adapter(tmp_path / f"{i}.gguf", fixture.arch, p) for i, p in enumerate(pairs)]
+    check_report(path, ["numpy"] * 2, lora=lora, **options)
+    held, parts = [], []
+    for files in ((), lora):
+        runner = load_runner(path, devices=["numpy"] * 2, n_ctx=64, n_ubatch=4, lora=files, **options)
+        held.append([(row["weights"] + row["host"], row["adapters"]) for row in runner.memory()])
+        parts.append([load for load in runner.layout.loads if load.name not in runner.layout.adapters])
+        runner.close()
+    assert parts[0] == parts[1] and not any(adapters for _, adapters in held[0])
+    stored = sum(4 * 4 * (a.size + b.size) for a, b in pairs[0].values())  # two adapters of rank 2, as rank 4
+    assert sum(adapters for _, adapters in held[1]) >= stored
+    for (without, _), (total, adapters) in zip(*held, strict=True):
+        padding = total - without - adapters
+        assert 0 <= padding < 300 * len(parts[1]), "each tensor is aligned"
+
+
 def check_report(path: Path, devices: list[str], **options: Any) -> None:
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
     try:
@@ -116,14 +141,16 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
         )
         parts = itemised(layout, report)
         assert parts["held"] == counted == sum(parts[item] for item in ITEMS)
-        assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, layout.loads))
+        weights = [load for load in layout.loads if load.name not in layout.adapters]
+        assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, weights))
+        assert parts["adapters"] == sum(row["adapters"] for row in runner.memory())
         with GGUF.open(path) as gguf:
             stored = sum(tensor.nbytes for tensor in gguf.tensors.values())
         tied = [
             load for load in layout.loads if load.name == "output.weight" and load.name not in gguf.tensors
         ]
         wider = parts["model"] - stored - sum(map(stored_nbytes, tied))
-        vectors = sum(stored_nbytes(load) for load in layout.loads if len(load.shape) == 1)
+        vectors = sum(stored_nbytes(load) for load in weights if len(load.shape) == 1)
         assert 0 <= wider <= vectors, "the file's bytes, but for vectors that devices hold as f32"
     finally:
         runner.close()
