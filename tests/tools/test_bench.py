@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import device_infos
+from fake_llama_cpp import install
 from runners import load_runner
 
 from vkbackend import shaderlib
@@ -187,45 +188,18 @@ def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) ->
         assert "leave one of them out" in err
 
 
-LLAMA_CPP = """
-import ctypes, json, os, types
-__version__, llama_token, LLAMA_SPLIT_MODE_NONE = "0", ctypes.c_int32, 0
-def tell(**what):
-    with open(os.environ["CALLS"], "a") as file:
-        file.write(json.dumps(what) + chr(10))
-def load(path, params):
-    magic, visible = open(path, "rb").read(4).decode(), os.environ["GGML_VK_VISIBLE_DEVICES"]
-    tell(magic=magic, visible=visible, **vars(params))
-    return 1
-def decode(context, n):
-    tell(decode=n)
-    return 0
-llama_backend_init = llama_synchronize = llama_get_memory = llama_memory_clear = lambda *_: None
-llama_model_default_params = llama_context_default_params = types.SimpleNamespace
-llama_max_devices = lambda: 16
-llama_supports_gpu_offload = lambda: True
-llama_model_load_from_file = load
-llama_init_from_model = lambda model, params: tell(**vars(params)) or 1
-llama_batch_get_one = lambda ids, n: n
-llama_decode = decode
-"""
-
-
 @needs_device
 def test_llama_cpp_runs_the_same_in_turn(
     tiny: None, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vkbackend.vulkan.instance import position
 
-    (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    calls_of = install(tmp_path, monkeypatch)
     flags = "--synthetic tiny:q8_0 -dev 0 -p 6 -n 2 -d 5 -r 2 -ngl 2 -nkvo -ub 4 --compare llama-cpp -o json"
     assert main(["bench", *flags.split()]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert all(row["ratio"] == pytest.approx(row["avg_ts"] / row["llama_cpp_avg_ts"]) for row in rows)
-    loaded, context, *calls = map(json.loads, (tmp_path / "calls").read_text().splitlines())
+    loaded, context, *calls = calls_of()
     visible = str(position(device_infos()[0]))
     assert loaded == {"magic": "GGUF", "visible": visible, "n_gpu_layers": 2, "split_mode": 0}
     assert context["offload_kqv"] is False and (context["n_ubatch"], context["n_ctx"]) == (4, 11)

@@ -177,7 +177,8 @@ class Synthetic(GGUF):
         pass
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return reproducible random bytes of the tensor's type and size; norms are ones, their biases zeros."""
+        """Return reproducible random bytes of the tensor's type and size. Norms are ones, and their biases
+        zeros."""
         info = self.tensors[name]
         if len(info.shape) == 1:
             return np.full(info.shape, not name.endswith("bias"), np.float32).view(np.uint8)

@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 engine = Engine(runner)
                 opened.callback(engine.close)
                 n_ctx = max(SIZES) * length
-                other = opened.enter_context(LlamaCpp(gguf, runner, n_ctx, max(SIZES))) if args.compare else None
+                other = (
+                    opened.enter_context(LlamaCpp(gguf, runner, n_ctx, max(SIZES))) if args.compare else None
+                )
                 measure(engine, other, str(gguf.paths[0]), length, rounds)
 
 
@@ -88,11 +90,11 @@ def measure(engine: Engine, other: LlamaCpp | None, name: str, length: int, roun
                 if turn:
                     theirs[n].append(seconds)
     single = statistics.median(took[1])
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for n in SIZES:
         seconds = statistics.median(took[n])
         rate = n / seconds
-        row = n, steps[n], 1e3 * seconds, rate, rate * length, rate * single
+        row: tuple[float, ...] = n, steps[n], 1e3 * seconds, rate, rate * length, rate * single
         if other:
             their_rate = n / statistics.median(theirs[n])
             row += their_rate, rate / their_rate
