@@ -23,6 +23,7 @@ from vkbackend.models.embeddings.pairs import Text
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rerank")

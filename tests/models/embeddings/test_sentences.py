@@ -44,9 +44,7 @@ def test_embeddings(golden: dict[str, np.ndarray], tmp_path: Path, name: str, de
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_scores_of_a_cross_encoder(
-    golden: dict[str, np.ndarray], tmp_path: Path, devices: list[str]
-) -> None:
+def test_scores_of_a_cross_encoder(golden: dict[str, np.ndarray], tmp_path: Path, devices: list[str]) -> None:
     with LLM(bert_reranker(tmp_path / "m.gguf"), devices=devices, **OPTIONS) as llm:
         scores = {ranked.document: ranked.score for ranked in llm.rerank(QUERY, DOCUMENTS)}
     assert nmse(np.array([scores[i] for i in range(len(DOCUMENTS))]), golden["bert scores"]) < BOUND
