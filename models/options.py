@@ -284,17 +284,16 @@ class Options(RopeOptions):
             if "draft" in self.speculation:
                 raise InvalidArgument("speculation by a draft model needs its file; give draft (-md FILE)")
             return
-        if self.hostfile is not None:
-            raise refused("draft", self.draft, "not with a hostfile; use ngram or mtp on several hosts")
         if "draft" not in self.speculation:
             object.__setattr__(self, "speculation", (*self.speculation, "draft"))
 
     @property
     def of_draft(self) -> Options | None:
-        """Return the options of the draft model, or None without one."""
+        """Return the options of the draft model, or None without one. Of several nodes, node 0 drafts."""
         if self.draft is None:
             return None
-        first = self.devices[:1] if self.devices else None
+        here = [word.removeprefix("0/") for word in self.devices or () if self.node_of(word) in ("", "0")]
+        first = tuple(here[:1]) or None
         return Options(
             self.draft,
             devices=self.draft_devices or first,
@@ -330,8 +329,13 @@ class Options(RopeOptions):
     @property
     def nodes(self) -> tuple[str, ...] | None:
         """Return the node of each device named NODE/DEVICE, or None without named devices."""
-        heads = [word.partition("/")[0::2] for word in self.devices or ()]
-        return tuple(node if device and node.isdecimal() else "" for node, device in heads) or None
+        return tuple(self.node_of(word) for word in self.devices or ()) or None
+
+    @staticmethod
+    def node_of(word: str) -> str:
+        """Return the node of a device named NODE/DEVICE, or "" for other names."""
+        node, _, device = word.partition("/")
+        return node if device and node.isdecimal() else ""
 
     @property
     def auto_split(self) -> bool:

@@ -10,18 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+Adapters = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
     """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
-    tokens that context shifts have discarded, so it only grows."""
+    tokens that context shifts have discarded, so it only grows. `adapters` are the ids and scales of the
+    adapters of the next token."""
 
     slot: int
     number: int
     tokens: Sequence[int]
     history: Sequence[int]
     n: int
+    adapters: Adapters = ()
 
 
 @dataclass(frozen=True, slots=True)

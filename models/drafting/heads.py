@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vkbackend.models.drafting.drafter import Draft, Want
+from vkbackend.models.drafting.drafter import Adapters, Draft, Want
 from vkbackend.models.drafting.prices import Recent
 
 
@@ -23,7 +23,12 @@ class Head(Protocol):
     def is_idle(self) -> bool: ...
 
     def draft(
-        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], summed: bool = False
+        self,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        summed: bool = False,
+        adapters: Sequence[Adapters] = (),
     ) -> tuple[np.ndarray, np.ndarray | None]: ...
 
 
@@ -51,8 +56,9 @@ class HeadDrafter:
             last = [drafts[i][-1] if drafts[i] else wants[i].tokens[-1] for i in going]
             positions = [len(wants[i].tokens) - 1 + len(drafts[i]) for i in going]
             slots = [wants[i].slot for i in going]
+            adapters = [wants[i].adapters for i in going]
             began = self._clock()
-            tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0)
+            tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0, adapters)
             self._measured(len(going), self._clock() - began)
             if chances is not None:
                 likely = chances >= self._p_min

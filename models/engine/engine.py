@@ -55,6 +55,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
+    from vkbackend.models.engine.runner.group import Group
     from vkbackend.models.engine.runner.runner import Runner
 
 
@@ -98,12 +99,12 @@ class Engine:
         self._broken: ErrorData | None = None
 
     @classmethod
-    def open(cls, options: Options, progress: Progress | None = None) -> Engine:
+    def open(cls, options: Options, progress: Progress | None = None, group: Group | None = None) -> Engine:
         from vkbackend.models.engine.runner.runner import Runner
 
         draft = open_draft(options)
         try:
-            return cls.of(Runner(options, progress=progress), draft)
+            return cls.of(Runner(options, progress=progress, group=group), draft)
         except BaseException:
             if draft is not None:
                 draft.close()

@@ -15,6 +15,7 @@ from typing import Any
 from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.drafting.drafter import Draft, Drafter, Want
 from vkbackend.models.drafting.prices import StepPrices, best_length, best_lengths
+from vkbackend.models.engine.cache.mark import adapters_at
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
@@ -188,7 +189,8 @@ class Speculation:
 
 
 def _want(sequence: Sequence, n: int) -> Want:
-    return Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n)
+    adapters = adapters_at(sequence.mark, len(sequence.tokens) - 1) if sequence.mark else ()
+    return Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n, adapters)
 
 
 def _survival(sequence: Sequence, draft: Draft) -> list[float]:

@@ -26,6 +26,7 @@ class GroupEngine(RemoteEngine):
         shared = replace(
             options,
             path=os.path.abspath(options.path),
+            draft=options.draft and os.path.abspath(options.draft),
             control_vectors=vectors,
             devices=self._hostfile.places,
             hostfile=None,

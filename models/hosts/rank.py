@@ -25,7 +25,6 @@ from vkbackend.meta.load import Progress
 from vkbackend.meta.mpi import MPITransport
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.engine_process import serve
-from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.following import follow
 from vkbackend.models.hosts.greeting import greet
 from vkbackend.models.hosts.group import Group
@@ -114,7 +113,7 @@ def _lead(group: Group, folder: str) -> None:
     options: Options = conn.recv()
 
     def open_(options: Options, progress: Progress | None) -> Engine:
-        return Engine.of(Runner(options, progress=progress, group=group))
+        return Engine.open(options, progress, group)
 
     serve(conn, options, open_, group.on_lost)
 

@@ -199,17 +199,21 @@ def trace_reduces(
 def unadapted(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[str]:
-    """Return the weights with adapters that no product of a step applies."""
+    """Return the weights with adapters that no product of a step, or of a step of the head, applies."""
     devices, build = _traced(model, layout, limits)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     # With unequal numbers, rows and output rows can be told apart.
-    kind = StepKind.of_run(2, 1)._replace(adapters=1)
+    kinds = [StepKind.of_run(2, 1)._replace(adapters=1)]
     if shape.encodes:
-        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
-    graph = Graph(devices, inputs, Sizing(len(devices)), kind, layout.active, options.reduce_type)
-    build(graph)
+        kinds = [kinds[0]._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))]
+    elif model.n_ahead:
+        kinds.append(kinds[0]._replace(wanted=Wanted(ahead=True)))
     names = {spec.name.removesuffix(".lora_a") for spec in model.low_rank if spec.name.endswith(".lora_a")}
-    return sorted(names - graph.adapted)
+    for kind in kinds:
+        graph = Graph(devices, inputs, Sizing(len(devices)), kind, layout.active, options.reduce_type)
+        build(graph)
+        names -= graph.adapted
+    return sorted(names)
 
 
 def _traced(

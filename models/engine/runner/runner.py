@@ -15,6 +15,7 @@ from vkbackend.meta.load import Progress
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.models.arguments import ONLY_EMBEDS
+from vkbackend.models.drafting.drafter import Adapters
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
@@ -137,11 +138,19 @@ class Runner:
         return not self._in_flight
 
     def draft(
-        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], summed: bool = False
+        self,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        summed: bool = False,
+        adapters: Sequence[Adapters] = (),
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
-        `summed`, also return their probabilities, float64 [n]. The slots must own the positions' cells."""
+        `summed`, also return their probabilities, float64 [n]. `adapters` are the adapters of each row. The
+        slots must own the positions' cells."""
         runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
+        for run, used in zip(runs, adapters, strict=False):
+            run.adapters = used
         return self.best(MicroBatch(tokens, runs, range(len(runs))), summed, ahead=True)
 
     def best(

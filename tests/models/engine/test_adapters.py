@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,14 @@ from adapters import DENSE, Pairs, merged, random_pairs, write_adapter
 from device_sets import nmse
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
-from runners import F32
+from oracles.heads import with_head
+from runners import F32, load_runner
+from scheduling import GREEDY, drafting, finish, tokens_of
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.meta.step_kind import Wanted
+from vkbackend.models.drafting.drafter import Draft
 from vkbackend.models.engine.cache import prefix_tree
 from vkbackend.models.engine.cache.mark import (
     EVERYWHERE,
@@ -27,6 +31,11 @@ from vkbackend.models.engine.cache.mark import (
     n_alike,
     next_start,
 )
+from vkbackend.models.engine.drafters import drafters_of
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -118,6 +127,52 @@ def test_drafts_are_verified_with_the_adapters(files: Files, cold: list[list[int
         with LLM(files.model, lora=files.lora, lora_init_without_apply=True, **OPTIONS, **more) as llm:
             answers.append([llm.generate(repeated, 12, temperature=0, lora=c).tokens for c in CHOICES[::3]])
     assert answers[0] == answers[1]
+
+
+def recorded(draft: Callable[..., list[Draft]], asked: list[list[Draft]]) -> Callable[..., list[Draft]]:
+    def draft_and_record(wants: Any) -> list[Draft]:
+        asked.append(draft(wants))
+        return asked[-1]
+
+    return draft_and_record
+
+
+def test_a_head_drafts_with_the_adapters(tmp_path: Path) -> None:
+    """The head's layer is adapted too. Its logits are the merged model's, and the text is the same as without
+    drafts."""
+    fixture = with_head("glm4moe")
+    pairs = random_pairs(fixture, 4, DENSE)
+    lora = {"a": write_adapter(tmp_path / "a.gguf", "glm4moe", pairs)}
+    assert any(name.startswith(f"blk.{fixture.n_layer}.") for name in pairs)
+    path, other = tmp_path / "model.gguf", tmp_path / "merged.gguf"
+    write(fixture, path)
+    write(merged(fixture, [(pairs, 0.5)]), other)
+    adapted = {"lora": lora, "lora_init_without_apply": True}
+    use, logits, texts, drafted = ((0, 0.5),), [], [], []
+    for file, more in (
+        (path, adapted | {"speculation": "mtp"}),
+        (other, {"speculation": "mtp"}),
+        (path, adapted),
+    ):
+        runner = load_runner(file, **OPTIONS | more)
+        of_row = use if runner.adapters else ()
+        if runner.model.n_ahead:
+            runner.step(PROMPT[:12], [Run(1, 0, 12, 0, adapters=of_row)], [])
+            rows = MicroBatch([PROMPT[12]], [Run(1, 0, 1, 12, adapters=of_row)], range(1))
+            logits.append(runner.collect(runner.launch(rows, Wanted(ahead=True)))[1].copy())
+        drafters = drafters_of(runner)
+        drafts = drafting(runner, *drafters)
+        for drafter in drafters:
+            asked: list[list[Draft]] = []
+            drafter._clock = lambda: 0.0  # type: ignore[attr-defined]  # lengths do not depend on time
+            drafter.draft = recorded(drafter.draft, asked)  # type: ignore[method-assign]
+            drafted.append(asked)
+        engine = Engine(runner, speculation=drafts)
+        answers = finish(engine, [Generate(0, tuple(PROMPT[:12]), 30, GREEDY, adapters=of_row)])
+        texts.append(tokens_of(answers[0]))
+        engine.close()
+    assert nmse(logits[0], logits[1]) < 1e-11
+    assert texts[0] == texts[1] == texts[2] and drafted[0] == drafted[1] and len(drafted[0]) > 10
 
 
 def test_a_named_slot_is_not_continued_with_other_adapters(llm: LLM, cold: list[list[int]]) -> None:

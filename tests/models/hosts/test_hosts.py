@@ -30,6 +30,7 @@ from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.cache.blocks import SlotContent
+from vkbackend.models.engine.drafters import drafters_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import saved_state
@@ -390,6 +391,23 @@ def test_drafts_over_two_nodes(tmp_path: Path) -> None:
             texts.append([tokens_in(answers[i]) for i in range(2)])
             assert drafter is None or drafter.n_accepted > 10
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_draft_model_of_node_0(tmp_path: Path) -> None:
+    """The draft model is the same model on one device of node 0, so all drafts are right."""
+    write(build("lfm2"), path := tmp_path / "model.gguf")
+    request, texts = Generate(0, tuple(TOKENS[:9]), 30, GREEDY), []
+    with twin_runner(path, TWO, **OPTIONS, draft=path) as runner:
+        wanted = runner.options.of_draft
+        assert wanted is not None and wanted.devices == ("numpy",)
+        draft = open_draft(runner.options)
+        drafters = drafters_of(runner, draft)
+        for speculation in (None, drafting(runner, *drafters)):
+            engine = Engine(runner, Everything(), speculation)
+            texts.append(tokens_in(finish(engine, [request])[0]))
+        assert engine.stats()["n_accepted"] == engine.stats()["n_drafted"] > 15
+        drafters[0].close()
+    assert texts[0] == texts[1]
 
 
 # ---- refusals ----
