@@ -22,7 +22,7 @@ class Cost:
     """The bytes that a split needs on each device. A device stores `held` bytes. Per token, the device reads
     `read` bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
     all-reduce among all devices, and `inner` of each all-reduce within one node. If layers are divided into
-    sequential stages, `stages` has each device's stage."""
+    sequential stages, `stages` lists each device's stage."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -33,7 +33,7 @@ class Cost:
 
 
 class Budget(Protocol):
-    """The bytes of memory for the logical devices `members` of a physical device."""
+    """The memory in bytes that a physical device's logical devices (`members`) share."""
 
     @property
     def nbytes(self) -> int: ...
@@ -170,7 +170,7 @@ def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
 
 
 def times_on(devices: Sequence[Device], shares: Shares, cost: Cost, rates: Rates = MEASURED) -> Times:
-    """Predict the time of a step of `cost` on the devices with a share."""
+    """Predict the time of a step with this `cost` on the devices that have a share."""
     busy = [device for device, share in zip(devices, shares, strict=True) if share]
     here = [device for device in busy if not device.node]
     return times(

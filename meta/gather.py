@@ -32,7 +32,7 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """Return (rows, bytes per row) of a stored tensor. A stack has the rows of all experts."""
+    """Return (rows, bytes per row) of a stored tensor. A stack consists of the rows of all experts."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 

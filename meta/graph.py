@@ -79,7 +79,7 @@ class Graph:
         return len(self.devices)
 
     def readers(self) -> tuple[int, ...]:
-        """Return the devices that need complete values here."""
+        """Return the devices that need complete values in this scope."""
         return self.active.get(self._section, tuple(range(self.n)))
 
     def new(
@@ -184,7 +184,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns each reader's slots, and each device's share in the summed format."""
+        """Record the exchange. Returns the slots of each device that reads the sum, and each device's share
+        in the summed format."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

@@ -33,7 +33,7 @@ class Nodes:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Return transfers of every device's bytes at `views[d]` to its stand-in's memory on node 0. Equal
+        """Return transfers that copy each device's bytes at `views[d]` to its stand-in on node 0. Equal
         values of `key` must have equal views. The transfers use a separate lane, because node 0 may wait for
         them before other exchanges."""
         transfers = self._gathers.get(key)
@@ -63,9 +63,9 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # The sum on this node after the transfers, if this node has readers.
+    local: Reduce | None  # The sum on this node after the transfers, if a device of this node reads it.
     part: tuple[int, int] = (0, 0)  # This node's elements, if each node sums a part.
-    sums: Transfers | None = None  # Transfers that give every node the summed parts.
+    sums: Transfers | None = None  # Transfers that send the summed parts to every node.
 
 
 class OverNodes(Provider):

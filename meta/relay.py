@@ -19,7 +19,7 @@ DRAIN_S = 5.0
 
 class Relay:
     """Replays steps on all devices. `broken` is empty, or the reason why the devices are unusable. `reduce_s`
-    is the host's total seconds from the last writer's end to the readers' release."""
+    is the host's total seconds from the last write to the release of the reading devices."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead

@@ -129,7 +129,7 @@ def _read_rate(device: Device, home: Home) -> float:
         total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
     row = row_nbytes(DTYPE, WIDTH)
     shape = max(1, total // count // row), WIDTH
-    # Bytes in this range give finite and normal scales.
+    # Bytes in this range produce finite and normal scales.
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))

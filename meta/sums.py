@@ -20,8 +20,8 @@ def whole(x: Tensor) -> Tensor:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # An active device that lacks the value gets the value by an all-reduce with one share, which is the
-        # first device's.
+        # An active device that lacks the value receives it by an all-reduce whose only share is the first
+        # device's.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
@@ -30,7 +30,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def same_bits(x: Tensor) -> Tensor:
-    """Give all active devices the first device's copy of x, because drivers round norms differently."""
+    """Copy x from the first device to all active devices, because drivers round norms differently."""
     x = whole(x)
     holders = holders_of(x)
     if len(holders) < 2:

@@ -54,7 +54,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the transfers, of which none may be in progress."""
+        """Free the transfers. None may be in progress."""
 
 
 class Transport(ABC):

@@ -344,7 +344,7 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """Drop devices whose share is 0, which would only repeat work."""
+    """Drop devices whose share is 0, because they would only repeat work."""
     devices = options.devices
     if not devices:
         return options

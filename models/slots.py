@@ -24,8 +24,8 @@ class Slots(ABC):
     ) -> list[int]:
         """Save a slot's tokens, K and V to a file (docs/state_format.md), and return the tokens.
 
-        A slot keeps its last sequence until another sequence runs there. A slot may be saved while a stream
-        runs in it. Only positions `first` to `last` - 1 are saved. A `last` of None saves all later
+        A slot keeps its last sequence until another sequence uses the slot. A slot may be saved while a
+        stream runs in it. Only positions `first` to `last` - 1 are saved. A `last` of None saves all later
         positions, and also the newest token, which has not run yet. After an error the file is unchanged.
         Raises StateError, and InvalidArgument for a slot or positions out of range.
         """

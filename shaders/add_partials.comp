@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w. The
-// fixed order gives h the same bits on all devices. The device rounds its own partial sum like the sums in
-// the slots: here if WIRE is 1, in pack_halves if WIRE is 2.
+// Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w.
+// Because the order is fixed, h has the same bits on all devices. The device rounds its own partial sum like
+// the sums in the slots: here if WIRE is 1, in pack_halves if WIRE is 2.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"

@@ -1,4 +1,4 @@
-"""The files of `tests/data` match the README there, and derived files match their sources."""
+"""The files of `tests/data` match their README, and derived files match their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ README = (DATA / "README.md").read_text()
 FILES = sorted(path for path in DATA.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 MODELS = sorted(DATA.glob("*.gguf"))
 # These bounds on the NMSE of a matrix are a fifth above the measured errors. A wrong block, scale or bit
-# order gives a far larger error.
+# order causes a far larger error.
 ERRORS = {
     "Q2_K": 0.11, "Q3_K": 0.028, "Q4_K": 6.3e-3, "Q5_K": 1.6e-3, "Q6_K": 3.9e-4, "IQ4_NL": 7.1e-3,
     "IQ4_XS": 7.2e-3, "IQ3_S": 0.024, "IQ3_XXS": 0.044, "IQ2_S": 0.08, "IQ2_XS": 0.12, "IQ2_XXS": 0.15,

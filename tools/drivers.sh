@@ -32,7 +32,7 @@ private_apt() {
     for suite in "$codename" "$codename-updates" "$codename-backports"; do
         echo "deb $keyring$uri $suite $component"
     done >"$work/sources.list"
-    # Release files give backports the priority 100, so apt would take dependencies from the older suite.
+    # Release files assign priority 100 to backports, so apt would take dependencies from the older suite.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
         apt-config dump | grep -v 'Invoke'  # apt's hooks would change the system's package cache

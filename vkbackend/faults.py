@@ -1,7 +1,7 @@
 """Makes a Vulkan call fail or a device hang, for tests.
 
 Call `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, such as
-Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. If vkSignalSemaphore has the result `hang`, the device waits
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. If the result of vkSignalSemaphore is `hang`, the device waits
 forever.
 """
 

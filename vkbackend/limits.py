@@ -40,7 +40,7 @@ class Limits:
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     # A row has the same bits in every decoding step of 1 to MAX_VEC_ROWS rows (ops/matrix.py).
     batch_invariant: bool = False
-    matrix_units: MatrixUnits = _COMMON  # Valid only if `features` has "matrix_units".
+    matrix_units: MatrixUnits = _COMMON  # Valid only if `features` contains "matrix_units".
     # Features that shaders may use, as named in capabilities.py.
     features: frozenset[str] = frozenset()
 

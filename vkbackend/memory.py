@@ -13,8 +13,8 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The result of `pack`: the bytes of each chunk, and for each size the chunk and its byte offset
-    there."""
+    """The result of `pack`: the bytes of each chunk, and for each size the chunk and the byte offset in
+    it."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]

@@ -1,6 +1,6 @@
 """Options classes: frozen dataclasses with a check per field. Functions accept the fields as keywords.
 
-A TypedDict with the same names gives editors and mypy each option's type and description (`**options:
+A TypedDict with the same names shows editors and mypy each option's type and description (`**options:
 Unpack[...]`).
 """
 

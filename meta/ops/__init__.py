@@ -1,7 +1,7 @@
 """Ops on tensors over N devices. Each op derives its result's split state and records a dispatch per device.
 
-The first op that needs a PARTIAL operand's full sum all-reduces the operand. So model code is written for one
-device.
+When an op needs the full sum of a PARTIAL operand, the operand is all-reduced. So model code is written for
+one device.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_load, kv_move, kv_store, rope

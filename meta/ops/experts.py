@@ -21,8 +21,8 @@ from vkbackend.ops.moe import Gating
 @dataclass(frozen=True, slots=True)
 class Router:
     """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
-    `select` and `gain` are [n_expert]. `bias` is added to the logits, and `select` to the probabilities for
-    the choice only. `gain` multiplies an expert's weight."""
+    `select` and `gain` are [n_expert]. `bias` is added to the logits. `select` is added to the probabilities
+    only for the choice. `gain` multiplies an expert's weight."""
 
     w_norm: Weight
     w: Weight

@@ -3,7 +3,7 @@
 If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
 all-reduce of y also sums the updates, and no additional exchange is needed.
 
-A step's region `Inputs.adapters` has the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then ids and
+A step's region `Inputs.adapters` holds the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then ids and
 scales of the output rows, where n is StepKind.adapters.
 """
 
@@ -45,8 +45,8 @@ def adapters_of(graph: TensorGraph, d: int, *, of_outputs: bool = False) -> tupl
 
 
 def adapt(x: Tensor, w: Weight, y: Tensor) -> None:
-    """Add the adapters' updates to y = x W^T, if the rows of this step may have adapters. `x` has a row per
-    row of the step."""
+    """Add the adapters' updates to y = x W^T, if the rows of this step may have adapters. `x` contains a row
+    per row of the step."""
     graph = x.graph
     if not graph.kind.adapters or w.low_rank is None or x.rows != graph.kind.n_rows:
         return

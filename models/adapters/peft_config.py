@@ -83,7 +83,7 @@ def _number(path: Path, name: str, value: Any) -> float:
 
 def _pattern(path: Path, text: str) -> re.Pattern[str]:
     """Compile a pattern as PEFT does: it matches the end of a module's name. Only names, dots, `.*`, `.+` and
-    `\\d+` are allowed, because matching any expression can take for ever."""
+    `\\d+` are allowed, because matching an arbitrary expression can take forever."""
     inner = text.removeprefix("^").removesuffix("$")
     wild = inner.count("*") + inner.count("+")
     if not inner or len(text) > MAX_PATTERN or wild > 4 or _WORD.sub("", inner):

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkbackend.errors import AdapterError, UnsupportedModel
 
-# GGUF files of these architectures have the rows of q and k in pairs, and transformers in halves.
+# GGUF files of these architectures store the rows of q and k in pairs, transformers in halves.
 PAIRED_ROWS = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
 # Modules whose rows or columns llama.cpp's converter reorders in other ways.
 REORDERED = {

@@ -183,7 +183,7 @@ class DecoderWeights:
 
     def kv(self, il: int) -> MemorySpec:
         layer = self.config.layers[il]
-        # An encoder's step has the complete text, so no position leaves a window's cells.
+        # An encoder's step contains the complete text, so no position leaves a window's cells.
         window = 0 if self.encodes else layer.window or layer.chunk
         return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=window)
 

@@ -1,5 +1,5 @@
-"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer has
-separate q per head, and one key per position.
+"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer
+computes a q per head, and one key per position.
 
 A position's score is the sum over heads of weight * max(q . k, 0). A row attends to the `top_k` positions
 with the highest scores. Index keys have a LayerNorm with bias, and RoPE rotates the first dimensions of index

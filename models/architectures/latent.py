@@ -36,7 +36,7 @@ class LatentAttention(Decoder):
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """Read the sizes, and give each layer one kv head."""
+        """Read the sizes, and set one kv head per layer."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )

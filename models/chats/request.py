@@ -1,4 +1,4 @@
-"""Turns a conversation into a request for `LLM.generate` and a reader of the answer."""
+"""Turns a conversation into a request for `LLM.generate` and a parser of the answer."""
 
 from __future__ import annotations
 

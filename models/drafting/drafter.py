@@ -40,9 +40,9 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """The acceptance of the first drafts is estimated by `source`. `seconds` is the time that one more token
-    of all wanted drafts takes, or 0 if it is short. If `stores` is set, drafting writes to the cells of the
-    drafted positions, which the engine reserves before."""
+    """The acceptance of the first drafts is estimated by `source`. `seconds` is the time to draft one more
+    token for all sequences, or 0 if it is short. If `stores` is set, drafting writes to the cells of the
+    drafted positions, so the engine reserves them first."""
 
     source: str
     stores: bool
@@ -51,7 +51,8 @@ class Drafter(Protocol):
     def seconds(self) -> float: ...
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
-        """Return a draft of at most `n` tokens for each want. Raises the errors of the drafter's devices."""
+        """Return a draft for each `Want`, of at most `n` tokens. Raises the errors of the drafter's
+        devices."""
 
     def owed(self, wants: Sequence[Want]) -> float:
         """Return the seconds that the drafter computes before it can draft for these sequences."""

@@ -1,7 +1,7 @@
 """Drafts by the model's own multi-token prediction head (architectures/ahead.py).
 
 The head computes one token per sequence and step, and each token is its next input. All sequences share these
-steps. The engine reserves the cells of drafted tokens first, because the head stores K and V there.
+steps. The engine reserves the cells of drafted tokens first, because the head stores their K and V.
 """
 
 from __future__ import annotations

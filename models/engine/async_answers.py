@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes all coroutines of an event loop that got answers in a step, with one system call. Each call makes
-    the loop's thread compete with the engine's thread for the interpreter."""
+    """Wakes all coroutines of an event loop that received answers in a step, with one system call. Each call
+    makes the loop's thread compete with the engine's thread for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)

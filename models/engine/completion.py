@@ -34,8 +34,9 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`tokens` are the generated ids, including the stop token. The sequence is in `slot` until another
-    sequence runs there. `logprobs` contains an entry per generated token. `prompt_logprobs` contains an entry
-    per prompt token, and None for the first. `truncated` is True if a context shift has discarded tokens.
+    sequence uses the slot. `logprobs` contains an entry per generated token. `prompt_logprobs` contains an
+    entry per prompt token, and None for the first. `truncated` is True if a context shift has discarded
+    tokens.
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean

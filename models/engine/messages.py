@@ -36,8 +36,8 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None means the end
-    of the context. If `slot` is set, wait for that slot and skip the tokens in its cache."""
+    """Continue `tokens` until a token of `stop_ids`, or for `max_tokens` tokens. A limit of None means the
+    end of the context. If `slot` is set, wait for that slot and skip the tokens in its cache."""
 
     id: int
     tokens: tuple[int, ...]

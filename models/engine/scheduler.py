@@ -201,9 +201,9 @@ class Scheduler:
         self.n_preempted += 1
 
     def make_own(self, sequence: Sequence, first: int, used: int) -> bool:
-        """Give the sequence blocks of its own from position `first` on, before positions `first` to `used` -
-        1 are discarded. If necessary, preempt sequences, the youngest first. Return False if the sequence
-        itself was preempted. No step may be in flight."""
+        """From position `first` on, replace shared blocks by the sequence's own copies, before positions
+        `first` to `used` - 1 are discarded. If necessary, preempt sequences, the youngest first. Return False
+        if the sequence itself was preempted. No step may be in flight."""
         copies: list[Copy] = []
         while not self.cache.unshare(sequence.slot, first, used, copies):
             youngest = max(self.running, key=lambda s: s.order)

@@ -1,8 +1,8 @@
-"""Gives the sequences of a decoding step drafts, whose tokens the step verifies.
+"""Drafts tokens for the sequences of a decoding step, which verifies them.
 
-A step computes the rows of all drafted tokens, and the sampler of the sequence chooses a token from each row
-in turn. Each choice that equals the drafted token makes the next row valid, so the tokens are the same as
-without drafts.
+A step computes the rows of all drafted tokens, and the sequence's sampler chooses a token from each row, one
+after another. Each choice that equals the drafted token makes the next row valid, so the tokens are the same
+as without drafts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# If no draft pays, one is tried after this many steps, to learn the acceptance, and then ever more rarely.
+# If no draft pays, one is tried after this many steps, to learn the acceptance, and then less and less often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 2  # Tokens of a try; the second one measures a step of a draft model.
 # A draft model that has not drafted for n steps must first compute n rows. A try may take this share of the
@@ -201,7 +201,8 @@ def _survival(sequence: Sequence, draft: Draft) -> list[float]:
 
 
 def _cut(sequence: Sequence, draft: Draft) -> Draft:
-    """Cut the draft before an end token, after which no row is needed, and where the grammar forbids it."""
+    """Cut the draft before an end token, after which no row is needed, and before a token that the grammar
+    forbids."""
     assert isinstance(sequence.request, Generate)
     stop_ids, tokens = sequence.request.stop_ids, draft.tokens
     n = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))

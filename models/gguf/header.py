@@ -123,7 +123,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read how many items follow. Raise GGUFError if the file is too short for so many items of
+        """Read how many items follow. Raise GGUFError if the file is too short for that number of items of
         `min_bytes`."""
         n = self.number(code, name)
         if n > limit:

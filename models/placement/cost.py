@@ -39,8 +39,8 @@ def cost_function(
     split.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
-    memory is traced only once, because tracing a large model takes seconds. Every device counts the largest
-    scratch size of any device. With fewer devices, this size grows in proportion.
+    memory is traced only once, because tracing a large model takes seconds. The largest scratch size counts
+    for every device. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))

@@ -145,8 +145,8 @@ def layer_of(name: str) -> int | None:
 
 
 def _where_active(plan: Plan, shape: tuple[int, ...], n: int) -> State:
-    """Return the state of an adapter's half that is not split. If one device has the layer, only this device
-    holds the half."""
+    """Return the state of an adapter's A or B that is not split. If one device has the layer, only this
+    device holds it."""
     active = _active(plan)
     if len(active) != 1:
         return MIRRORED
@@ -176,7 +176,7 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Give each node consecutive layers, split over its devices. The output counts as a layer."""
+    """Assign consecutive layers to each node, split over its devices. The output counts as a layer."""
     nodes, shares = options.nodes or ("",) * n, normalise(options.shares, n)
     parts = {
         node: tuple(s if of == node else 0.0 for of, s in zip(nodes, shares, strict=True)) for node in nodes

@@ -238,7 +238,7 @@ def _traced(
 
 
 class _Places:
-    """Gives weights addresses in loading order, without memory, so that fusion sees which matrices are
+    """Assigns addresses to weights in loading order, without memory, so that fusion sees which matrices are
     adjacent."""
 
     def __init__(self) -> None:

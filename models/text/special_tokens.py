@@ -22,7 +22,7 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """`tokens` has pairs of text and id, with distinct texts of 1 to MAX_LENGTH characters."""
+    """`tokens` lists pairs of text and id, with distinct texts of 1 to MAX_LENGTH characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)

@@ -207,7 +207,7 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Return whether two messages are equal and have only texts. Other values may change in place,
+    """Return whether two messages are equal and contain only texts. Other values may change in place,
     unnoticed."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 

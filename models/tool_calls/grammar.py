@@ -76,7 +76,7 @@ class CallGrammar:
         }
         begin, between, end = around.get(self._format, row)
         if self._format in (formats.LLAMA3, formats.GENERIC, formats.GPT_OSS):
-            several = False  # Templates with these formats have one call per message.
+            several = False  # Templates with these formats write one call per message.
         more = f" ({between} {call})*" if several else ""
         return f"{begin} {call}{more} {end}"
 
@@ -268,7 +268,7 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     token = special(mark)
     if token is not None:
-        # The text must not spell the marker in other tokens, which a reader could not distinguish from it.
+        # The text must not spell the marker in other tokens, which a parser could not distinguish from it.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

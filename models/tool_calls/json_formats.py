@@ -1,4 +1,4 @@
-"""Readers of calls whose arguments are a JSON object."""
+"""Parse calls whose arguments are a JSON object."""
 
 from __future__ import annotations
 

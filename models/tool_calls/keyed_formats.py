@@ -1,4 +1,4 @@
-"""Readers of calls with separate keys."""
+"""Parse calls with separate keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """Return a reader of calls with each parameter on separate lines. The markers around calls are
+    """Return a parser of calls with each parameter on separate lines. The markers around calls are
     optional."""
 
     def read(r: CallReader) -> Trying:

@@ -28,8 +28,8 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 class Source:
     """`text` is not read yet. `ended` is True if no more text will come. `was_cut` is True if a token limit
-    ended the text. `taken` is the text read since `restart`. `ran_out` is True if a reader needed more text
-    after the end."""
+    ended the text. `taken` is the text read since `restart`. `ran_out` is True if a generator needed more
+    text after the end."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended, self.was_cut, self.ran_out = "", "", False, False, False

@@ -15,7 +15,7 @@ const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N
 
 // FUSED: integer dot products start at the bits of the float BIAS = 1.5 * 2^23. Because |dot| <= 2^19 for 32
 // products, each sum has the bits of the float BIAS + dot. Then one fma converts and scales the dot product.
-// BIAS * scale is exact, because a scale has at most 19 bits. CPU drivers round an fma twice, which gives a
+// BIAS * scale is exact, because a scale has at most 19 bits. CPU drivers round an fma twice, with a
 // normalised mean squared error of up to 1e-6.
 const float BIAS = 12582912.0;
 

@@ -66,7 +66,7 @@ void clear_sums() {
 uint row, n_tile_rows, split, kv_head; // `row` is the tile's first row
 int first_head; // The tile's q head number h is head first_head + h of this device.
 uint begin_head, end_head; // this device's heads of the tile
-uint n_keys, first_key; // of the first row; the next row has a key more
+uint n_keys, first_key; // of the first row; the next row has one key more
 uint block_pos;
 
 bool is_here(uint a) {

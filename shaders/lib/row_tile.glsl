@@ -8,7 +8,7 @@ uint row_of(uint query) { return ROWS == 1 ? 0 : query / HEADS; }
 
 uint head_of(uint query) { return ROWS == 1 ? query : query % HEADS; }
 
-// Return whether `row` has the blocks and the chunk of the row before it.
+// Return whether `row` attends to the same blocks and chunk as the row before it.
 bool continues(uint row) {
     const uvec2 own = step_place(row); // position, slot
     const uvec2 before = step_place(row - 1);

@@ -46,8 +46,8 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 # Constants and push constants that count rows, or say whether rows are read in tiles. No order of additions
-# depends on them. A thread of a product has a sum for each of its N rows. mat_lane_id adds in the same order
-# for pairs in tiles, which it reads through `moe_group`.
+# depends on them. A thread of a product computes a sum for each of its N rows. mat_lane_id adds in the same
+# order for pairs in tiles, which it reads through `moe_group`.
 OF_ROWS = frozenset({"N", "GROUPED", "n_rows", "n_pairs"})
 OF_ROWS_IN = {
     **{"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}},  # numbers of elements, of output rows

@@ -192,7 +192,7 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Replace the FFN by eight experts, of which each token uses two. An expert has the FFN's columns in
+    """Replace the FFN by eight experts, of which each token uses two. An expert contains the FFN's columns in
     another order, and its up and down weights are rescaled. A different eighth of the columns is zero in each
     expert, so the choice of experts changes the result."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)

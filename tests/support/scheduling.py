@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Everything(PrefillBudget):
-    """A budget that gives all rows to prompts, so no step depends on the clock."""
+    """A budget that assigns all rows to prompts, so no step depends on the clock."""
 
     def rows(self, n_decode: int, most: int) -> int:
         return most

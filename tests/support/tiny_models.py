@@ -94,7 +94,7 @@ def write_tiny(
     types: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the model. `change` replaces and adds tensors, and None removes a tensor. Each tensor in `types`
-    has random blocks of its type, or floats if the type has no blocks."""
+    consists of random blocks of its type, or floats if the type has no blocks."""
     t = tiny
     writer = gguf.GGUFWriter(path, t.arch)
     keys: dict[str, Any] = {

@@ -17,7 +17,7 @@ TEMPLATE = (
     "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
 )
 N_VOCAB_MIN = N_SPECIAL + 64  # The stories use 56 characters.
-# No piece spans two chunks, so encoding chunk by chunk gives SPM's tokens of the complete text.
+# No piece spans two chunks, so encoding chunk by chunk yields SPM's tokens of the complete text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
 
 

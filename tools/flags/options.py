@@ -14,7 +14,7 @@ Add = Callable[..., argparse.Action]
 
 def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) -> Add:
     """Return `add(name, "-f", "--flag", ...)`, which adds a flag for the option `name` to the group `title`.
-    The dataclass `options` has the default value."""
+    The dataclass `options` defines the default value."""
     group = parser.add_argument_group(title)
     defaults = {field.name: field.default for field in fields(options)}
 

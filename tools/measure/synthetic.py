@@ -1,7 +1,7 @@
 """Models of published shapes with random weights, for benchmarks without a file, such as `llama-8b:Q4_0`.
 
-A `Synthetic` replaces an opened GGUF file. Every matrix has the type in the name, or f16 if its rows are not
-a multiple of the type's block. Norms and routers are f32.
+A `Synthetic` replaces an opened GGUF file. Every matrix uses the type in the model's name, or f16 if its rows
+are not a multiple of the type's block. Norms and routers are f32.
 """
 
 from __future__ import annotations

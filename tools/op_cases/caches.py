@@ -27,7 +27,7 @@ from vkbackend.tools.op_cases.setup import (
 @dataclass(frozen=True)
 class KvStore(Case):
     """Values range from below F16's subnormals to above its maximum, and the last row's second block is zero.
-    Stored bytes must equal the bytes that the twin stores. If norm or RoPE is applied, values have one
+    Stored bytes must equal the bytes that the twin stores. If norm or RoPE is applied, values are of one
     magnitude and are compared as numbers, because a value between two codes may round to either."""
 
     type: str = "f16"
@@ -39,7 +39,7 @@ class KvStore(Case):
     n_rot: int = 0
     half_split: bool = False
     norm: str = ""  # "plain" or "weighted".
-    broken: bool = False  # Three blocks have NaN and inf.
+    broken: bool = False  # Three blocks contain NaN and inf.
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]

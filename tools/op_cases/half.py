@@ -13,7 +13,7 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Values have all magnitudes but subnormal floats, which drivers may flush to 0. `special` adds zeros,
+    """Values are of all magnitudes but subnormal floats, which drivers may flush to 0. `special` adds zeros,
     NaN, inf, extremes and ties."""
 
     tolerance: ClassVar[float] = 0.0

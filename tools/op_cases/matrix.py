@@ -18,7 +18,7 @@ def row_scales(rows: int) -> np.ndarray:
 @dataclass(frozen=True)
 class MatVec(Case):
     """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. If `act` is set, w is the
-    gate and a second matrix is `up`. If `nan` is set, the last row of x has one NaN."""
+    gate and a second matrix is `up`. If `nan` is set, the last row of x contains one NaN."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9

@@ -18,7 +18,7 @@ UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 @dataclass(frozen=True)
 class QuantizeQ8(Case):
-    """Blocks have all magnitudes. `special` adds zeros, NaN, inf, extremes, ties and subnormal numbers."""
+    """Blocks are of all magnitudes. `special` adds zeros, NaN, inf, extremes, ties and subnormal numbers."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64

@@ -13,7 +13,7 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
 # The first run writes the cell that it reads, and the second run writes another cell. The third run begins a
-# new sequence, so its cell has NaN.
+# new sequence, so its cell contains NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
@@ -70,7 +70,7 @@ class SsmConv(Case):
 
 @dataclass(frozen=True)
 class L2Norm(Case):
-    """Each row of x is followed by `gap` unused values. In row 0, the first head has only zeros."""
+    """Each row of x is followed by `gap` unused values. In row 0, the first head contains only zeros."""
 
     n: int = 64
     n_heads: int = 2

@@ -191,8 +191,8 @@ class Xielu(Softcap):
 @dataclass(frozen=True)
 class TopK(Case):
     """x contains `values` different numbers, zeros of both signs, and infinities. If `nan` is set, the last
-    row has one NaN. If `mapped` is set, ids come from a table. The mask allows a fraction `allowed` of each
-    row, but no element of the first row."""
+    row contains one NaN. If `mapped` is set, ids come from a table. The mask allows a fraction `allowed` of
+    each row, but no element of the first row."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

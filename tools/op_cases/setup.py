@@ -187,8 +187,8 @@ def step_of(
     mix: Mix = Mix.DECODE,
     later: int | None = None,
 ) -> StepParams:
-    """Return a step's parameters, with invalid values in unused entries. If `later` is set, the texts of an
-    encoder have so many positions after their runs."""
+    """Return a step's parameters, with invalid values in unused entries. If `later` is set, an encoder's
+    texts have `later` positions after their runs."""
     step = unused_step(n_rows_of(runs))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:

@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """Return `keys` and the keys in the file, which has one per line. Raises InvalidArgument."""
+    """Return `keys` and the keys in the file, one per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:

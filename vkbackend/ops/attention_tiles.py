@@ -88,7 +88,7 @@ def tile_of_units(
 ) -> Tile | None:
     """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if
     matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by
-    n_rows and shared memory. A prefill group has the fewest subgroups whose registers hold the output. A
+    n_rows and shared memory. A prefill group has as few subgroups as can hold the output in registers. A
     decode group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:

@@ -36,7 +36,7 @@ class LowRankOps(Target):
         n, x and y are slices of wider rows.
 
         Shapes: ids u32 [n_rows, n_terms], t [n_rows, n_terms, rank], scales f32 [n_rows / n_used, any]. `b`
-        has floats of any type.
+        contains floats of any type.
 
         Without `starts`, b is [n, n_adapters * rank], and B_e is columns e * rank to (e + 1) * rank. An id of
         n_adapters or more adds nothing.

@@ -157,9 +157,9 @@ class RecurrentOps(Target):
         k (beta (v - N^T k))^T, and y = M'^T q / sqrt(s).
 
         Shapes: y and v [n_rows, n_heads, s], q and k [n_rows, n_k, s], g [n_rows, n_heads, 1 or s], beta
-        [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] has the key index before the value index. `g`
-        is at most 0. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride.
-        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are zeros.
+        [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] is indexed by key, then by value. `g` is at
+        most 0. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride. Head h
+        reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are zeros.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]

@@ -10,7 +10,7 @@ from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 TOKENS, OUTPUTS, POSITIONS, TYPES = 0, 1, 2, 3  # Values of embed's `ids`.
 NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # Candidates per row for sampling.
-MAX_SLOTS = 32  # A push constant has a bit for each partial of a sum.
+MAX_SLOTS = 32  # A push constant holds a bit for each partial sum.
 
 
 def _activation(y: View) -> str:

@@ -66,8 +66,8 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Append the blocks of `path` to the blocks of the slot's nodes, and free the slot's own blocks
-        there."""
+        """Append the blocks of `path` to the blocks of the slot's nodes. Free the slot's own blocks at these
+        indices."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -80,7 +80,7 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """Give the slot's own block to the node. If the node already has a block, free the slot's block."""
+        """Move the slot's own block to the node. If the node already has a block, free the slot's block."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:
@@ -92,7 +92,7 @@ class LayerBlocks:
             self.use(node)
 
     def take(self, slot: int, index: int, node: Node) -> None:
-        """Give the node's block to the slot, its only user."""
+        """Move the node's block to the slot, its only user."""
         self.spans[slot].blocks[index], node.blocks[self.group] = self.block(node), -1
         node.users[self.group] -= 1
 

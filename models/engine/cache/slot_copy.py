@@ -47,7 +47,7 @@ def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
 
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Merge copies of consecutive blocks. `blocks` [2, n] has sources and targets. Return (first source,
+    """Merge copies of consecutive blocks. `blocks` [2, n] lists sources and targets. Return (first source,
     first target, count) of each merged copy. Barriers for single blocks of a long context would take minutes.
     """
     breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1

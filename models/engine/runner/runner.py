@@ -347,7 +347,7 @@ class Runner:
 
     def reduce_stats(self) -> tuple[int, float]:
         """Return the number of all-reduces and their seconds, from the last write to the release of the
-        readers."""
+        reading devices."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 
 def test_a_prefix_is_reused_if_its_windows_are_stored(path: Path) -> None:
-    """After 108 positions, a window of 20 tokens still has the cells of positions 64 to 107. A request can
+    """After 108 positions, a window of 20 tokens still holds the cells of positions 64 to 107. A request can
     therefore reuse 83 positions."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)

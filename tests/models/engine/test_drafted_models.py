@@ -121,7 +121,7 @@ def test_random_rejections_leave_the_logits_of_a_fresh_computation(
             if n_right > 64 - 9:
                 n_right = 0
             start = runner.resume_at(slot, n_right) if n_right else 0
-            if n_right == 0:  # a prompt, of as many rows as have the same bits as single rows
+            if n_right == 0:  # a prompt of up to 8 rows, which have the same bits as single rows
                 n_right = rng.randint(1, 8)
                 runner.step(tokens[:n_right], [Run(slot, 0, n_right, 0)], [n_right - 1])
                 continue

@@ -314,7 +314,7 @@ def test_a_failed_save_keeps_the_previous_file(
 def test_a_device_that_fails_in_the_middle(
     models: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If loading fails, the slot still has the positions before the range."""
+    """If loading fails, the slot still holds the positions before the range."""
     runner = open_runner(models, ["numpy"])
     calls = 0
 

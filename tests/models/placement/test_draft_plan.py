@@ -1,4 +1,4 @@
-"""The plan of a draft model, and the speed that drafts are expected to give."""
+"""Test the plan of a draft model, and the predicted speed-up by drafts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fixtures with a multi-token prediction head: a model of fixtures.py and one more block, whose tensors have
-the shapes of one of the model's layers and permuted values."""
+"""Fixtures with a multi-token prediction head: a model of fixtures.py and one more block, whose tensors are
+permuted tensors of one of the model's layers."""
 
 from __future__ import annotations
 

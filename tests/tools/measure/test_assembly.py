@@ -10,7 +10,7 @@ from vkbackend.tools.measure.dialects import listing
 
 pytestmark = pytest.mark.no_vulkan
 
-# RADV's listing has two dot products and a shift in the hot loop, and two more instructions in the outer
+# RADV's listing contains two dot products and a shift in the hot loop, and two more instructions in the outer
 # loop.
 AMD = """BB0:
 	s_load_dwordx4 s[4:7], s[2:3], null                         ; f4080101 fa000000

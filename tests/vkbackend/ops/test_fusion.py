@@ -44,7 +44,7 @@ def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list
         runner.close()
 
 
-# The models have both RoPE pairings, norms of q and k, unweighted norms of v, k used as v, biases, sinks,
+# The models use both RoPE pairings, norms of q and k, unweighted norms of v, k used as v, biases, sinks,
 # experts, and a delta net with partial rotation.
 @pytest.mark.parametrize(
     ("name", "n"),

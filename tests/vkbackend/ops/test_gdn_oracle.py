@@ -122,8 +122,8 @@ if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
     @pytest.mark.parametrize("width", [1, 32])
     @pytest.mark.parametrize("rows", LENGTHS)
     def test_another_oracle_agrees(rows: int, width: int) -> None:
-        """The other oracle, which follows ggml's sources, has the sequence as its first dimension, and states
-        [values, keys]."""
+        """The other oracle, which follows ggml's sources, uses the sequence as its first dimension, and
+        states [values, keys]."""
         spec = spec_from_file_location("gdn_oracle", THEIRS)
         assert spec and spec.loader
         spec.loader.exec_module(theirs := module_from_spec(spec))

@@ -197,7 +197,7 @@ def test_order_does_not_change_with_the_norm_of_the_row() -> None:
 
 @pytest.mark.parametrize("x_per_used", [False, True])
 def test_slices_of_experts_sum_to_the_experts(x_per_used: bool) -> None:
-    """Each of two devices has some columns of each expert. The numbers of columns differ."""
+    """Each of two devices holds some columns of each expert. The numbers of columns differ."""
     n_embd, n_ff, n_experts, rows = 6, 7, 3, 2
     gate, down = f32(n_experts, n_ff, n_embd), f32(n_experts, n_embd, n_ff)
     ids = np.array([[2, 0], [1, 2]], np.uint32)

@@ -1,4 +1,4 @@
-"""Caches after a context shift have the keys of the new positions.
+"""After a context shift, caches hold the keys of the new positions.
 
 A key of the first layer depends only on its token and position, so it must equal the key of the shifted
 tokens. Other keys must equal the old keys, rotated to the new positions in float64.
