@@ -23,7 +23,7 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows. `kind` holds the row counts of this graph, not of the
+    """The graph of a step or of half of its rows. `kind` holds the row counts of this graph, not of the
     complete step."""
 
     devices: Sequence[Device]
@@ -125,7 +125,7 @@ class Graph:
         sum's RMS norm.
 
         No exchange is needed if one device is the only writer and the only reader. If a device that reads the
-        sum lacks the mirrored addend, one of the writing devices adds it to its own partial sum.
+        sum lacks the mirrored addend, a writing device adds it to its partial sum.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -184,8 +184,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots of each device that reads the sum, and each device's share
-        in the summed format."""
+        """Record the exchange. Returns the slots of each reading device, and each device's share in the
+        summed format."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

@@ -140,7 +140,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Run a step. Raises DeviceLost or Timeout, and then `check_usable` always raises."""
+        """Run a step. After DeviceLost or Timeout, `check_usable` always raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():

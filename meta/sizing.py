@@ -42,12 +42,12 @@ class StepShape:
     n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
-    encodes: bool = False  # Rows attend to later rows. Steps output hidden states alone, and never decode.
+    encodes: bool = False  # Rows attend to later rows. Steps output only hidden states, and never decode.
     experts: tuple[int, int] = (0, 0)  # Words of the tables of expert caches, and experts of these layers.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return (byte offset of each RoPE table, of ADAPTERS and of EXPERTS, total bytes) of the parameters.
-        These follow the StepParams of both halves."""
+        """Return the parameters' (byte offsets of each RoPE table, ADAPTERS and EXPERTS, total bytes). These
+        follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)

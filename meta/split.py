@@ -298,7 +298,7 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
     """For its heads of x, a device must hold the values of `heads`, and B and C of the heads' groups. `sizes`
-    is (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
+    is (elements per head, elements of B per group, heads per group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)

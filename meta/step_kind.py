@@ -43,7 +43,7 @@ MAX_ADAPTERS = 4  # of a row
 class StepKind(NamedTuple):
     """If `halves` is set, two halves of the rows alternate, and the second half contains the output rows. If
     `masked` is set, a mask limits the candidates. `adapters` is the maximum number of adapters of a row: 0,
-    1, 2 or 4. A `stage` of an encoder computes one layer for a part of a text (-1: all layers of complete
+    1, 2 or 4. An encoder's `stage` computes one layer for a part of a text (-1: all layers, complete
     texts)."""
 
     n_rows: int

@@ -73,8 +73,8 @@ class SlotStack:
 
 @dataclass(slots=True)
 class LowRank:
-    """The pairs of all adapters of a weight W, of ranks up to `rank`. For a matrix, `a` is [n * rank, n_in],
-    `b` [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. For experts, `a` is [n *
+    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * rank, n_in], `b`
+    [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. For experts, `a` is [n *
     n_expert, rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
 
     a: Weight

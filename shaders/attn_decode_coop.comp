@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attn_decode on matrix units (lib/unit_attention.glsl). The q heads of a kv head, of up to ROWS rows of
-// a run, are the rows of a tile. The loads of a block's V and of the next block's K overlap computation. Heads of 128 dimensions and a
-// group of 16 rows take 19 KiB of shared memory.
+// Compute attn_decode on matrix units (lib/unit_attention.glsl). A tile's rows are the q heads of a kv head,
+// for up to ROWS rows of a run. The loads of a block's V and of the next block's K overlap computation. For
+// head size 128, a group of 16 rows takes 19 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // the units multiply [M, K] by [K, N]

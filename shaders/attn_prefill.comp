@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attention for a tile of TQ rows of one run, by online softmax over blocks of 32 keys. The
-// workgroup ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after
-// the last tile write zeros to the rows outside all runs. TQ limits shared memory to 15.6 KiB.
+// Compute attention for a tile of TQ rows from one run, by online softmax over 32-key blocks. The workgroup
+// ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after the last
+// tile write zeros to the rows outside all runs. TQ limits shared memory to 15.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16

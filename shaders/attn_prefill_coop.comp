@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 dimensions and 4 groups of 16
-// rows take 43 KiB of shared memory.
+// Compute attn_prefill on matrix units (lib/unit_attention.glsl). For head size 128, 4 groups of 16 rows take
+// 43 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // see attn_decode_coop.comp

@@ -4,7 +4,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 // Compute mat_vec_id and mat_mul_id on software devices (see mat_lane). Each thread multiplies a row of W_e
-// by the rows of x of N pairs (row, expert). Unless GROUPED is set, a workgroup has one pair, and `tiles`
+// by the rows of x in N pairs (row, expert). Unless GROUPED is set, a workgroup has one pair, and `tiles`
 // contains expert ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"

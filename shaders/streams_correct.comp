@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x has STREAMS streams x_i of n values, and r is the row of `routed`. Compute y_i = x_i + (1 + sum
+// A row of x has STREAMS streams x_i of n values, and r is its row of `routed`. Compute y_i = x_i + (1 + sum
 // over k of w[i, k] tanh(scale r_k)) (a - x_0) and z = y_0 g.
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"

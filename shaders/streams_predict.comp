@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x has STREAMS streams x_i of n values, and r is the row of `routed`. Compute y_i = x_i + sum over
+// A row of x has STREAMS streams x_i of n values, and r is its row of `routed`. Compute y_i = x_i + sum over
 // j of c_ij x_j, where c_ij = sum over k of w[i, j, k] tanh(scale r_k).
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"

@@ -36,8 +36,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """Return the folder of a module, for example of `vkbackend.meta.plan`, or None for a module of another
-    project."""
+    """Return the folder of a module such as `vkbackend.meta.plan`, or None for another project's module."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None

@@ -2,10 +2,10 @@
 
 The first parts verify every op, compare layers of real models with numpy, and tune. Later parts measure the
 copy rate, each op's share of it, and decode and prefill of synthetic models (1B, 8B, 30B with experts) after
-0, 4,096 and 32,768 tokens. The last parts measure all-reduce time for each pair of devices, compile time, and
-the speed of llama.cpp if llama-bench is installed. Each part runs in its own process, so a lost device or a
-hang costs one case. Both files are rewritten after every part, list unfinished cases, and contain no host
-name, user name or path. The exit code is 1 if a check failed or a part could not finish.
+0, 4,096 and 32,768 tokens. The last parts measure all-reduces of each pair of devices, compile time, and
+llama.cpp if llama-bench is installed. Each part runs in its own process, so a lost device or a hang costs one
+case. Both files are rewritten after every part, list unfinished cases, and contain no host name, user name or
+path. The exit code is 1 if a check failed or a part could not finish.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _gains(planned: Report, cost: CostFunction, assumed: Assumed) -> tuple[Gain,
     lengths = [n for n in LENGTHS if n <= options.draft_max]
 
     def token_ms(rates: Rates, times: Times) -> float:
-        """Return the time of a token of the draft model or of the head. N-grams take no time."""
+        """Return the time of a token that the draft model or the head drafts. N-grams take no time."""
         if planned.draft:
             return planned.draft.token_ms(rates)
         if not model.n_ahead:

@@ -92,7 +92,7 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
     """Add the vector v [width], which every device has, to each row of x. If x is PARTIAL, v is added once,
-    to x's addend `base` or to one writer's share."""
+    to x's addend `base` or to one device's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

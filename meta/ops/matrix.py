@@ -48,7 +48,7 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 
 def n_parts(limits: Limits, n_rows: int) -> int:
-    """Return the number of dispatches of a product with `n_rows` rows of x. None takes longer than a product
+    """Return how many dispatches compute a product with `n_rows` rows of x. None takes longer than a product
     with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. Software devices have no
     watchdog, and fuse gate, up and their product only if each is one dispatch."""
     return 1 if limits.is_cpu else -(-n_rows // LONG_ROWS)

@@ -25,8 +25,8 @@ def ssm_scan(
 ) -> Tensor:
     """Return Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
-    `bc` consists of B of all groups, then C of all groups. The shapes are dt [rows, heads] and bias, a, d
-    [heads]. `state` [n_cells, heads * n * head_dim] becomes each run's state after its last row.
+    `bc` holds B of all groups, then C of all groups. The shapes are dt [rows, heads] and bias, a, d [heads].
+    `state` [n_cells, heads * n * head_dim] becomes each run's state after its last row.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group

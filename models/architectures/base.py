@@ -61,7 +61,7 @@ class Model(Protocol):
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
     n_staged: int  # Cells of the residuals between an encoder's stages, or 0 if texts fit a step.
-    encodes: bool  # Rows attend to later rows, so the model computes embeddings alone.
+    encodes: bool  # Rows attend to later rows, so the model computes only embeddings.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.
 
     low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).

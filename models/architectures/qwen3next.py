@@ -106,11 +106,11 @@ class Model(PredictsAhead):
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
         q, gate = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_q", "attn_q_gate"))
-        if q and gate:  # In attn_q, each head consists of the rows of q, then the rows of the gate.
+        if q and gate:  # In attn_q, each head consists of q's rows, then the gate's rows.
             n_head = self.config.layers[int(prefix.split(".")[1])].n_head
             by_name |= {spec.name: spec for spec in fused(q.name, [q, gate], repeat=n_head)}
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
-        # In ssm_ba, each key head consists of the rows of beta, then the rows of alpha.
+        # In ssm_ba, each key head consists of beta's rows, then alpha's rows.
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))

@@ -69,7 +69,7 @@ MODELS = {
     "hunyuan-moe": "Hunyuan-A13B",
 }
 ARCHITECTURES = tuple(MODELS)  # they generate text
-ENCODERS = {  # they compute embeddings alone
+ENCODERS = {  # they compute only embeddings
     "bert": "BERT, RoBERTa, XLM-R, such as BGE, E5, MiniLM, bge-m3",
     "nomic-bert": "nomic-embed-text 1, 1.5",
     "nomic-bert-moe": "nomic-embed-text 2",

@@ -21,7 +21,7 @@ class Acceptance:
         self._counts: dict[str, tuple[float, float]] = {}  # source -> (accepted, tried) tokens
 
     def rate(self, source: str) -> float:
-        """Return the probability that a token is accepted if all earlier tokens of the draft are."""
+        """Return the probability that a token is accepted if the tokens before it are."""
         accepted, tried = self._counts.get(source, (0.0, 0.0))
         prior = self._common.rate(source) if self._common else STRONG.get(source, PRIOR)
         return (accepted + WEIGHT * prior) / (tried + WEIGHT)

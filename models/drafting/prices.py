@@ -1,4 +1,4 @@
-"""Chooses the number of rows of a verify step from measured times of steps and learned acceptance."""
+"""Chooses a verify step's number of rows from measured step times and learned acceptance."""
 
 from __future__ import annotations
 

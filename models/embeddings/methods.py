@@ -124,8 +124,8 @@ class Embeddings(ABC):
     ) -> list[Ranked]:
         """Return (index, score) of the documents that are most relevant for the query, best first.
 
-        A score is in 0..1: the sigmoid of the model's logit, or the probability of yes of a generative
-        reranker. If `raw`, it is the logit. `truncate` cuts documents that are too long.
+        A score is in 0..1: the sigmoid of the model's logit, or a generative reranker's probability of yes.
+        If `raw`, it is the logit. `truncate` cuts documents that are too long.
 
         Raises UnsupportedModel if the file has no classification head, and the errors of `embed`.
         """
@@ -146,8 +146,8 @@ class Embeddings(ABC):
         )
 
     def classify(self, texts: Texts, *, truncate: bool = False) -> Any:
-        """Return a text's probability of each label, a dict, or for a list of texts a list of dicts. Raises
-        UnsupportedModel if the file has no classification head, and the errors of `embed`."""
+        """Return a dict with a text's probability of each label, or a list of dicts for a list of texts.
+        Raises UnsupportedModel if the file has no classification head, and the errors of `embed`."""
         return self.run(self.classify_job(texts, truncate))
 
     # ---- jobs ----

@@ -30,7 +30,7 @@ class EngineInfo:
     prediction: tuple[str, ...] = ()  # expected times of an automatic split
     notes: tuple[str, ...] = ()
     adapters: tuple[AdapterInfo, ...] = ()
-    encodes: bool = False  # The model computes hidden states alone, and generates no text.
+    encodes: bool = False  # The model computes only hidden states, and generates no text.
     n_text: int = 0  # Maximum number of tokens of a text to embed.
 
 

@@ -1,4 +1,4 @@
-"""A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
+"""A group of nodes as a child process, with the methods of `multiprocessing.Process`.
 
 `mpiexec` starts a process per node. Node 0's process runs the engine, and connects to a socket that only this
 user can open. When one process ends, MPI's process manager ends all others. A follower that receives nothing

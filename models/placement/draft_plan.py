@@ -77,8 +77,8 @@ def head_token_ms(
 @dataclass(frozen=True, slots=True)
 class Gain:
     """The tokens per second with drafts of `n_drafted` tokens, relative to decoding without. A drafted token
-    is accepted with probability `acceptance` if all earlier tokens of the draft are. `exchange_us` is the
-    given or mean time of an exchange, and `token_ms` the time of a drafted token."""
+    is accepted with probability `acceptance` if the tokens before it are. `exchange_us` is the given or mean
+    time of an exchange, and `token_ms` the time of a drafted token."""
 
     exchange_us: float
     token_ms: float
@@ -96,7 +96,7 @@ def gains(
     lengths: Sequence[int],
     token_ms: Callable[[Times], float],
 ) -> list[Gain]:
-    """`token_ms` returns the time of a drafted token from the times of a step of one row."""
+    """`token_ms` computes the time of a drafted token from the times of a one-row step."""
     plain_cost = cost(shares)
     plain = times_on(devices, shares, plain_cost, rates)
     verify = {n: times_on(devices, shares, cost(shares, 1 + n), rates) for n in lengths}
@@ -113,8 +113,8 @@ def gains(
 
 
 def speed_up(plain: Times, verify: Times, rate: float, n_drafted: int, token_ms: float = 0.0) -> float:
-    """Return the speed-up of drafts of `n_drafted` tokens. `plain` and `verify` are the times of steps of one
-    row and of all rows. Computing a row adds ROW_SHARE of the time of reading."""
+    """Return the speed-up of drafts of `n_drafted` tokens. `plain` and `verify` are the times of steps with
+    one row and with all rows. Computing a row adds ROW_SHARE of the time of reading."""
     reads = (verify.weights_ms + verify.host_ms) * (1 + ROW_SHARE * n_drafted)
     return (
         expected_tokens(rate, n_drafted) * plain.total_ms / (reads + verify.reduce_ms + n_drafted * token_ms)

@@ -50,7 +50,7 @@ def in_halves(devices: Sequence[Device], options: Options) -> bool:
 
 
 def most_rows(model: Model) -> int:
-    """Return the maximum number of rows of a step. Ops of experts have a workgroup per row and used
+    """Return the maximum number of rows of a step. Ops for experts dispatch a workgroup per row and used
     expert."""
     return min(MAX_ROWS, 1 << (MAX_GROUPS // max(1, model.n_used)).bit_length() - 1)
 
@@ -182,7 +182,7 @@ def trace_reduces(
     n_rows: int = 1,
     ahead: bool = False,
 ) -> list[Reduce]:
-    """Return the all-reduces of a step, or of a step of the multi-token prediction head if `ahead` is set."""
+    """Return a step's all-reduces. If `ahead` is set, it is a step of the multi-token prediction head."""
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]

@@ -1,6 +1,6 @@
 // Compute a tile of an int8 product on matrix units. Slices of w's codes (lib/quants.glsl) and of x in 8 bits
-// (lib/q8.glsl) are copied to shared memory. The dot product of two blocks of 32 elements is multiplied by
-// the scales of both blocks.
+// (lib/q8.glsl) are copied to shared memory. The dot product of two 32-element blocks is multiplied by both
+// blocks' scales.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require

@@ -73,7 +73,7 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two words of one row.
+// WHOLE_FOURS: row lengths are multiples of 4, so four 2-byte elements are two words of one row.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif

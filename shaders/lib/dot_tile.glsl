@@ -62,7 +62,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Add the dot products of 16 codes of four rows of w with a row of x.
+// Add the dot products of 16 codes from each of four rows of w with a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);

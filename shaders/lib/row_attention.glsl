@@ -1,7 +1,7 @@
-// Compute the attention of a tile of rows over one split of their keys, for up to HEADS q heads of one kv head.
-// A query is a head of a row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one split, and the shader writes the result.
-// Otherwise the shader writes part = (sum of p * v, maximum score, sum of p). Without keys the result is
-// zeros. The including file defines these functions.
+// Compute the attention of a tile's rows over one split of their keys, for up to HEADS q heads of one kv
+// head. A query is a head of a row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one
+// split, and the shader writes the result. Otherwise the shader writes part = (sum of p * v, maximum score,
+// sum of p). Without keys the result is zeros. The including file defines these functions.
 uint n_keys_of(uint row, uint pos);
 uint first_key_of(uint n_keys);
 bool in_window(uint key_pos, uint n_keys);

@@ -1,5 +1,5 @@
-// The keys that a row attends to: of its last `window` positions, and of its chunk of `chunk` positions. Zero means
-// no limit.
+// The keys that a row attends to: in its last `window` positions, and in its chunk of `chunk` positions. Zero
+// means no limit.
 
 uint first_key_of(uint n_keys) {
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;

@@ -27,9 +27,9 @@ def forward(
 ) -> np.ndarray:
     """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
     have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
-    positions that a token attends to, where 0 means all positions. `owners` are the layers whose K and V are
-    read. `control` are the vectors that are added to the residual after a layer. For each matrix, `squares`
-    receives the sum over all tokens of x * x, where x is the matrix's input."""
+    positions that a token attends to (0: all). `owners` are the layers whose K and V are read. `control` are
+    vectors to add to the residual after each layer. For each matrix, `squares` receives the sum over all
+    tokens of x * x, where x is the matrix's input."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)

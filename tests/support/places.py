@@ -1,4 +1,4 @@
-"""Paths of the checkout, of the test data, and of files next to the checkout."""
+"""Paths of the checkout, the test data, and files next to the checkout."""
 
 from __future__ import annotations
 

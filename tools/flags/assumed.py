@@ -15,7 +15,7 @@ MOST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """The devices' speeds, one for each time of an exchange, and the acceptances of drafts."""
+    """`rates` holds the devices' speeds for each exchange time."""
 
     rates: tuple[Rates, ...]
     acceptances: tuple[float, ...]

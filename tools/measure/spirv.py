@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vkbackend.vulkan.device import VulkanDevice
 
 MAGIC, OP_DECORATE, OP_VARIABLE, OP_TYPE_POINTER = 0x07230203, 71, 59, 32
-BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of the storage class of uniform blocks
+BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of uniform blocks' storage class
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:

@@ -143,8 +143,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """Rounding to F16 has a relative error u of 2^-11. Scores of about +-10 have errors of 10 u /
-    sqrt(head_k), and probabilities have errors of u. The result's NMSE is 1e-7."""
+    """Rounding to F16 has a relative error u of 2^-11. Scores of about +-10 have an error of 10 u /
+    sqrt(head_k), probabilities an error of u. The result's NMSE is 1e-7."""
 
     tolerance: ClassVar[float] = 1e-6
 

@@ -88,8 +88,7 @@ ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 
 
 class Shapes(Part):
-    """Compares logits of prompts of several lengths, and of the next token, with the logits of the numpy
-    device."""
+    """Compares the logits of prompts of several lengths and of the next token with the numpy device's."""
 
     title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0

@@ -136,8 +136,8 @@ class LlamaResults:
         return ("word", word) if word else ("eos", "")
 
     def row(self, job: Job, token: int, row: Logprobs) -> dict[str, Any]:
-        """Return the probabilities of a token and of the likeliest tokens, as logarithms, or as numbers of 0
-        to 1 with `post_sampling_probs`."""
+        """Return the log probabilities of a token and the likeliest tokens. With `post_sampling_probs`,
+        return probabilities."""
         is_plain = bool(job.options.get("post_sampling_probs"))
         top = [self._prob(t, p, is_plain) for t, p in row.top]
         return self._prob(token, row.logprob, is_plain) | {"top_probs" if is_plain else "top_logprobs": top}

@@ -1,4 +1,4 @@
-"""Listen at the addresses of --host: IP addresses, names of hosts, and files of Unix sockets."""
+"""Listen at the addresses of --host: IP addresses, host names, and Unix socket files."""
 
 from __future__ import annotations
 

@@ -156,8 +156,8 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """Compute h = residual + the partial sums of the devices, added in slot order. If w is given, y =
-        rms_norm(h) * w.
+        """Compute h = residual + the devices' partial sums, in slot order. If w is given, y = rms_norm(h) *
+        w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with a device's
         partial sum: n_rows * n floats, the result of pack_bf16 (wire="bf16"), or the result of pack_halves

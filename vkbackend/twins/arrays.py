@@ -28,7 +28,7 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """Return (words [n_blocks, 1 + width / 2], slice of elements) of the full blocks, and of a shorter last
+    """Return (words [n_blocks, 1 + width / 2], slice of elements) of the full blocks and of a shorter last
     block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []

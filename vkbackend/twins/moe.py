@@ -1,4 +1,4 @@
-"""Twins of the ops of a mixture of experts. Routing computes in float32 in the shaders' order, so the bits
+"""Twins of the ops for a mixture of experts. Routing computes in float32 in the shaders' order, so the bits
 are identical."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ANY = f"{DENSE}{MORE}\\.weight|output\\.weight|{EXPERTS}"
 
 
 class Adapted:
-    """A model, two adapters of ranks 4 and 6, and the logits of merged models by choice of adapters."""
+    """A model, two adapters (ranks 4 and 6), and the merged models' logits for each choice of adapters."""
 
     def __init__(self, name: str, pattern: str, folder: Path) -> None:
         self.fixture: Fixture = build(name)

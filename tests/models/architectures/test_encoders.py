@@ -76,7 +76,7 @@ def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
     assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
 
 
-# a family of each form of block, of windows and of experts runs by default
+# by default, one family runs for each form of block, for windows and for experts
 @pytest.mark.parametrize(
     ("name", "devices"),
     [

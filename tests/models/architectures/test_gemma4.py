@@ -51,7 +51,7 @@ def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
 def test_dense_and_expert_sums_are_exchanged_together(tmp_path: Path, shares: Any) -> None:
-    """One of the four devices has columns of the experts but none of the dense FFN."""
+    """One of the four devices holds columns of the experts but none of the dense FFN."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
     want, none = logits_and_writers(path, 1)
     got, writers = logits_and_writers(path, 4, tensor_split=shares)

@@ -18,7 +18,7 @@ from vkbackend import env
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
-# The first rows after 27 positions cross the border of a block of 32 cells, and the windows of 12.
+# The first rows after 27 positions cross the border of a 32-cell block, and 12-position windows.
 STORED, ROWS = 27, (2, 3, 5, 8)
 MOST = max(ROWS)
 # With 8 blocks of cells, a GPU divides a row's keys among two dispatches.

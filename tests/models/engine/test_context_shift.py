@@ -95,7 +95,7 @@ def test_penalties_count_discarded_tokens() -> None:
 
 @pytest.mark.parametrize("keep", [0, 40, 64])
 def test_shifted_blocks_are_never_shared(keep: int) -> None:
-    """A prompt with the tokens of a shifted cache is computed again, except for the kept tokens."""
+    """A prompt that equals the tokens of a shifted cache is computed again, except for the kept tokens."""
     engine, runner = make(n_slots=2, n_ctx=128, context_shift=True)
     tokens = prompt(120)
     out = tokens_of(finish(engine, [Generate(0, tokens, 30, GREEDY, n_keep=keep)])[0])

@@ -321,7 +321,7 @@ def test_a_hostfile_names_the_devices() -> None:
 
 
 def test_the_largest_message_is_within_the_limits() -> None:
-    """A call can contain the masks of 512 rows of a vocabulary of 262,144 tokens."""
+    """A call can contain the masks of 512 rows for a vocabulary of 262,144 tokens."""
     masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
     call = node_messages.Step([1], [RUN], [0], 1, masks)
     data = node_messages.encode(call)

@@ -1,4 +1,4 @@
-"""Makes `heads/*.npz`, the logits of the heads of heads.py, with the layers of `transformers`.
+"""Makes `heads/*.npz`, the logits of the heads in heads.py, with the layers of `transformers`.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_heads.py [NAME ...]  # Writes the files.
 
@@ -72,8 +72,8 @@ def states(network: Any, tokens: list[int]) -> tuple[Rows, np.ndarray]:
 
 
 def golden(name: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the logits of the last prompt rows, the logits of drafted rows, and the tokens of the drafted
-    rows. The model chose the first of these tokens."""
+    """Return the logits of the last prompt rows, and the logits and tokens of the drafted rows. The model
+    chose the first of these tokens."""
     fixture = with_head(name)
     head, network = Head(fixture), hf.model(without_head(fixture))
     h, logits_of_model = states(network, PROMPT)

@@ -1,4 +1,4 @@
-// A live view of devices, with memory by purpose, share of the weights, and cost of a reduce.
+// A live view of devices: memory by purpose, share of the weights, reduce time.
 
 import { bytes, element, find, number } from "./dom.js";
 

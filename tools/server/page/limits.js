@@ -1,4 +1,4 @@
-// Limits the number of elements of an answer, because a browser freezes with hundreds of thousands.
+// Limits the number of elements of an answer, because hundreds of thousands freeze a browser.
 
 const MAX_PARTS = 20_000; // of a block: items, cells, formulas, emphasized words
 export const MAX_BLOCKS = 5000; // of an answer

@@ -1,4 +1,4 @@
-// Shows all versions of a message next to each other: of an answer, or of a question with its answer.
+// Shows all versions of an answer, or of a question with its answer, next to each other.
 
 import { button, element, find } from "./dom.js";
 import { folded } from "./fold.js";
