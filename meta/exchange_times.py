@@ -25,7 +25,8 @@ class ExchangeTime:
 
 
 def times_of(transport: Transport, node: int, nbytes: int, n: int) -> list[float]:
-    """Return the seconds of each of `n` exchanges, after a warm-up. The other node must call this too."""
+    """Time `n` exchanges one by one, after a warm-up, and return their seconds. The other node must call this
+    too."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     transfers = transport.transfers([(node, sent)], [(node, received)], "a measured exchange")
     seconds = []

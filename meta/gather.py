@@ -32,7 +32,7 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """Return (rows, bytes per row) of a stored tensor. A stack consists of the rows of all experts."""
+    """Return (rows, bytes per row) of a stored tensor. A stack contains all experts' rows."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
@@ -62,7 +62,8 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """Return the extents of `cuts`, a device's parts of a matrix. `pieces` lists (first local row, view)."""
+    """Return the extents of `cuts`, the parts of a matrix on a device. `pieces` lists (first local row,
+    view)."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0

@@ -108,7 +108,7 @@ class Mesh:
         second: StepParams | None = None,
         adapters: np.ndarray | None = None,
     ) -> None:
-        """Write the next step's parameters to every device. `second` holds the parameters of the second half
+        """Write the next step's parameters to every device. `second` holds the parameters for the second half
         of the rows. `rope` maps table names to float32 [rows, width / 2, 2]. `adapters` holds the words of
         StepKind.adapter_words."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):

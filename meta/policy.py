@@ -85,8 +85,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The FFN columns of a layer, or of each expert. `block` is the number of elements per quant block of
-    ffn_down. A shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
+    """A layer's FFN columns, or each expert's. `block` is the number of elements per quant block of ffn_down.
+    A shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
 
     n_ff: int
     block: int = 1
@@ -117,8 +117,8 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """Return (plans of the layers, plan of all other tensors). `tensor_split` None means equal shares. Raises
-    PlanError if a dimension is smaller than a unit, or InvalidArgument for an unknown policy."""
+    """Return (the layers' plans, the plan for all other tensors). `tensor_split` None means equal shares.
+    Raises PlanError if a dimension is smaller than a unit, or InvalidArgument for an unknown policy."""
     if policy not in POLICIES:
         raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
     shares = normalise(tensor_split, n_devices)

@@ -31,7 +31,7 @@ _F16_FROM_MANY = 262_144
 # A reduce is scattered from these numbers of devices and bytes on, because reading n - 1 complete slots then
 # takes longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # Parts of large scattered reduces are multiples of this many elements.
+PART = 1024  # In large scattered reduces, parts are multiples of this many elements.
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:

@@ -166,7 +166,7 @@ def measure(
     largest = [0] * n
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
-        """Return (bytes of each arena, words of the largest slot). Also update `largest`."""
+        """Return (each arena's bytes, the largest slot's words). Also update `largest`."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
         arenas, alike = [], dict[object, int]()  # devices with equal recordings are planned once
         for d, device in enumerate(devices):

@@ -29,7 +29,7 @@ class State:
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # The devices with a share of a PARTIAL tensor.
-    # The ranges of each expert of a stack. For a stack, `ranges` is experts[0].
+    # Each expert's ranges in a stack. For a stack, `ranges` is experts[0].
     experts: tuple[Ranges, ...] = ()
     # If `segments` is set, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """Return the ranges of kv heads for ranges of q heads. Two devices that share a group both hold its kv
+    """Return the kv head ranges for ranges of q heads. Two devices that share a group both hold its kv
     head."""
     at, ranges = 0, []
     for begin, end in heads:

@@ -31,7 +31,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
-shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and of the previous block
+shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and the previous block
 uint half_of; // index of this block's first cell in key_cells
 
 uint n_keys_of(uint row, uint pos) { return row < step_n_rows() ? min(pos + 1, n_chosen) : 0; }

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] is the row before row r of its sequence: x[r - 1] within a run, and a kept row of the slot for the first
-// row of a run (keep_rows.comp). Rows at position 0 and rows that the step does not have are zeros.
+// y[r] is the row before row r in its sequence: x[r - 1] within a run, or the slot's kept row for a run's
+// first row (keep_rows.comp). Rows at position 0 and rows that the step does not have are zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_X = 1; // 0: every run has one row

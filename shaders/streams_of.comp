@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write rows of n_streams streams of n values. The first stream is x, and the others are streams of a, scaled
-// to the root mean square of x.
+// Write rows with n_streams streams of n values. The first stream is x, and the others are streams of a,
+// scaled to the root mean square of x.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -2,7 +2,7 @@
 
 "weight GB/s" is the rate at which all devices together read weights, and "% of copy" is its ratio to the copy
 rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read" is its ratio
-to the rate of a second read of the file. The formats csv and json use llama-bench's fields. Every test is
+to the rate at which the file is read again. The formats csv and json use llama-bench's fields. Every test is
 warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and devices,
 and adds its rate and the ratio.
 """

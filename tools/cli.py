@@ -101,7 +101,7 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands, and the parser of `chosen`. Only the second parser has flags.
+    """Return the parser of all commands, and the parser for `chosen`. Only the second parser has flags.
     Refused and ineffective flags of llama.cpp are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",

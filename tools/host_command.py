@@ -22,7 +22,7 @@ from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.node_advice import NodeRates, advice, placements
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-EXCHANGE_NBYTES = 16 << 10  # one token's sum of a layer of width 4,096
+EXCHANGE_NBYTES = 16 << 10  # one token's sum in a layer of width 4,096
 
 
 def main() -> int:

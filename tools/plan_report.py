@@ -85,8 +85,8 @@ class Report:
         return rows
 
     def bus(self) -> list[dict[str, Any]]:
-        """Return a row per device that reads weights from host memory: the bytes of a token and, by rows of a
-        step, of a prompt token."""
+        """Return a row per device that reads weights from host memory: the bytes for a token, and for a
+        prompt token by rows per step."""
         by_rows = {n: bus_bytes_per_row(self.model, self.layout, n) for n in (1, *sorted(self.step_rows()))}
         return [
             {
@@ -102,8 +102,8 @@ class Report:
         return {*BUS_ROWS, self.options.n_ubatch} - {1}
 
     def traffic(self) -> dict[str, int]:
-        """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that
-        devices write to shared memory."""
+        """Return one token's all-reduces: their number, message bytes, and the bytes that devices write to
+        shared memory."""
         nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}

@@ -223,7 +223,7 @@ class Pace:
     @property
     def flops(self) -> float:
         """Estimate FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of 15
-        (integrated, with one channel of DDR4) to 80 FLOP per byte. Products of many rows reach two thirds
+        (integrated, with one channel of DDR4) to 80 FLOP per byte. Products with many rows reach two thirds
         of the peak."""
         return 10 * self.memory
 

@@ -2,9 +2,9 @@
 the first in the low 16 bits.
 
 `bf16` is the upper 16 bits of a float. `f16` consists of a sign, 5 bits of exponent and 11 bits of
-significand. Elements of `f16` are in blocks of 128. A word before each block holds the exponent of the
-block's largest element, which adds 1.6% of data. No element overflows, and only elements 2^29 times smaller
-than the largest become zero.
+significand. `f16` has blocks of 128 elements. A word before each block holds the exponent of the block's
+largest element, which adds 1.6% of data. No element overflows, and only elements 2^29 times smaller than the
+largest become zero.
 """
 
 from __future__ import annotations

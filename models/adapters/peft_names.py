@@ -36,7 +36,7 @@ class Target:
 
 
 class PeftNames:
-    """`head_dim` is the elements of a head of q and k."""
+    """`head_dim` is the size of a head of q and k."""
 
     def __init__(self, path: str, architecture: str, n_layer: int, head_dim: int) -> None:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map

@@ -44,7 +44,7 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 def all_weights(model: Model) -> list[WeightSpec]:
-    """Return the weights of the model's file and of its adapters."""
+    """Return the weights of the model's file and its adapters."""
     return [*model.weights(), *model.low_rank]
 
 

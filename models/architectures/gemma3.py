@@ -1,5 +1,5 @@
-"""gemma3 (Gemma 3): gemma with norms of the heads of q and k, norms after attention and FFN, and in some
-models a soft-cap of the logits.
+"""gemma3 (Gemma 3): gemma with norms of q and k heads, norms after attention and FFN, and in some models a
+soft-cap of the logits.
 
 Five of six layers have a window, another RoPE base and no RoPE scaling. Gemma team 2025, arXiv:2503.19786.
 """

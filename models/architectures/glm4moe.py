@@ -1,5 +1,5 @@
-"""glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, optional norms of the heads of q and k, and RoPE on
-a part of each head. All but the first layers have experts and a shared expert. Routing and
+"""glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, optional norms of q and k heads, and RoPE on a part
+of each head. All but the first layers have experts and a shared expert. Routing and
 the multi-token prediction head are DeepSeek-V3's (arXiv:2412.19437). GLM-4.5 team 2025, arXiv:2508.06471.
 """
 

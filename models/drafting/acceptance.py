@@ -1,7 +1,7 @@
 """Learns how often drafted tokens are accepted.
 
 Each source of drafts has a rate, because an n-gram of six tokens is right more often than an n-gram of three
-tokens. Rates of a sequence begin with the rate of all sequences.
+tokens. A sequence's rates start at the rate of all sequences.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.gguf.reader import GGUF
 
-MAX_DIFFERENCE = 128  # Padding of the vocabulary differs between the sizes of a family.
+MAX_DIFFERENCE = 128  # The vocabulary's padding differs between the model sizes of a family.
 FIRST_COMPARED = 5  # The first tokens are special tokens, whose texts differ between conversions.
 KEY = "tokenizer.ggml."
 

@@ -241,7 +241,7 @@ class Sequence:
         return Timings(*times, self.n_drafted, self.n_accepted)
 
 
-Batch = list[tuple[Sequence, int, int]]  # (sequence, number of rows, number of rows with logits)
+Batch = list[tuple[Sequence, int, int]]  # (sequence, rows, rows with logits)
 
 NEVER_KEPT = 4  # A shift keeps at most n_ctx - 4 tokens, as in llama.cpp.
 

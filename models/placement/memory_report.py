@@ -132,8 +132,8 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts each weight once. `mirrored` counts further copies of mirrored tensors. `replicated` counts
-    further copies of parts of split tensors. `adapters` counts all copies of low-rank adapters.
+    `model` counts each weight once. `mirrored` counts additional copies of mirrored tensors. `replicated`
+    counts additional copies of split tensors' parts. `adapters` counts all copies of low-rank adapters.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     weights = [load for load in layout.loads if load.name not in layout.adapters]

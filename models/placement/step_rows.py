@@ -36,7 +36,7 @@ def chosen_rows(
     budgets: Sequence[Budget],
     halves: bool = False,
 ) -> int:
-    """Return the rows of the largest step, for an `n_ubatch` of 0."""
+    """Return the number of rows of the largest step if `n_ubatch` is 0."""
     if options.n_gpu_layers is None and not options.override_tensor:
         return DEFAULT_ROWS
     limits = [device.limits for device in devices]

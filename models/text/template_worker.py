@@ -91,8 +91,8 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def today() -> dict[str, Any]:
-    """Return the dates that templates read, in llama.cpp's formats. Without them, the template of Llama 3.1
-    writes a date of 2024."""
+    """Return the dates that templates read, in llama.cpp's formats. Without them, Llama 3.1's template writes
+    a date in 2024."""
     now = datetime.now()
     return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
 

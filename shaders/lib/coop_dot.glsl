@@ -37,7 +37,7 @@ shared float w_scale[BLOCKS * TM]; // [block][row of w]
 shared float x_scale[BLOCKS * TN]; // [block][row of x]
 #ifdef HAS_LOW
 shared float w_low[BLOCKS * TM];
-shared float x_sum[BLOCKS * TN]; // sum of the dequantized values of a block
+shared float x_sum[BLOCKS * TN]; // sum of a block's dequantized values
 #endif
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }

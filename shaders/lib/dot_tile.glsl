@@ -1,4 +1,4 @@
-// Compute the tiles of mat_mul_dot and mat_mul_dot_id, 64 rows of w by 8 * RN rows of x. Each of 16 x 8
+// Compute the tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 * RN rows of x. Each of 16 x 8
 // threads computes 4 * RN values. The threads copy slices of 64 elements along k to shared memory as packed
 // codes (at most 13.5 KiB). A thread loads all its values of a slice before it stores any, so that loads
 // overlap.

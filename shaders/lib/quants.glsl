@@ -11,7 +11,7 @@
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
-// OpSDot of two vectors of four int8.
+// OpSDot: the dot product of two vectors of four int8.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot4(int a, int b, spirv_literal int four_bytes);
 
@@ -39,7 +39,7 @@ uvec4 u128_at(uint at) {
 
 uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (mask * 0x01010101u); }
 
-// Expand each of 16 bits to a byte of 0 or 1.
+// Expand 16 bits to bytes of 0 or 1.
 uvec4 spread16(uint bits) { return (((uvec4(bits) >> uvec4(0, 4, 8, 12)) & 15u) * 0x00204081u) & 0x01010101u; }
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4)

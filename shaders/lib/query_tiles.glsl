@@ -1,4 +1,4 @@
-// Tiles of TQ rows of one run, for attn_prefill. Include after lib/step.glsl.
+// Tiles of TQ rows from one run, for attn_prefill. Include after lib/step.glsl.
 
 struct QueryTile {
     uint slot;

@@ -17,7 +17,7 @@ const uint QUERIES = HEADS * ROWS;
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
 const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
-// The groups of threads multiply V of different keys.
+// Thread groups multiply V of different keys.
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
 // A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. With a smaller K_BATCH
 // the loop would need more than K_TURNS iterations. No branch separates a load from its use, because RADV
@@ -35,7 +35,7 @@ const bool K_WORDS = K_QUANTIZED && K_EXACT && K_WHOLE_PAIRS && K_ROUND_OF_PAIRS
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
 const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
 const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
-const uint V_STEP = V_BATCH * V_GROUPS; // keys of V per iteration of the workgroup
+const uint V_STEP = V_BATCH * V_GROUPS; // keys of V per iteration of a workgroup
 const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
 const uint SCORES = QUERIES * CELL_BLOCK;
 

@@ -1,5 +1,5 @@
-// Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile
-// has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each computes the scores of some
+// Compute attention for a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile has
+// ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each computes the scores of some
 // keys, and p * v for some dimensions. The output stays in matrices. A matrix of the rows' factors rescales
 // the output. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
 // defines put and bias_of.

@@ -1,5 +1,5 @@
-"""A step of 1 to MAX_VEC_ROWS rows computes each row with the ops, splits and wire formats of a step of one
-row. The devices are simulated with the limits of several vendors."""
+"""A step of 1 to MAX_VEC_ROWS rows computes each row with the same ops, splits and wire formats as a one-row
+step. The devices are simulated with the limits of several vendors."""
 
 from __future__ import annotations
 

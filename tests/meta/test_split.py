@@ -83,8 +83,8 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six heads of 8 elements are in groups of two. B and C of a group have 4 values each. Every device that needs
-# a group has a copy. The second group is on both devices, because both need it.
+# Six 8-element heads are in groups of two. B and C of a group have 4 values each. Every device that needs a
+# group has a copy. The second group is on both devices, because both need it.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

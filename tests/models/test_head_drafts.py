@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("devices", [QUICKEST, wide(pytest.param(QUICKEST * 2, id="two"))])
 @pytest.mark.parametrize("options", [{}, wide(pytest.param({"process": True}, id="process"))])
 def test_stories_are_the_same(path: Path, devices: list[str], options: dict[str, bool]) -> None:
-    """The number of drafts depends on the times of steps."""
+    """The number of drafts depends on step times."""
     stories = []
     for speculation in (None, "mtp", "ngram,mtp"):
         with LLM(path, devices=devices, n_ctx=256, exact=True, speculation=speculation, **options) as llm:

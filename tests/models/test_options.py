@@ -70,7 +70,7 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
 @pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
                                       AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
-    """Editors show this text. Descriptions of switches and of stop strings need no default."""
+    """Editors show this text. Descriptions of switches and stop strings need no default."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body
     assert isinstance(tree, ast.ClassDef)
     entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]

@@ -1,5 +1,5 @@
-"""Device sets for tests of complete models: one to three devices of the first driver, and devices of two
-drivers in both orders."""
+"""Device sets for tests of complete models: one to three devices of the first driver, and two drivers in both
+orders."""
 
 from __future__ import annotations
 

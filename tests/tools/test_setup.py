@@ -62,7 +62,7 @@ def run(
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file. `os.walk` reads 20,000 files in a third of the time of `rglob`."""
+    """Return size and time of every file. `os.walk` reads 20,000 files three times as fast as `rglob`."""
     files = {}
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]

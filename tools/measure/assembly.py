@@ -1,7 +1,7 @@
 """Counts a kernel's instructions by class, loads in flight, loops and multiply-adds. dialects.py parses each
 vendor's assembly.
 
-An instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is the smallest loop with more than
+A 32-lane instruction counts twice in a 16-lane subgroup. The hot loop is the smallest loop with more than
 half of the multiply-adds in loops. Only the kernel's fastest multiply-adds count: on matrix units, else in
 integer dot products, else in floats. Instructions of inner loops count once.
 """

@@ -203,8 +203,7 @@ _DIALECTS: dict[str, Callable[[str, int], Iterator[str | Block | Op]]] = {
 
 
 def listing(vendor: str, text: str, lanes: int) -> Listing:
-    """Return the instructions of a kernel with subgroups of `lanes`. The listing is empty for an unknown
-    vendor."""
+    """Return a kernel's instructions for subgroups of `lanes`. The listing is empty for an unknown vendor."""
     read = _DIALECTS.get(vendor)
     ops: list[Op] = []
     labels: dict[str, int] = {}

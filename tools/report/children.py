@@ -26,12 +26,12 @@ WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
 START_S = 120.0
 KILL_S = 10.0  # A killed process that still blocks after this time is abandoned.
 MAX_LOSSES = 8  # After this many lost processes, a part is abandoned on these devices.
-Tell = Callable[[str, int, int], None]  # Arguments: starting case, number of finished cases, number of cases.
+Tell = Callable[[str, int, int], None]  # Arguments: starting case, finished cases, total cases.
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a part on a group of devices. `unfinished` describes missing cases."""
+    """A part's results on a group of devices. `unfinished` describes missing cases."""
 
     devices: Group
     rows: list[Row] = field(default_factory=list)

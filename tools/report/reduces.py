@@ -1,4 +1,4 @@
-"""Time all-reduces of every pair of devices, by size, provider and number of segments submitted ahead."""
+"""Time all-reduces for every pair of devices, by size, provider and segments submitted ahead."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of vkQueueSubmit and of waiting, so each sequence ends with a copy of a new
-            # number to another word. If the number does not arrive, the sequence did not run.
+            # kp ignores errors when it submits and waits, so each sequence ends with a copy of a new number
+            # to another word. If the number does not arrive, the sequence did not run.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()

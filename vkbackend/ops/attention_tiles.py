@@ -10,7 +10,7 @@ from vkbackend.ops.matrix import MAX_VEC_ROWS
 from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
-MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
+MAX_TILE = 1536  # Floats of q in a tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_QUERIES = 8  # heads times rows
 MAX_SPLITS = 64  # With 64 splits, a row with 4 KV heads has 256 workgroups.
 MAX_UNIT_HEAD = 256  # Largest head on matrix units: its output is in a subgroup's registers.
@@ -31,8 +31,8 @@ def attn_splits(
     tile_heads: int = MAX_TILE_QUERIES,
 ) -> int:
     """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
-    of keys. If a row's bits must not depend on the number of rows, a step of few rows has as many splits as a
-    step of one row."""
+    of keys. If a row's bits must not depend on the number of rows, a step of few rows uses as many splits as
+    a one-row step."""
     if limits.batch_invariant and n_rows <= MAX_VEC_ROWS:
         n_rows = 1
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))

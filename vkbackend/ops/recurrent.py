@@ -20,7 +20,7 @@ CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gat
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound of the number of tiles. Each run's last tile may be incomplete."""
+    """Return an upper bound for the number of tiles. Each run's last tile may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 

@@ -99,7 +99,7 @@ class RowOps(Target):
         self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
 
     def row_moments(self, x: View, y: View) -> None:
-        """Write the sum and the sum of squares of each row of x [n_rows, n] to y [n_rows, 2]."""
+        """Write each row's sum and sum of squares to y [n_rows, 2], for x [n_rows, n]."""
         n_rows, n = x.shape
         assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
@@ -239,8 +239,8 @@ class RowOps(Target):
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
-        """Write the maximum and the sum of exp(x - maximum) of each chunk of x [n_rows, n] to y [n_rows,
-        n_chunks, 2]. The sum is NaN if the chunk contains NaN or +inf. `log_of_sums` combines the chunks."""
+        """Write each chunk's maximum and sum of exp(x - maximum) to y [n_rows, n_chunks, 2], for x [n_rows,
+        n]. The sum is NaN if the chunk contains NaN or +inf. `log_of_sums` combines the chunks."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

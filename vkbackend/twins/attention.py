@@ -126,7 +126,7 @@ def attn_decode(
 
 
 def part_of(score: Array, values: Array) -> Array:
-    """Return (sum of p * v, max, sum of p) of a split for each head, [n_heads, head_v + 2]."""
+    """Return a split's (sum of p * v, max, sum of p) for each head, [n_heads, head_v + 2]."""
     top = score.max(axis=1, keepdims=True)
     prob = np.exp(score - top)
     return np.c_[np.einsum("hj,jhd->hd", prob, values), top, prob.sum(axis=1)]

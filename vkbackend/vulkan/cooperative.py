@@ -12,7 +12,7 @@ from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
 # VkComponentTypeKHR and VkScopeKHR have the same values in both extensions.
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
-HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and of sums.
+HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and sums.
 # Features that matrix units need. If memory_model is enabled, atomics in every shader need
 # memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")

@@ -35,8 +35,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """Return the driver's cache data, or b"" if its header is incomplete. Lavapipe of Mesa 26.2 returns
-        20 of the header's 32 bytes."""
+        """Return the driver's cache data, or b"" if its header is incomplete. Mesa 26.2's lavapipe returns
+        only 20 of the header's 32 bytes."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""

@@ -54,7 +54,7 @@ def block_mark(mark: Mark, begin: int, end: int) -> BlockMark:
 
 
 def adapters_at(mark: Mark, position: int) -> tuple[tuple[int, float], ...]:
-    """Return the (id, scale) of the adapters of a row."""
+    """Return (id, scale) of a row's adapters."""
     return tuple((use.id, use.scale) for use in mark if use.start <= position)
 
 

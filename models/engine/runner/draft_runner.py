@@ -39,7 +39,7 @@ class DraftRunner:
         return n
 
     def best(self, rows: Sequence[Rows], summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        # Steps of several rows compute runs of one row first.
+        # Steps with several rows compute one-row runs first.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens) > 1)
         tokens: list[int] = []
         runs: list[Run] = []

@@ -58,7 +58,7 @@ def pairs(fixture: Fixture) -> Pairs:
 
 
 def halves(name: str, b: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undo the converter's order of the rows of q and k."""
+    """Undo the converter's row order for q and k."""
     if "attn_q." not in name and "attn_k." not in name:
         return b
     return b.reshape(-1, head_dim // 2, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)

@@ -193,7 +193,7 @@ def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) ->
         # Gate, up and glu of a layer are one dispatch only without adapters.
         assert len(ops) == len(base) + 2 * (7 * layers + 1) + 2 * layers
         copied = [sum(c.src.nbytes for c in r.accesses() if isinstance(c, Copy)) for r in (old, new)]
-        assert copied[1] - copied[0] == 4 * 2 * 2 * (1 + 1)  # ids and scales of a row and of an output row
+        assert copied[1] - copied[0] == 4 * 2 * 2 * (1 + 1)  # ids and scales of a row and an output row
 
 
 @pytest.mark.no_vulkan

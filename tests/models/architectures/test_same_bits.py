@@ -1,4 +1,4 @@
-"""The logits of 2 to 8 rows in one step equal the logits of the same rows in steps of one row, bit for bit.
+"""The logits of 2 to 8 rows in one step equal the same rows' logits in one-row steps, bit for bit.
 Speculative decoding relies on this."""
 
 from __future__ import annotations

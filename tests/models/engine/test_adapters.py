@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def cold(files: Files) -> list[list[int]]:
-    """The tokens of a merged model for each of CHOICES."""
+    """A merged model's tokens for each of CHOICES."""
     answers = []
     for i, choice in enumerate(CHOICES):
         chosen = [(files.pairs["ab".index(name)], scale) for name, scale in choice.items()]

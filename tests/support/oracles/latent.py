@@ -109,7 +109,7 @@ def mistral4(m: Fixture) -> None:
 
 
 # In every row, the last chosen score exceeds the next score by at least 1e-4 of the largest score. The margin
-# of 1e-4 is 100 times the error of F32. With eight index heads, few scores are 0.
+# of 1e-4 is 100 times F32's error. With eight index heads, few scores are 0.
 TOP_K, N_INDEX = 19, 8
 
 

@@ -226,7 +226,7 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        # VOCAB_ONLY is the first of four switches of one byte each. The third switch is on by default.
+        # VOCAB_ONLY is the first of four one-byte switches. The third switch is on by default.
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
