@@ -32,6 +32,7 @@ class Generation:
     shown: frozenset[int] = frozenset()  # control tokens shown in the answer
     may_end: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
+    resumed: tuple[int, ...] = ()  # Tokens of a lost engine. Their chunks are repeated.
 
     @property
     def seed(self) -> int:
@@ -57,6 +58,7 @@ class Generation:
             n_discard=options.n_discard,
             adapters=self.adapters,
             draft_max=options.draft_max,
+            resumed=self.resumed,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
@@ -175,6 +177,8 @@ async def astream(
         yield chunk
     answers, chunks = AsyncAnswers(mailbox, generation.message, eager=eager), Chunks(generation, tokenizer)
     try:
+        for token in generation.resumed:
+            yield chunks.push(token)
         async for answer in answers:
             yield chunks.push(answer)
             if chunks.found:

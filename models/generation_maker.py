@@ -85,6 +85,14 @@ class GenerationMaker:
         kept, adapters = self._kept(checked, len(ids)), self._adapters.resolved(checked.lora)
         return Generation(ids, most, kept, frozenset(checked.stop_token_ids), echo, adapters=adapters)
 
+    def resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation:
+        """Return a generation of a lost engine, to continue after `tokens`, which it generated. Raises
+        PromptTooLong if the context was shifted."""
+        check_tokens((*generation.ids, *tokens), self._info.n_vocab, self._info.n_ctx)
+        if generation.options.structure:
+            self._send_vocabulary()
+        return replace(generation, resumed=tuple(tokens))
+
     def ids_of(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
         self._mailbox.check_open()
         if self._info.encodes:

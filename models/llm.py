@@ -275,6 +275,25 @@ class LLM(Chats, Slots, Embeddings):
         # An engine in another process always computes ahead, so `eager` only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
+    def generation(
+        self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
+    ) -> Generation:
+        """Return the checked request of `stream`, for `aresume`."""
+        return self._generation(prompt, max_tokens, options)
+
+    def aresume(self, generation: Generation, tokens: Sequence[int]) -> AsyncGenerator[Chunk, None]:
+        """Run a generation of `generation`, or continue it after the loss of another engine of this model.
+
+        `tokens` are those that the lost engine generated. Their chunks are yielded again, without logprobs.
+        With the same seed, the text is as without the loss, except with xtc and mirostat. Raises
+        PromptTooLong if the context was shifted.
+        """
+        resumed = self._resumed(generation, tokens)
+        return astream(self._open_mailbox(), resumed, self._tokenizer, eager=self._apart)
+
+    def _resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation:
+        return self._maker.resumed(generation, tokens)
+
     def _generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
         return self._maker.generation(prompt, max_tokens, options)
 

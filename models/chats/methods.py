@@ -8,6 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -44,6 +45,9 @@ class Chats(ABC):
     def _generation(
         self, prompt: str | Sequence[int], max_tokens: int | None, options: GenerateKeywords
     ) -> Generation: ...
+
+    @abstractmethod
+    def _resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation: ...
 
     @overload
     def chat(
@@ -118,6 +122,11 @@ class Chats(ABC):
         if self._makers is None:
             self._makers = PromptMakers(self.tokenizer, self.chat_templates)
         return chat_request(self._makers.of(options), checked_messages("messages", messages), options)
+
+    def resume_chat(self, chat: PreparedChat, tokens: Sequence[int]) -> PreparedChat:
+        """Return the chat of a lost engine, to continue after `tokens`, as `aresume` does."""
+        generation = self._resumed(chat.generations[0], tokens)
+        return replace(chat, generations=[generation], mailbox=self._open_mailbox())
 
     @takes(ChatKeywords, ChatOptions)
     def prepare_chat(

@@ -188,10 +188,13 @@ class Engine:
         try:
             self._check(request)
             sampler = None
+            tokens = list(request.tokens)
             if isinstance(request, Generate):
                 sampler = Sampler(request.sampling, request.structure is not None)
+                sampler.resume(len(request.resumed))
+                tokens += request.resumed
             now = time.monotonic()
-            sequence = Sequence(request, self._n_submitted, now, list(request.tokens), sampler)
+            sequence = Sequence(request, self._n_submitted, now, tokens, sampler)
             if self.runner.encodes and len(request.tokens) > self.runner.n_ubatch:
                 sequence.stage, sequence.n_stages = 0, self.runner.n_stages
             if request.adapters:

@@ -53,7 +53,9 @@ class Grammars:
 
     def _start(self, sequence: Sequence, compiled: Future[LLMatcher]) -> None:
         assert self._compiler is not None and sequence.sampler is not None
-        sequence.sampler.matcher = self._compiler.start(compiled.result())
+        sequence.sampler.matcher = matcher = self._compiler.start(compiled.result())
+        for token in sequence.request.resumed if isinstance(sequence.request, Generate) else ():
+            matcher.take(token)
 
     def forget(self, sequence: Sequence) -> bool:
         return self._compiling.pop(sequence.request.id, None) is not None

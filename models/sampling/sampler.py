@@ -65,6 +65,13 @@ class Sampler:
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
+    def resume(self, n: int) -> None:
+        """Continue after `n` tokens that another sampler with these parameters has chosen. The random numbers
+        are then the same, except with xtc and mirostat, which depend on the logits of all tokens."""
+        self._n_chosen = n
+        if not self.greedy:
+            self.random.random(n)  # One number per token.
+
     def n_candidates(self, history: History, draft: History = ()) -> int:
         """Return the number of candidates to request, including lowered tokens, or 0 for the complete row.
         With a draft, the number is enough for every row of the draft."""

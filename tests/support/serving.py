@@ -89,6 +89,13 @@ class FakeModel:
     def close(self) -> None:
         pass
 
+    def generation(self, ids: list[int], max_tokens: int | None, **options: Any) -> Any:
+        return ids, max_tokens
+
+    def aresume(self, generation: Any, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
+        """Repeat the chunks of `tokens`, as a model's engine would, and continue."""
+        return self._stream(*generation)
+
     def astream(self, ids: list[int], max_tokens: int | None, **options: Any) -> AsyncGenerator[Chunk, None]:
         GenerateOptions.of(**options)
         if not ids:

@@ -37,6 +37,10 @@ class ChatJob(Job):
         assert self.prepared is not None
         return self.prepared.astream()
 
+    def resume(self, llm: LLM, tokens: Sequence[int]) -> AsyncGenerator[ChatChunk, None]:
+        assert self.prepared is not None
+        return llm.resume_chat(self.prepared, tokens).astream()
+
 
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.checks import refused
-from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.embeddings.methods import Job
 from vkbackend.models.embeddings.pooling import MAX_NORM
 from vkbackend.models.llm import LLM
@@ -119,12 +119,8 @@ async def _computed(service: Service, request: Request, llm: LLM, job: Job[T]) -
     # The texts of a request wait in this request and not in the engine's queue, so they count once.
     with service.admission.enter(1, streams=False):
         request.state.tokens = job.n_tokens, 0
-        try:
-            async with streams.while_connected(request.receive):
-                result = await llm.arun(job)
-        except VkbackendError as error:
-            service.model.failed(error, llm)
-            raise
+        async with streams.while_connected(request.receive):
+            result = await service.retried(llm, lambda llm: llm.arun(job))
     service.metrics.prompt_tokens += job.n_tokens
     return result
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -33,7 +34,14 @@ class Job:
     index: int = 0
 
     def start(self, llm: LLM) -> AsyncGenerator[Piece, None]:
+        if self.options.get("seed") in (None, -1):  # A resumed answer needs the same seed.
+            self.options = self.options | {"seed": secrets.randbelow(MAX_SEED)}
         return llm.astream(self.ids, self.max_tokens, **self.options)
+
+    def resume(self, llm: LLM, tokens: Sequence[int]) -> AsyncGenerator[Piece, None]:
+        """Continue after the loss of another engine, which generated `tokens`. Their pieces are repeated."""
+        generation = llm.generation(self.ids, self.max_tokens, **self.options)
+        return llm.aresume(generation, tokens)
 
 
 @dataclass(slots=True)
@@ -148,13 +156,16 @@ def several(job: Job, n: int) -> list[Job]:
 # ---- chunks ----
 
 
-async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
+Run = Callable[[Any], AsyncGenerator[Piece, None]]
+
+
+async def merged(run: Run, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
     """Yield the chunks of all jobs as they arrive. If a job fails, end all jobs."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
         try:
-            async with aclosing(job.start(llm)) as chunks:
+            async with aclosing(run(job)) as chunks:
                 async for chunk in chunks:
                     await queue.put((job, chunk))
             await queue.put((job, None))

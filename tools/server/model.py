@@ -26,6 +26,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 # would soon wait a minute.
 LASTED_S = 10.0
 CLOSE_S = 15.0
+REOPEN_S = 300.0  # How long an answer waits to continue.
 LOADING_RETRY_S = 2
 
 log = logging.getLogger("vkbackend.serve")
@@ -54,7 +55,7 @@ class Model:
         self.stats: dict[str, Any] = {}
         self.n_slots = 1
         self._llm: LLM | None = None
-        self._lost, self._closed = asyncio.Event(), asyncio.Event()
+        self._lost, self._closed, self._opened = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ending, self._end = False, "the server is shutting down"
 
     @property
@@ -97,6 +98,8 @@ class Model:
                     log.info("the model is ready (%.1f s)", ready - began)
                     self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
                     self._lost.clear()
+                    self._opened.set()
+                    self._opened = asyncio.Event()
                     self._on_ready()
                     await self._watch(llm)
                     self._llm, lasted_s = None, time.monotonic() - ready
@@ -131,6 +134,16 @@ class Model:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
+    async def reopened(self, lost: LLM) -> LLM:
+        """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REOPEN_S):
+                while self.state is not State.ENDED:
+                    if self._llm is not None and self._llm is not lost and self.state is State.READY:
+                        return self._llm
+                    await self._opened.wait()
+        raise self.not_ready()
+
     def failed(self, error: BaseException, llm: LLM) -> None:
         """Make `run` reopen the model if the error means that the model is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
@@ -141,8 +154,8 @@ class Model:
         """Make `run` close the model, which ends running requests with `reason`."""
         self._ending, self.state = True, State.ENDED
         self._end = reason or self._end
-        self._lost.set()
-        self._closed.set()
+        for event in (self._lost, self._closed, self._opened):
+            event.set()
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -1,23 +1,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from vkbackend.checks import whole_number
-from vkbackend.errors import VkbackendError
+from vkbackend.errors import DeviceLost, Timeout, VkbackendError
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server.adapter_fields import adapter_options
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.front import Config, Front
-from vkbackend.tools.server.generations import J, Piece, Tally, merged
+from vkbackend.tools.server.generations import J, Job, Piece, Tally, merged, raw_chunk
 from vkbackend.tools.server.limits import Admission
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
+
+T = TypeVar("T")
+MOST_RESUMES = 5  # of an answer
 
 
 class Service(Front):
@@ -84,17 +87,16 @@ class Service(Front):
             try:
                 if len(jobs) == 1:
                     (job,), (tally,) = jobs, tallies.values()
-                    async with aclosing(job.start(llm)) as pieces:
+                    async with aclosing(self._pieces(job, llm)) as pieces:
                         async for piece in pieces:
                             self._add(tally, piece, began)
                             yield job, piece, tally
                     return
-                async with aclosing(merged(llm, jobs)) as chunks:
+                async with aclosing(merged(lambda job: self._pieces(job, llm), jobs)) as chunks:
                     async for job, piece in chunks:
                         self._add(tally := tallies[id(job)], piece, began)
                         yield job, piece, tally
             except VkbackendError as error:
-                self.model.failed(error, llm)
                 if type(error) is VkbackendError and llm.is_open:
                     raise Refusal(400, str(error)) from None  # no token is allowed
                 raise
@@ -104,6 +106,51 @@ class Service(Front):
                     sum(t.prompt_n for t in tallies.values()),
                     sum(t.n_tokens for t in tallies.values()),
                 )
+
+    async def retried(self, llm: LLM, compute: Callable[[LLM], Awaitable[T]]) -> T:
+        """Compute, and once more if the engine is lost."""
+        try:
+            return await compute(llm)
+        except VkbackendError as error:
+            if not self._is_lost(error, llm):
+                raise
+        return await compute(await self.model.reopened(llm))
+
+    def _is_lost(self, error: VkbackendError, llm: LLM) -> bool:
+        """Return whether an error means that the model must be opened again, which then begins."""
+        self.model.failed(error, llm)
+        return isinstance(error, DeviceLost | Timeout) or not llm.is_open
+
+    async def _pieces(self, job: Job, llm: LLM) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of a job. If the engine is lost, wait until the model has been opened again, and
+        continue after the last token."""
+        tokens: list[int] = []
+        n_heads = n_before = n_resumed = 0
+        pieces = job.start(llm)
+        while True:
+            repeats, heads = len(tokens), n_heads
+            try:
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        chunk = raw_chunk(piece)
+                        if repeats or (heads and chunk.token is None):
+                            is_head = chunk.token is None and chunk.progress is None
+                            repeats, heads = repeats - (chunk.token is not None), heads - is_head
+                            continue
+                        if chunk.token is not None:
+                            tokens.append(chunk.token)
+                        n_heads += chunk.token is None and chunk.progress is None
+                        yield piece
+                return
+            except VkbackendError as error:
+                is_lost = self._is_lost(error, llm)
+                # A request that ends each engine must not end the engine of others for ever.
+                is_stuck = n_resumed and len(tokens) == n_before
+                if not is_lost or is_stuck or n_resumed == MOST_RESUMES:
+                    raise
+            n_resumed, n_before = n_resumed + 1, len(tokens)
+            llm = await self.model.reopened(llm)
+            pieces = job.resume(llm, tokens)
 
     def _add(self, tally: Tally, piece: Piece, began: float) -> None:
         tally.add(piece)

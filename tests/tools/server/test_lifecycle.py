@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 from serving import FakeModel, served, until
 
@@ -52,11 +56,21 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
         assert isinstance(server.failed, GGUFError)
 
 
+def read_to_end(sock: socket.socket) -> list[bytes]:
+    """Return the data of a stream's events."""
+    pieces = [sock.recv(65536)]
+    while not pieces[-1].endswith(b"0\r\n\r\n"):
+        pieces.append(sock.recv(65536))
+    sock.close()
+    lines = b"".join(pieces).splitlines()
+    return [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
+
+
 def test_a_lost_model_is_opened_again() -> None:
-    """If the model is lost, its streams end with an error event. Other requests get 503, and the server
-    continues to run."""
+    """If the model is lost, its streams continue after their last token. Other requests get 503, and the
+    server continues to run."""
     go = threading.Event()
-    models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
+    models = [FakeModel(pause_s=0.01), FakeModel()]
     first, opened = models[0], []
 
     def open_(progress: Progress) -> FakeModel:
@@ -67,22 +81,64 @@ def test_a_lost_model_is_opened_again() -> None:
 
     with served(None, config(), open_) as address:
         until(lambda: address.get("/health")[0] == 200)
-        stream = address.send("/completions", {"prompt": "a", "stream": True})
-        pieces = [stream.recv(65536)]
-        first.fails = lambda n: DeviceLost("the engine's process ended (exit code -9)")
-        while not pieces[-1].endswith(b"0\r\n\r\n"):
-            pieces.append(stream.recv(65536))
-        stream.close()
-        last = [line for line in b"".join(pieces).splitlines() if line.startswith(b"data: ")][-1]
-        error = json.loads(last.removeprefix(b"data: "))["error"]
-        assert error["type"] == "unavailable_error" and "being reopened" in error["message"]
+        stream = address.send("/completions", {"prompt": "a", "max_tokens": 30, "stream": True})
+        until(lambda: first.active == 1)
+        first.fails = lambda n: DeviceLost("the engine's process ended (exit code -9)") if n > 9 else None
         until(lambda: address.get("/health")[0] == 503)
         status, answer, headers = address.post("/completions", {"prompt": "a"})
         assert status == 503 and answer["error"]["state"] == "restarting" and "retry-after" in headers
         go.set()
+        *events, done = read_to_end(stream)
+        assert done == b"[DONE]" and "".join(json.loads(event)["content"] for event in events) == 30 * "x"
         until(lambda: address.get("/health")[0] == 200)
         assert address.post("/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
         assert "vkbackend:restarts_total 1" in address.get("/metrics")[1]
+
+
+def test_an_answer_that_ends_each_engine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second engine is lost at the same token. The stream ends with an error event."""
+    models: list[FakeModel] = []
+
+    def open_(progress: Progress) -> FakeModel:
+        models.append(FakeModel(fails=lambda n: DeviceLost("the engine's process ended") if n == 5 else None))
+        return models[-1]
+
+    with served(None, config(), open_) as address:
+        until(lambda: address.get("/health")[0] == 200)
+        stream = address.send("/completions", {"prompt": "a", "max_tokens": 30, "stream": True})
+        *events, last = read_to_end(stream)
+        assert "".join(json.loads(event)["content"] for event in events) == 5 * "x" and len(models) == 2
+        error = json.loads(last)["error"]
+        assert error["type"] == "unavailable_error" and "being reopened" in error["message"]
+
+
+@dataclass
+class FakeJob:
+    texts: tuple[str, ...] = ("a",)
+    n_tokens: int = 1
+
+
+def test_embeddings_are_computed_again_by_the_next_engine() -> None:
+    models: list[FakeModel] = []
+
+    class Embedder(FakeModel):
+        def embed_job(self, *given: Any, **options: Any) -> FakeJob:
+            return FakeJob()
+
+        async def arun(self, job: FakeJob) -> np.ndarray:
+            if self is models[0]:
+                self.lost = DeviceLost("the engine's process ended")
+                raise self.lost
+            return np.ones(2, np.float32)
+
+    def open_(progress: Progress) -> FakeModel:
+        models.append(Embedder())
+        return models[-1]
+
+    with served(None, config(), open_) as address:
+        until(lambda: address.get("/health")[0] == 200)
+        answer = address.post("/v1/embeddings", {"input": "a"})[1]
+        assert answer["data"][0]["embedding"] == [1.0, 1.0] and len(models) == 2
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import HANG_S, Command, until
@@ -16,6 +17,7 @@ from vkbackend.tools.flags.text import demo_model
 pytestmark = pytest.mark.no_vulkan
 
 TEXT = "Once upon a time"
+LETTERS = 'root ::= ("a" | "b" | "c" | " ")+'
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +194,38 @@ def test_slots_and_metrics_during_a_request(server: Command) -> None:
     assert server.address.get("/stats")[1]["devices"][0]["weights"] > 0
 
 
-def test_a_killed_engine_is_started_again(server: Command, direct: LLM) -> None:
-    """If the engine is killed, its stream ends with an error event. Texts of the new engine are correct."""
-    sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
-    pieces = [sock.recv(65536)]
-    os.kill(server.engine(), signal.SIGKILL)
-    while not pieces[-1].endswith(b"0\r\n\r\n"):
-        pieces.append(sock.recv(65536))
-    sock.close()
-    assert b'data: {"error":' in b"".join(pieces)
-    until(lambda: server.address.get("/health")[0] == 503)
-    until(lambda: server.address.get("/health")[0] == 200)
-    text = server.address.post("/completions", {"prompt": TEXT, "max_tokens": 12})[1]["choices"][0]["text"]
-    assert text == direct.generate(TEXT, 12, temperature=0).text
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.2, "seed": 7, "stop": ["xyz"], "n": 2, "repeat_penalty": 1.3},
+        pytest.param({"temperature": 0}, marks=pytest.mark.wide),
+        pytest.param({"temperature": 1.2, "seed": 8, "grammar": LETTERS}, marks=pytest.mark.wide),
+        pytest.param({"temperature": 1.2, "seed": 9, "top_k": 0}, marks=pytest.mark.wide),
+    ],
+    ids=str,
+)
+def test_streams_continue_after_the_engine_is_killed(server: Command, options: dict[str, Any]) -> None:
+    """The text is the text without a loss: random numbers, penalties and grammars continue after the tokens
+    that the client has."""
+    body = {"prompt": TEXT, "max_tokens": 60, "ignore_eos": True} | options
+    whole = server.address.post("/v1/completions", body)[1]["choices"]
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=HANG_S)
+    connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}))
+    answer = connection.getresponse()
+    texts, n_events, was_killed = {0: "", 1: ""}, 0, False
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+        n_events += 1
+        if n_events == 20:
+            os.kill(server.engine(), signal.SIGKILL)
+            was_killed = True
+    assert was_killed and [texts[choice["index"]] for choice in whole] == [choice["text"] for choice in whole]
+    assert "reopening it" in "".join(server.log)
 
 
 def test_running_answers_finish_after_sigterm() -> None:
