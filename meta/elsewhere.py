@@ -116,7 +116,7 @@ class Elsewhere(HostDevice):
         return self.link.read(self.index, _name(view), view.offset, view.nbytes)
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
-        """The device's node copies."""
+        """The device's own node makes the copies."""
 
     def build(self, recording: Recording) -> HostExecutable:
         return HostExecutable(recording)

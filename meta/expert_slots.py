@@ -30,7 +30,7 @@ MAX_LAYER_SLOTS = MAX_EXPERTS // 2  # Slots of unequal experts take two ids.
 
 
 def widths(load: Load, d: int) -> list[int]:
-    """Return how many FFN columns of each expert device `d` has."""
+    """Return how many FFN columns of each expert device `d` holds."""
     by_columns = load.state.axis == 2
     return [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
 
@@ -46,8 +46,8 @@ def slot_nbytes(load: Load, d: int) -> int:
 
 
 def slot_pieces(load: Load, d: int, n_slots: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first slot, shape) of each piece of the slots, at most `max_range` bytes. Shapes are as in
-    `expert_pieces`, and each slot has room for the widest expert."""
+    """Return (first slot, shape) of each piece of the slots. A piece has at most `max_range` bytes. Shapes
+    are as in `expert_pieces`, and each slot has room for the widest expert."""
     width = max(widths(load, d))
     if not width:
         return []
@@ -79,12 +79,12 @@ def cacheable(loads: Sequence[Load], n_devices: int) -> dict[str, list[Load]]:
 
 
 def prefix_of(name: str) -> str:
-    """Return "blk.3." of "blk.3.ffn_up_exps.weight"."""
+    """Return "blk.3." for "blk.3.ffn_up_exps.weight"."""
     return ".".join(name.split(".")[:2]) + "."
 
 
 def tables_of(layers: Mapping[str, Sequence[Load]], n_devices: int, n_slots: int) -> dict[str, SlotTable]:
-    """Return the place of each layer's table in a step's inputs. A layer has up to `n_slots` slots."""
+    """Return where each layer's table is in a step's inputs. A layer has up to `n_slots` slots."""
     tables: dict[str, SlotTable] = {}
     at = counts_at = 0
     for prefix, stacks in layers.items():
@@ -112,7 +112,7 @@ def attach_slots(
     max_ranges: Sequence[int],
     views_of: Callable[[int, list[tuple[tuple[int, ...], str]]], list[View]],
 ) -> None:
-    """Give each stack its slots. `views_of` returns device d's memory for `slot_views`."""
+    """Attach slots to each stack. `views_of` returns device d's memory for `slot_views`."""
     for prefix, table in tables.items():
         for load in layers[prefix]:
             weights[load.name].slots = SlotStack(table, [[] for _ in max_ranges])
@@ -141,7 +141,7 @@ def _pieces(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy an expert of a layer to a slot, in place of the expert there."""
+    """Copy a layer's expert to a slot, and replace the slot's expert."""
 
     layer: int
     slot: int
@@ -206,12 +206,12 @@ class ExpertSlots:
                 self._copying.add(d)
 
     def copies(self, d: int) -> list[Copy]:
-        """Return device `d`'s copies of the present moves."""
+        """Return device `d`'s copies for the current moves."""
         stacks = ((move, stack) for move in self._moving for stack in self._stacks[move.layer])
         return [copy for move, stack in stacks for copy in stack.copies(d, move)]
 
     def views(self, d: int) -> list[View]:
-        """Return device `d`'s slots, of which steps read the parts that the tables name."""
+        """Return device `d`'s slots. Steps read only the parts that the tables name."""
         return [view for stacks in self._stacks for stack in stacks for view in stack.views(d)]
 
     def poll(self) -> int:
@@ -262,7 +262,7 @@ class ExpertSlots:
 
 
 class _Stack:
-    """The places of a stack's experts in host memory and in slots."""
+    """Where a stack's experts are in host memory and in slots."""
 
     def __init__(self, weight: Weight, load: Load, max_ranges: Sequence[int]) -> None:
         self._weight, self._column = weight, column_nbytes(load)
@@ -303,7 +303,7 @@ class _Stack:
 
 
 def _host_words(inputs: Inputs) -> np.ndarray:
-    """Return the host's memory of a step's tables, uint32."""
+    """Return the host memory for a step's tables, uint32."""
     view = inputs.experts
     assert view is not None
     at = inputs.host.offset + view.offset - inputs.device.offset

@@ -21,7 +21,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
-# In StepShape.places: the ids and scales of the rows' adapters, and the tables of expert caches.
+# In StepShape.places: the rows' adapter ids and scales, and the expert caches' tables.
 ADAPTERS, EXPERTS = "adapters", "experts"
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
@@ -43,7 +43,7 @@ class StepShape:
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
     encodes: bool = False  # Rows attend to later rows. Steps output only hidden states, and never decode.
-    experts: tuple[int, int] = (0, 0)  # Words of the tables of expert caches, and experts of these layers.
+    experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
 
     def places(self) -> tuple[dict[str, int], int]:
         """Return the parameters' (byte offsets of each RoPE table, ADAPTERS and EXPERTS, total bytes). These
@@ -139,7 +139,7 @@ class StepSizes:
     logits: tuple[int, ...]
     slot: int
     largest: tuple[int, ...] = ()
-    counts: int = 0  # Bytes of the uses of experts.
+    counts: int = 0  # Bytes for the experts' use counts.
 
     def scratch(self, device: int) -> int:
         return self.arenas[device] + self.params

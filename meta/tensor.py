@@ -39,10 +39,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """A layer's expert cache, with words in `Inputs.experts`: the table of `n_experts` ids from word `at`,
-    then the prefix sums of the columns by id. A slot has `strides[d]` ids on device d: one if all experts
-    have equally many columns there, otherwise one for an expert's columns and one for the rest of the
-    slot."""
+    """A layer's expert cache. In `Inputs.experts`, a table of `n_experts` ids begins at word `at`, followed
+    by the prefix sums of columns by id. A slot has `strides[d]` ids on device d: one if all experts have the
+    same number of columns, otherwise one for an expert's columns and one for the rest of the slot."""
 
     n_experts: int
     n_slots: int
@@ -64,8 +63,8 @@ class SlotTable:
 
 @dataclass(slots=True)
 class SlotStack:
-    """Copies of some experts of a stack in device memory. `pieces[d]` has (first slot, view) of device d. All
-    stacks of a layer have the same table."""
+    """Copies of some experts of a stack in device memory. `pieces[d]` lists (first slot, view) on device d.
+    All stacks of a layer share a table."""
 
     table: SlotTable
     pieces: list[list[tuple[int, View]]]
@@ -124,7 +123,7 @@ class Inputs:
     adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
     hidden: View | None = None  # On one device, f32 [n_hidden, n_embd] in the memory of `logits`.
     experts: View | None = None  # Tables of expert caches, u32.
-    counts: View | None = None  # Host-visible uses of each expert, u32 [2 halves, experts of all layers].
+    counts: View | None = None  # Host-visible use counts, u32 [2 halves, experts of all layers].
 
 
 class TensorGraph(Protocol):

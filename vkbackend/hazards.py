@@ -119,8 +119,8 @@ def check(recording: Recording) -> list[Hazard]:
 
 
 def check_copies(recording: Recording, copies: Sequence[Copy], by_table: Sequence[View] = ()) -> list[Hazard]:
-    """Return the conflicts of a recording with copies that run at the same time. Reads of the views
-    `by_table` are no conflicts, because a table says which parts are read (meta/expert_slots.py)."""
+    """Return a recording's conflicts with copies that run at the same time. Reads of the views in `by_table`
+    do not conflict, because a table selects the parts to read (meta/expert_slots.py)."""
     hazards, tables = [], set(ranges(by_table))
     for index, command in enumerate(recording.commands):
         if not isinstance(command, Dispatch | Copy):

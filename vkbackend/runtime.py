@@ -154,7 +154,7 @@ class Device(ABC):
         """Build an executable from a recording that has addresses and barriers."""
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
-        """Start copies that need not end before the next step. The previous copies must have ended, and no
+        """Start copies that may run during the next steps. The previous copies must have ended, and no
         submitted step may use the targets. By default, wait for the copies."""
         recording = Recording("copies")
         for copy in copies:

@@ -52,8 +52,8 @@ class Experts:
 
 @dataclass(slots=True)
 class _Pairs:
-    """Pairs (row, expert) by ids u32 [n_rows, n_used]. If experts have slots, `misses` are the pairs of other
-    experts, and `hits` have ids of slots."""
+    """Pairs (row, expert) by ids u32 [n_rows, n_used]. If experts have slots, `hits` are pairs with slot ids,
+    and `misses` are the other experts' pairs."""
 
     ids: View
     groups: device_ops.Groups | None

@@ -18,8 +18,8 @@ from vkbackend.models.drafting.drafter import Draft, Want
 from vkbackend.models.drafting.prices import ROWS, Recent
 
 N_MEASURED = 3  # steps, after a first one
-MEASURED_SHARE = 0.01  # of the time, for steps that only measure
-ROW_SHARE = 1 / 32  # of a step's time, for a row of a prompt that was not measured
+MEASURED_SHARE = 0.01  # maximum share of the time for steps that only measure
+ROW_SHARE = 1 / 32  # of a step's time: the assumed time of a prompt row
 
 
 class Rows(NamedTuple):
@@ -53,7 +53,7 @@ class DraftModel:
     """`n_vocab` is the size of the vocabulary that both models share. A draft ends before a token that the
     draft model finds less probable than `p_min`. `is_busy` returns whether steps of the other model are in
     flight; then nothing is drafted. `clock` counts seconds, without the recording of steps. `seconds` is the
-    least recent time of a step of one row per sequence, or 0 before `measure`."""
+    minimum recent time of a step with one row per sequence, or 0 before `measure`."""
 
     stores = False
     source = "draft"
@@ -73,15 +73,15 @@ class DraftModel:
         self._times = Recent()
         self._row_s = 0.0  # seconds per row of a step of many rows
         self._measure_at = 0.0
-        self._numbers = [-1] * n_slots  # of the sequences that were drafted for
+        self._numbers = [-1] * n_slots  # numbers of the sequences with drafts
 
     @property
     def seconds(self) -> float:
         return self._times.seconds
 
     def measure(self) -> bool:
-        """Measure the time of a step, and first record the steps of several sequences. The rows are computed
-        in cells after the stored tokens, which the next draft overwrites."""
+        """Record the steps of several sequences, then measure the time of a step. The rows use cells after
+        the stored tokens, which the next draft overwrites."""
         free = [slot for slot, stored in enumerate(self._stored) if len(stored) < self._model.n_ctx]
         if not self.seconds:
             for n in [n for n in ROWS if n <= len(free)]:

@@ -17,8 +17,8 @@ Adapters = tuple[tuple[int, float], ...]
 class Want:
     """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
-    tokens that context shifts have discarded, so it only grows. `adapters` are the ids and scales of the
-    adapters of the next token."""
+    tokens that context shifts have discarded, so it only grows. `adapters` are the ids and scales of the next
+    token's adapters."""
 
     slot: int
     number: int
@@ -55,7 +55,7 @@ class Drafter(Protocol):
         devices."""
 
     def owed(self, wants: Sequence[Want]) -> float:
-        """Return the seconds that the drafter computes before it can draft for these sequences."""
+        """Return the seconds of computation before the drafter can draft for these sequences."""
 
     def measure(self) -> bool:
         """Measure `seconds` again, or return False if only a draft can be measured."""

@@ -33,7 +33,7 @@ class Head(Protocol):
 
 
 class HeadDrafter:
-    """A draft ends before a token that the head finds less probable than `p_min`. `seconds` is the least
+    """A draft ends before a token that the head finds less probable than `p_min`. `seconds` is the minimum
     recent time of a step of the head, or 0 before the second step."""
 
     stores = True

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from vkbackend.models.drafting.acceptance import expected_tokens
 
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
-N_TIMES = 5  # The least of this many times ignores steps that something else has delayed.
+N_TIMES = 5  # The minimum of this many times ignores steps that other work has delayed.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
 
 
 class Recent:
-    """The least of the last N_TIMES times, or 0 before the first."""
+    """The minimum of the last N_TIMES times, or 0 before the first."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=N_TIMES)
@@ -59,9 +59,9 @@ class StepPrices:
         self._measured_at[rows] = self._n_steps
 
     def seconds(self, n_rows: int, hopeful: bool = False) -> float | None:
-        """Return a step's time, or None if no step has been measured. An unmeasured time is optimistic, and
-        if `hopeful`, an old time as well. Fewer rows never take longer than more rows, so a time that was
-        measured under load is corrected by times of larger steps."""
+        """Return a step's time, or None if no step has been measured. An unmeasured time is estimated
+        optimistically. If `hopeful`, an old time is, too. Fewer rows never take longer than more rows, so
+        times of larger steps correct a time that was measured under load."""
         rows = padded(n_rows)
         times = {r: t.seconds for r, t in self._times.items() if not (hopeful and self.is_old(r))}
         times = times or {r: t.seconds for r, t in self._times.items()}
@@ -138,7 +138,7 @@ def best_lengths(
 
 
 class Length(NamedTuple):
-    """`n` tokens for each sequence, which save `saved_s` seconds per token of a sequence."""
+    """A draft of `n` tokens per sequence, which saves `saved_s` seconds per token of a sequence."""
 
     n: int
     saved_s: float

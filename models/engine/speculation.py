@@ -22,11 +22,11 @@ from vkbackend.ops import MAX_VEC_ROWS
 
 # If no draft pays, one is tried after this many steps, to learn the acceptance, and then less and less often.
 PROBE, MAX_PROBE = 16, 1024
-N_TRIED = 2  # Tokens of a try; the second one measures a step of a draft model.
+N_TRIED = 2  # Tokens per try; the second token measures a step of the draft model.
 # A draft model that has not drafted for n steps must first compute n rows. A try may take this share of the
 # time since the last draft.
 TRY_SHARE = 0.02
-SURE = 0.5  # of the expected saving may be spent first, because the acceptance is not known
+SURE = 0.5  # share of the expected saving that may be spent first, because the acceptance is not known
 
 Reserve = Callable[[int, int], bool]
 

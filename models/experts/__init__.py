@@ -1,1 +1,1 @@
-"""Which experts of a mixture are in device memory, if the others are in host memory."""
+"""Chooses which experts are in device memory, if the others are in host memory."""

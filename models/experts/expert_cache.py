@@ -20,9 +20,9 @@ Choose = Callable[[Uses, Sequence[np.ndarray]], Sequence[Move]]
 
 
 class ExpertCache:
-    """`hits` and `misses` count pairs of a row and an expert, and `n_replaced` copies after the start. The
-    counts of earlier runs are stored under `fingerprint`. `choose` returns the moves of a turn, every
-    `period` steps, by default of the most used experts."""
+    """`hits` and `misses` count (row, expert) pairs, and `n_replaced` counts copies after the start. The
+    counts of earlier runs are stored under `fingerprint`. Every `period` steps, `choose` returns the next
+    moves, by default of the most used experts."""
 
     def __init__(
         self,

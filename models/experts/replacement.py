@@ -1,4 +1,4 @@
-"""Chooses which experts replace which in the slots of an expert cache."""
+"""Chooses which experts an expert cache replaces."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def most_used(uses: Uses, n_slots: Sequence[int]) -> list[list[int]]:
 
 
 def replacements(uses: Uses, resident: Sequence[np.ndarray], most: int, margin: float = MARGIN) -> list[Move]:
-    """Return at most `most` moves, at most one per layer. `resident[layer]` has the expert of each slot, or
-    -1. The most used expert without a slot replaces the least used expert, if it was used `margin` times
-    more."""
+    """Return at most `most` moves, one per layer. `resident[layer]` lists each slot's expert, or -1. The most
+    used expert without a slot replaces the least used expert in a slot, if it has over `margin` more uses."""
     gains: list[tuple[float, Move]] = []
     for layer, (held, slots) in enumerate(zip(uses.of_layers, resident, strict=True)):
         if len(slots) == len(held) and (slots >= 0).all():

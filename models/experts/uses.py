@@ -1,7 +1,8 @@
-"""How often a mixture's router uses each expert, and what a cache of the most used experts would hit.
+"""Counts how often the router uses each expert, and predicts the hit rate of a cache of the most used
+experts.
 
-Counts are kept between runs, in the cache folder by the model's fingerprint, so that the next start begins
-with the experts that were used most.
+The cache folder stores the counts by the model's fingerprint, so that the next start begins with the most
+used experts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ HALF_LIFE = 4096.0  # rows
 
 
 class Uses:
-    """Uses of each expert, of which those before `half_life` rows count half. `of_layers` are views of
-    `flat`, float64 [experts of all layers]."""
+    """Each expert's uses. A use counts half after `half_life` rows. `of_layers` are views of `flat`, float64
+    [experts of all layers]."""
 
     def __init__(self, names: Sequence[str], n_experts: Sequence[int], half_life: float = HALF_LIFE) -> None:
         self.names, self.half_life = list(names), half_life
@@ -33,7 +34,7 @@ class Uses:
         self.flat += counts
 
     def load(self, fingerprint: str) -> bool:
-        """Replace the counts by the stored counts of a model. Return False if there are none."""
+        """Replace the counts by the stored counts of a model. Return False if no counts are stored."""
         stored = cache_folder.read_json(entry_name(fingerprint))
         try:
             layers = stored["layers"] if stored["format"] == _FORMAT else {}
@@ -60,7 +61,7 @@ def entry_name(fingerprint: str) -> str:
 
 
 def hit_rate(counts: Sequence[np.ndarray] | None, n_slots: int, n_experts: int) -> float:
-    """Return the part of all uses that `n_slots` slots per layer hit, if they have each layer's most used
+    """Return the share of uses that `n_slots` slots per layer hit, if they hold each layer's most used
     experts. Without counts, the router is assumed to use all experts equally often."""
     total = sum(float(held.sum()) for held in counts or ())
     if not counts or not total:

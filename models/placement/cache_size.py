@@ -25,7 +25,7 @@ def with_cache_size(
     halves: bool,
     reuse: bool = True,
 ) -> Options:
-    """Replace a `moe_cache_mib` of "auto" by the size of as many slots as fit next to everything else. numpy
+    """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. numpy
     devices have no limit, so all experts fit."""
     if options.moe_cache_mib != "auto":
         return options
@@ -47,7 +47,7 @@ def with_cache_size(
 
 
 def cache_notes(options: Options, layout: Layout, n_devices: int) -> list[str]:
-    """Return what the user should know about the size of the cache."""
+    """Return notes for the user about the cache's size."""
     if not options.moe_cache_mib:
         return []
     of_each = slot_nbytes_of(layout.stacks, n_devices)

@@ -41,19 +41,19 @@ def of_counts(counts: npt.ArrayLike, n_used: int) -> Used:
 
 
 def resident(used: Used, n_slots: int) -> npt.NDArray[np.bool_]:
-    """Return whether an expert is in a cache of `n_slots` experts per layer that holds the most used."""
+    """Return whether an expert is among the `n_slots` most used of its layer."""
     order = np.argsort(-used, axis=-1, kind="stable")
     return np.argsort(order, axis=-1) < n_slots
 
 
 def hit_rate(used: Used, n_slots: int) -> float:
-    """Return the share of uses that a cache of `n_slots` experts per layer holds. This is the best rate of a
-    cache whose content does not change: one that adapts to the text may have a higher rate."""
+    """Return the hit rate of a cache with the `n_slots` most used experts per layer. A cache that adapts to
+    the text may have a higher rate."""
     return float(used[resident(used, n_slots)].sum() / used.sum())
 
 
 def experts_read(used: Used, n_rows: int, n_slots: int = 0) -> float:
-    """Return the mean number of experts per layer that a step of `n_rows` tokens uses and the cache lacks.
+    """Return the mean number of experts per layer that a step of `n_rows` tokens uses but the cache lacks.
 
     A step reads an expert once. n tokens use an expert with probability 1 - (1 - used)^n.
     """

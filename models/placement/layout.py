@@ -38,14 +38,14 @@ class Layout:
     cache_owners: list[int | None]  # None if the layer has its own cache
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # Each layer's computing devices.
-    adapters: frozenset[str] = frozenset()  # names of the loads that belong to low-rank adapters
+    adapters: frozenset[str] = frozenset()  # names of low-rank adapters' loads
     # The stacks of experts in host memory, by layer, and these layers' tables if they have slots.
     stacks: Mapping[str, Sequence[Load]] = field(default_factory=dict)
     tables: Mapping[str, SlotTable] = field(default_factory=dict)
 
     @property
     def experts(self) -> tuple[int, int]:
-        """Return the words of all tables, and the experts of all these layers."""
+        """Return the words of all tables, and the experts of their layers."""
         every = self.tables.values()
         return sum(table.n_words for table in every), sum(table.n_experts for table in every)
 
@@ -104,18 +104,18 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 
 
 def is_host_stack(load: Load) -> bool:
-    """Return whether a tensor is the experts' matrices of a layer, in host memory."""
+    """Return whether a tensor contains a layer's expert matrices, in host memory."""
     is_weight = load.name.endswith("_exps.weight") or load.name.endswith("_chexps.weight")
     return load.home is Home.HOST and bool(load.state.experts) and is_weight
 
 
 def slots_in(stacks: Mapping[str, Sequence[Load]], n_devices: int, nbytes: int) -> int:
-    """Return how many slots per layer take `nbytes` on all devices together."""
+    """Return how many slots per layer fit in `nbytes`, summed over all devices."""
     return nbytes // of_each if (of_each := slot_nbytes_of(stacks, n_devices)) else 0
 
 
 def slot_nbytes_of(stacks: Mapping[str, Sequence[Load]], n_devices: int) -> int:
-    """Return the bytes of one slot of each layer, on all devices together."""
+    """Return the bytes of one slot per layer, summed over all devices."""
     return sum(slot_nbytes(load, d) for loads in stacks.values() for load in loads for d in range(n_devices))
 
 

@@ -2,7 +2,7 @@
 
 In llama.cpp the longest token (in bytes; on a tie the lower id) is cut out of the complete text, then the
 second longest, in tokens x characters steps. This module returns the same tokens, but takes O(log tokens)
-steps per position. `_settle` selects overlapping tokens by rank, the order of length and id.
+steps per position. `_settle` selects overlapping tokens by rank (length, then id).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Return an unsigned key with the order of the values. Both zeros have the same key. NaN has the largest key,
+// Return an unsigned key that sorts like the values. Both zeros have the same key. NaN has the largest key,
 // and no value has key 0.
 uint order_key(float value) {
     const uint bits = floatBitsToUint(value);

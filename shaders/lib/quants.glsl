@@ -250,7 +250,7 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// Return the sum of x over a group, from the two sums of the block that contains element k.
+// Return the sum of x over a group, from the two sums of element k's block.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
 // Return the dot product without the scale of x. `x_sum` is the sum of `x_codes`.

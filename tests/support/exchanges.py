@@ -13,7 +13,7 @@ def planned(runner: Runner, rows: int) -> list[int]:
     """Return the number of elements of each exchange in a step whose layers are on several devices. Per
     token, attention or its replacement exchanges a row of the residual, and the FFN exchanges another row.
     Attention and FFN exchange only one row if the model adds their results together. Three kinds of layers
-    have one more exchange. Norms of q and k over all heads exchange two values per token, split norms of
+    need one more exchange. Norms of q and k over all heads exchange two values per token, split norms of
     state space heads one value per group, and FFNs with sparse gates two values."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}

@@ -1,4 +1,4 @@
-"""A module `llama_cpp` that computes nothing, and writes its calls to a file."""
+"""A module `llama_cpp` that only writes its calls to a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ llama_decode = decode
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-    """Make this and further processes import the module. Return a function that returns its calls."""
+    """Make this process and its children import the module. Return a function that returns its calls."""
     calls = folder / "calls"
     (folder / "llama_cpp.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(folder)

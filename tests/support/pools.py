@@ -1,4 +1,4 @@
-"""A pool of models that have no engine, on a machine with one device, or with several."""
+"""A pool of models without engines, on a machine with one or several devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def entry(name: str, **options: Any) -> Entry:
 @dataclass
 class FakeMachine:
     """`nbytes` are the bytes of each model, and `speeds` the speeds of devices. Models in `shut` wait for
-    `gate` while they load. `errors` has the errors of the next loads."""
+    `gate` while they load. `errors` lists the errors of the next loads."""
 
     nbytes: Mapping[str, int] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=lambda: {"gpu": 1.0})

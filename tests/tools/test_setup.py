@@ -1,4 +1,4 @@
-"""The set-up scripts have valid syntax, options and errors. A second run changes nothing.
+"""Test the set-up scripts' syntax, options and errors. A second run changes nothing.
 
 The tests install nothing. Fake tools on PATH replace everything that needs root or the network.
 """

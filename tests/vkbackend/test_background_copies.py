@@ -1,4 +1,4 @@
-"""Copies that steps do not wait for: targets are NaN until the copies have ended, if poison is on."""
+"""Steps do not wait for background copies. With poison, targets are NaN until the copies have ended."""
 
 from __future__ import annotations
 

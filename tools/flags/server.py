@@ -1,4 +1,4 @@
-"""Flags of the server itself: who may use it, its bounds, and its list of models."""
+"""Flags of the server: access, limits, and the list of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every server has, with one model or several: settings, counters, reading bodies and sending events."""
+"""The common part of servers with one or several models: settings, counters, reading bodies and sending
+events."""
 
 from __future__ import annotations
 
@@ -94,13 +95,13 @@ def error_event(api: Api) -> Callable[[BaseException], bytes]:
     return lambda error: streams.event(api.body(error), name)
 
 
-# Answers a request, with the Front or the Service that it needs.
+# Answers a request, with the Front or Service that it needs.
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Front:
-    """Answers requests. `endpoints` (method, path, endpoint) come before those of one model."""
+    """Answers requests. `endpoints` (method, path, endpoint) precede a model's."""
 
     endpoints: Sequence[tuple[str, str, Endpoint]] = ()
 
@@ -114,7 +115,7 @@ class Front:
 
     @property
     def n_running(self) -> int:
-        """Return how many sequences have a token and are not done."""
+        """Return how many sequences have produced a token and are not done."""
         raise NotImplementedError
 
     def bind(self, endpoint: Endpoint) -> Handler:

@@ -1,9 +1,9 @@
 """Compares steps of several sizes in one run: `python -m vkbackend.tools.studies.step_rows -m model.gguf`.
 
-Opens the model once for each -ub, and computes a prompt and then single tokens with each in turn. Prints the
-prompt's tokens per second and per CPU second, the scratch memory, the time to the first token, and the time
-of a decoded token relative to the first -ub. CPU time includes the threads of software drivers, so other
-programs change it less than the time.
+Opens the model once for each -ub, and computes a prompt and then single tokens, alternating between them.
+Prints the prompt's tokens per second and per CPU second, the scratch memory, the time to the first token, and
+the time of a decoded token relative to the first -ub. CPU time includes software drivers' threads, and
+depends less on other programs than wall time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Taken:
-    """Seconds and CPU seconds, a pair for each repetition: of the prompt, and of a decoded token."""
+    """(seconds, CPU seconds) of each repetition, for the prompt and for a decoded token."""
 
     runner: Runner
     timer: Timer

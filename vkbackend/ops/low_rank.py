@@ -1,4 +1,4 @@
-"""The op of low-rank adapters (Hu et al. 2021, arXiv:2106.09685), which change y = W x to W x + s B A x."""
+"""The ops for low-rank adapters (Hu et al. 2021, arXiv:2106.09685), which change y = W x to W x + s B A x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that run while steps run, on a transfer queue if the device has one.
+"""Copies during steps, on a transfer queue if the device has one.
 
 No step waits for a copy, because the host polls a fence. On a transfer queue, a copy waits for the steps
 submitted before it. Steps submitted after `ended` wait for a timeline semaphore, which the copy has signalled
@@ -130,7 +130,7 @@ class BackgroundCopies:
         )
 
     def _make_visible(self) -> None:
-        """Make all later submissions of the compute queue wait for the signalled semaphore."""
+        """Make all later submissions to the compute queue wait for the signalled semaphore."""
         timeline = new(
             "VkTimelineSemaphoreSubmitInfo",
             waitSemaphoreValueCount=1,

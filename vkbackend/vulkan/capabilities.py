@@ -301,7 +301,7 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def transfer_family(physical: Any) -> int | None:
-    """Return the index of a queue family that only copies, with its own copy engine, or None."""
+    """Return the index of a copy-only queue family (with its own copy engine), or None."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",

@@ -195,7 +195,7 @@ class Loading:
         return with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
 
     def held(self, mesh: Mesh) -> list[Held]:
-        """Return the bytes on each device by the plan."""
+        """Return the bytes on each device according to the plan."""
         return allocations(self.layout, mesh.devices, self._steps, self.options.reduce_provider)
 
     def _cost(self, mesh: Mesh) -> Callable[[Shares], Cost]:

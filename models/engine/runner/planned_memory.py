@@ -11,8 +11,8 @@ from vkbackend.runtime import Device
 
 def planned_memory(options: Options, devices: Sequence[Device]) -> list[Held]:
     """Return the bytes that an engine with these options allocates on each of `devices`, which may be
-    stand-ins. A draft model is not included. Nothing is loaded. Raises the errors of loading, so
-    OutOfDeviceMemory if the model exceeds the devices' budgets."""
+    stand-ins, without a draft model. Nothing is loaded. Raises the errors of loading, so OutOfDeviceMemory if
+    the model exceeds the devices' budgets."""
     with GGUF.open(options.path) as gguf:
         loading = Loading(gguf, options, None, devices, None)
         mesh = loading.open(lambda words: list(devices), keep_values=False)

@@ -146,7 +146,7 @@ class Runner:
         adapters: Sequence[Adapters] = (),
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
-        `summed`, also return their probabilities, float64 [n]. `adapters` are the adapters of each row. The
+        `summed`, also return their probabilities, float64 [n]. `adapters` lists each row's adapters. The
         slots must own the positions' cells."""
         runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
         for run, used in zip(runs, adapters, strict=False):

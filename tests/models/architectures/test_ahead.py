@@ -127,7 +127,7 @@ def test_halves_hand_states_on(folder: Path, name: str) -> None:
     "name", [*KINDS[:2], *(wide(pytest.param(n, id=n)) for n in HEADS if n not in KINDS[:2])]
 )
 def test_random_drafts_leave_nothing(folder: Path, name: str) -> None:
-    """Rejected rows and drafted rows change no later draft. Two sequences draft in one step."""
+    """Rejected rows and drafted rows do not change later drafts. Two sequences draft in one step."""
     rng = np.random.default_rng(3)
     path = file_with_head(folder, name)
     with opened_with_head(path, ["numpy"], n_slots=2, n_snapshots=4) as runner:

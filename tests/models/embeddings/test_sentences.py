@@ -1,4 +1,4 @@
-"""Texts to embeddings and scores, against Sentence Transformers."""
+"""Embeddings and scores of texts equal Sentence Transformers'."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from vkbackend.models.engine.speculation import Speculation
 
 pytestmark = pytest.mark.no_vulkan
 
-ROW = 0.02  # A row more makes a step so much longer. A step of one row takes a second.
+ROW = 0.02  # Each additional row makes a step longer by this. A step of one row takes a second.
 N_PROMPT, N_TOKENS = 200, 400
 PRICE = 1.0
 
@@ -43,7 +43,7 @@ class Timed(FakeRunner):
 
 
 class Smaller:
-    """A draft model. A step takes `step_s`, and `row_s` for each further row."""
+    """A draft model. A step takes `step_s`, plus `row_s` for each additional row."""
 
     n_vocab, n_ubatch = N_VOCAB, 128
 
@@ -106,7 +106,8 @@ def test_a_slow_draft_model_does_not_compute_the_prompt(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("row_s", [0.002, 0.02, 0.2])
 def test_wrong_drafts_cost_the_first_tries(monkeypatch: pytest.MonkeyPatch, row_s: float) -> None:
-    """The first draft needs the prompt's rows. The next texts begin with what the first text has taught."""
+    """The first draft needs the prompt's rows. The next texts begin with the times and acceptance learned
+    from the first."""
     (first, *others), _ = seconds_of(monkeypatch, n_texts=4, right=False, step_s=0.1, row_s=row_s)
     assert first < 1.03 + row_s * N_PROMPT / N_TOKENS
     assert max(others) < 1.05 and sum(others) / len(others) < 1.03

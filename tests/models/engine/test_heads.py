@@ -1,4 +1,4 @@
-"""Drafts of multi-token prediction heads leave the text as it is."""
+"""Drafts of multi-token prediction heads do not change the text."""
 
 from __future__ import annotations
 

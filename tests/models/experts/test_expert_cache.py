@@ -1,4 +1,4 @@
-"""Logits with an expert cache have the bits of logits without, for any number of slots and any
+"""With and without an expert cache, logits have the same bits, for any number of slots and any
 replacement."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def opened(path: Path, devices: list[str], mib: float = 0.0, **options: Any) -> 
 
 
 def slot_mib(runner: Runner) -> float:
-    """Return the MiB of a slot of each layer."""
+    """Return the MiB of one slot per layer."""
     return slot_nbytes_of(runner.layout.stacks, len(runner.mesh.devices)) / 2**20
 
 
@@ -74,7 +74,7 @@ QUICK = [("qwen3moe", "0,0,0"), ("gpt-oss", "numpy*3")]
 
 
 def pairs() -> list[Any]:
-    """Pair each fixture with three numpy devices and with a set of Vulkan devices in turn."""
+    """Pair each fixture with three numpy devices, and alternately with a set of Vulkan devices."""
     every = []
     for i, name in enumerate(FAMILIES):
         for p in (THREE, SETS[i % len(SETS)]):
@@ -108,7 +108,7 @@ def test_equal_bits(tmp_path: Path, name: str, devices: list[str], options: dict
 
 
 class Slow:
-    """Makes a device's copies seem to last for several polls."""
+    """Makes a device's copies end only after several polls."""
 
     def __init__(self, device: Device, rng: np.random.Generator) -> None:
         self._ended, self._rng, self._n = device.copies_ended, rng, 0
@@ -148,8 +148,8 @@ def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) 
 
 
 def check_recordings(runner: Runner) -> None:
-    """The copies conflict with no access of a recorded step, except with reads of slots by table. Without
-    this exception, the check finds these reads."""
+    """The copies conflict with no access of a recorded step except reads of slots by table. Without this
+    exception, the check reports these reads."""
     cache = runner.expert_cache
     assert cache
     n_found = 0
@@ -241,7 +241,7 @@ def n_looked_up(runner: Runner) -> int:
 
 
 def of_two_slots(runner: Runner) -> np.ndarray:
-    """Return logits of a step of 80 rows, and of three decoding steps."""
+    """Return the logits of an 80-row step and of three decoding steps."""
     tokens = [3 + 7 * i % 90 for i in range(83)]
     out = [runner.step(tokens[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     out += [runner.step([tokens[80 + i]], [Run(0, 0, 1, 50 + i)], [0]).copy() for i in range(3)]
@@ -250,7 +250,7 @@ def of_two_slots(runner: Runner) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["qwen3moe", wide(pytest.param("glm4moe", id="glm4moe"))])
 def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
-    """A step in two halves counts both halves. Every node has its own cache."""
+    """A step in two halves counts the experts of both. Every node has its own cache."""
     path = write(build(name), tmp_path / "model.gguf")
     options: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_type": "f32"}
     with_halves = options | {"interleave": True}

@@ -1,4 +1,4 @@
-"""The choice of experts, from counts alone."""
+"""Experts are chosen by counts only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes `golden/sentences.npz`, the embeddings and scores of texts by Sentence Transformers.
+"""Makes `golden/sentences.npz`, Sentence Transformers' embeddings and scores of texts.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_sentences.py
 

@@ -1,5 +1,5 @@
-"""Describes the machine's devices. A separate process opens and measures them once, so the server's process
-needs no Vulkan and holds no device."""
+"""Describes the machine's devices. A separate process opens and measures them, so the server's process needs
+no Vulkan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LOOK_S = 180.0  # A driver's first start, and a second per device that is measur
 @dataclass(frozen=True, slots=True)
 class FoundCard:
     """A device that the user named `word`. Words for the same device have the same `key`. `budget` is the
-    memory that models may use, in bytes, or None if unknown. `maps_files`: weights stay in the file."""
+    memory that models may use, in bytes, or None if unknown. If `maps_files`, weights are read from the
+    mapped file."""
 
     word: str
     key: str
@@ -34,8 +35,8 @@ class FoundCard:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cards` has the devices by word, and `names` those among which models are placed. `host_nbytes` is the
-    free host memory, or None if unknown."""
+    """`cards` maps words to devices. `names` are the devices among which models are placed. `host_nbytes` is
+    the free host memory, or None if unknown."""
 
     cards: dict[str, FoundCard]
     names: tuple[str, ...]
@@ -60,7 +61,7 @@ def look(names: Sequence[str], others: Sequence[str], runtime: str | None = None
 
 
 def describe(names: Sequence[str], others: Sequence[str], runtime: str | None = None) -> Machine:
-    """Open and measure the devices one after the other."""
+    """Open and measure the devices one by one."""
     names = tuple(names) or _usual()
     cards = {word: _found(word, runtime) for word in dict.fromkeys((*names, *others))}
     first: dict[str, str] = {}  # The first word of each device.

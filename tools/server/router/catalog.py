@@ -1,4 +1,4 @@
-"""The models of a server by name, each with its service."""
+"""Maps the names of a server's models to their services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkbackend.tools.server.service import Service
 
 
 class Catalog(Front):
-    """`relist` reads the list of models again. If `takes_any_name` is set, unknown names mean the only
+    """`relist` reads the list of models again. If `takes_any_name` is set, unknown names select the only
     model."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Catalog(Front):
         return tenant
 
     def service_of(self, tenant: Tenant) -> Service | None:
-        """Return the service of a model that is open or was open."""
+        """Return the service of a model that is or was open."""
         service = self._services.get(tenant)
         if tenant.model is not None:
             if service is None:

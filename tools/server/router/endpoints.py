@@ -1,4 +1,4 @@
-"""The endpoints of a server of several models: what there is, and loading and unloading by name."""
+"""Endpoints of a server with several models: lists, and loading and unloading by name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _named(catalog: Catalog, request: Request) -> Tenant:
 
 
 async def props(catalog: Catalog, request: Request) -> Response:
-    """Answer for the router, with llama-server's fields. With ?model=NAME the model answers."""
+    """Answer for the router, with llama-server's fields. With ?model=NAME, the model answers."""
     config, pool = catalog.config, catalog.pool
     return Json(
         {
@@ -102,7 +102,8 @@ async def props(catalog: Catalog, request: Request) -> Response:
 
 
 async def metrics(catalog: Catalog, request: Request) -> Response:
-    """Answer with the pool's counters, or with ?model=NAME those of a model that is or was loaded."""
+    """Answer with the pool's counters. With ?model=NAME, answer with the counters of a model that is or was
+    loaded."""
     if not catalog.config.shows_metrics:
         raise Refusal(501, "metrics are off; start the server with --metrics")
     if name := request.query_params.get("model"):

@@ -1,4 +1,4 @@
-"""Where a model may be loaded: on which devices, with how many bytes on each, and how fast.
+"""Computes where a model may be loaded: devices, bytes on each, and speed.
 
 No device is opened. Stand-ins have the limits of the real devices."""
 
@@ -24,7 +24,7 @@ UNMEASURED = ExchangeTime(1e-4, 1e10)  # of two devices, to weigh shares
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`devices` are the words of -dev. `held` has the bytes by device and of the host. `speed` has the bytes
+    """`devices` are the words of -dev. `held` maps each device and the host to bytes. `speed` is the bytes
     per second at which the slowest device reads weights."""
 
     devices: tuple[str, ...]
@@ -38,7 +38,7 @@ class Place:
 
 def budgets_of_machine(machine: Machine, device_nbytes: int | None) -> dict[str, int]:
     """Return the bytes that models may hold, by device and on the host. `device_nbytes` replaces the free
-    memory of each device. A device of unknown memory shares the host's."""
+    memory of each device. A device with unknown memory shares the host's."""
     free = 1 << 62 if machine.host_nbytes is None else machine.host_nbytes
     budgets = {HOST: free}
     for found in machine.cards.values():
@@ -53,8 +53,8 @@ def places_of(
     """Return the places of a model, the fastest first.
 
     `devices` are the devices that the user chose. Otherwise a place is a single device of the machine. If the
-    model fits on none, the place is all devices together. Raises OutOfDeviceMemory if the model does not fit
-    on empty devices, and the errors of loading.
+    model fits on no single device, the place is all devices together. Raises OutOfDeviceMemory if the model
+    does not fit on empty devices, and the errors of loading.
     """
     if devices is not None:
         return [place_on(options, tuple(devices), machine, budgets)]

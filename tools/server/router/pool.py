@@ -35,8 +35,8 @@ Plan = Callable[[Entry], list[Place]]
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """`most` is the limit of loaded models (0: none). A model that is needed elsewhere admits requests for
-    `turn_s` while another model waits. `load_s` is the deadline of a waiting request."""
+    """`most` limits the number of loaded models (0: no limit). While another model waits, a loaded model
+    admits requests for `turn_s`. `load_s` is the deadline of a waiting request."""
 
     most: int = 4
     loads: bool = True  # Requests load their model.
@@ -88,7 +88,7 @@ class Pool:
         self.tenants |= {name: Tenant(entry) for name, entry in wanted.items()}
 
     def find(self, name: str) -> Tenant | None:
-        """Return the model of a name, an alias, or NAME:ADAPTER."""
+        """Return the model for a name, an alias, or NAME:ADAPTER."""
         for word in (name, name.rpartition(":")[0]):
             for tenant in self.tenants.values():
                 if word in tenant.entry.names:
@@ -187,11 +187,11 @@ class Pool:
     # ---- decisions ----
 
     def schedule(self) -> None:
-        """Start what the waiting requests need: plans, loads, and the unloading of other models."""
+        """Start the plans, loads and unloads that the waiting requests need."""
         if self._is_ending:
             return
         line = [tenant for tenant in self.tenants.values() if tenant.is_wanted and tenant.task is None]
-        reserved: set[str] = set()  # Devices that an older request waits for.
+        reserved: set[str] = set()  # Devices for which an older request waits.
         n_ahead = 0
         for tenant in sorted(line, key=lambda tenant: tenant.since):
             if tenant.places is None:
@@ -238,7 +238,7 @@ class Pool:
         tenant.task = self._run(self._live(tenant, model))
 
     async def _live(self, tenant: Tenant, model: Model) -> None:
-        """Keep a model open, and give its memory back when it has ended."""
+        """Keep a model open, and return its memory when it has ended."""
         failed: VkbackendError | None = None
         try:
             await model.run()
@@ -307,7 +307,7 @@ class Pool:
     # ---- life ----
 
     async def run(self) -> None:
-        """Load what is wanted, and unload idle models, until `close`."""
+        """Load requested models and unload idle models, until `close`."""
         while not self._is_ending:
             self.schedule()
             self._sleep_idle()
@@ -340,7 +340,7 @@ class Pool:
 
 
 def _typed(error: Exception) -> VkbackendError:
-    """Return an untyped error, a bug, as a typed one, and log where it was raised."""
+    """Convert an untyped error (a bug) to a typed error, and log where it was raised."""
     if isinstance(error, VkbackendError):
         return error
     log.error("%s, a bug in this server", type(error).__name__, exc_info=error)

@@ -15,7 +15,7 @@ from vkbackend.tools.flags.table import OFF, ON, flags_of
 ALL = "*"  # The section for all models.
 YES, NO = (*ON, "yes", ""), (*OFF, "no")
 MAX_NBYTES = 1 << 20
-# A model has no such flags of its own, because the server has them once.
+# A preset cannot set these flags, because they apply to the whole server.
 SERVER_DESTS = frozenset(
     "host port api_key api_key_file insecure allowed_host cors_origins cors_methods cors_headers "
     "cors_credentials ssl_key_file ssl_cert_file queue max_streams shutdown_timeout sse_ping_interval "
@@ -38,7 +38,7 @@ class Preset:
 
 
 def read_presets(path: str, actions: Actions, parse: Parse) -> dict[str, Preset]:
-    """Return the presets by section. Each has the words of section `*` first. `actions(words)` returns the
+    """Return the presets by section. Each begins with the words of section `*`. `actions(words)` returns the
     parser's actions by flag, and `parse` checks words. Raises InvalidArgument with section, key and line."""
     sections = _sections(path)
     everywhere = _preset(path, ALL, sections.pop(ALL, []), Preset(), actions, parse)

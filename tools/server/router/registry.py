@@ -23,8 +23,8 @@ MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model that the server can load, with the `keywords` of `LLM`. `devices` are those that the user
-    chose, or None if the server chooses. Entries of equal `fingerprint` have the same files and flags."""
+    """A model that the server can load, with the `keywords` of `LLM`. `devices` are the user's choice, or
+    None if the server chooses. Entries with equal `fingerprint` have the same files and flags."""
 
     name: str
     options: Options
@@ -34,7 +34,7 @@ class Entry:
     source: str = "models_dir"
     loads: bool = False
     stop_s: float = 10.0
-    idle_s: float = -1.0  # Unload the model after so many seconds without a request; below 0: never.
+    idle_s: float = -1.0  # Unload the model after this many seconds without a request; below 0: never.
     fingerprint: str = ""
 
     @property
@@ -48,8 +48,8 @@ Notes = list[str]
 
 
 def listed(folder: str | None, presets: Mapping[str, Preset], make: Make) -> tuple[dict[str, Entry], Notes]:
-    """Return the models by name, and notes about files that are left out. Raises InvalidArgument for a wrong
-    folder or preset."""
+    """Return the models by name, and notes about omitted files. Raises InvalidArgument for a wrong folder or
+    preset."""
     notes: Notes = []
     everywhere = presets.get(ALL, Preset())
     entries: dict[str, Entry] = {}
@@ -88,7 +88,7 @@ def _made(make: Make, name: str, words: Sequence[str], preset: Preset, source: s
 
 
 def models_in(folder: str, notes: Notes) -> dict[str, Path]:
-    """Return the first file of each model by name. A model is a file of the folder, or all parts of it in a
+    """Return the first file of each model by name. A model is a file in the folder, or all its parts in a
     sub-folder, which then names the model. Raises InvalidArgument without such a folder."""
     try:
         inside = sorted(Path(folder).iterdir())
@@ -154,7 +154,7 @@ def _check_aliases(entries: Iterable[Entry]) -> None:
 
 
 def fingerprint_of(options: Options, words: Sequence[str]) -> str:
-    """Return the SHA-256 of a model's flags and of its files' paths, sizes and times of change."""
+    """Return the SHA-256 of a model's flags and its files' paths, sizes and modification times."""
     digest = hashlib.sha256(repr((options, list(words))).encode())
     for path in filter(None, (options.path, options.draft, *(path for _, path, _ in options.adapters))):
         for file in _parts(Path(path)):

@@ -13,8 +13,8 @@ from vkbackend.tools.server.router.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The models that hold memory at the time `now`. `most` is the limit of their number (0: none), and
-    `budgets` are bytes by device."""
+    """The models that hold memory at time `now`. `most` limits their number (0: no limit), and `budgets` are
+    bytes by device."""
 
     most: int
     turn_s: float
@@ -23,8 +23,8 @@ class Room:
     now: float
 
     def free_place(self, tenant: Tenant, reserved: set[str], n_ahead: int) -> Place | None:
-        """Return the fastest free place if all models of a device computed at once, or None. Older requests
-        wait for `n_ahead` models and for the devices `reserved`."""
+        """Return the free place that is fastest if all models on a device compute at once, or None. Older
+        requests wait for `n_ahead` models and for the devices `reserved`."""
         if self.most and len(self.open_ones) + n_ahead >= self.most:
             return None
         used = held_by(self.open_ones)
@@ -42,8 +42,8 @@ class Room:
         return place.speed / (1 + len(beside))
 
     def victims(self, tenant: Tenant) -> list[Tenant]:
-        """Return the models to close, so that one of the places is free: those that were not used for the
-        longest time. The list is empty if closing models suffice, or if no model may be closed yet."""
+        """Return the least recently used models to close so that one of the places becomes free. The list is
+        empty if models that are already closing suffice, or if no model may be closed yet."""
         tried = [(self._victims_at(tenant, place), place) for place in tenant.places or ()]
         ways = [(victims, place) for victims, place in tried if victims is not None]
 
@@ -53,7 +53,7 @@ class Room:
         return min(ways, key=cost)[0] if ways else []
 
     def _victims_at(self, tenant: Tenant, place: Place) -> list[Tenant] | None:
-        """Return the models to close for a place, or None if they do not suffice."""
+        """Return the models to close for a place, or None if closing models does not suffice."""
         leaving = [other for other in self.open_ones if other.is_closing]
         used = held_by(self.open_ones) - held_by(leaving)
         short = Counter({key: used[key] + n - self.budgets[key] for key, n in place.held.items()})
@@ -70,8 +70,8 @@ class Room:
         return victims if n_over <= 0 and not any(n > 0 for n in short.values()) else None
 
     def _candidates(self, tenant: Tenant) -> list[Tenant]:
-        """Return the models that may be closed: idle models, and after a turn models with requests, which
-        then admit no more of them."""
+        """Return the models that may be closed: idle models, and after a turn also models with requests,
+        which then admit no more requests."""
         order = sorted(
             (other for other in self.open_ones if other.is_idle), key=lambda other: other.last_used
         )

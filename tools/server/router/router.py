@@ -1,5 +1,5 @@
-"""A server of several models. A request goes to the service of the model that it names, and waits while this
-model loads."""
+"""A server with several models. A request goes to the service of the model that it names, and waits while
+this model loads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LISTS: frozenset[Endpoint] = frozenset((adapters.set_adapters,))  # Their body i
 
 
 class Leased(Response):
-    """Sends a response, and then ends the request at the pool."""
+    """Sends a response, then releases the request's model in the pool."""
 
     def __init__(self, response: Response, release: Callable[[], None]) -> None:
         super().__init__()
@@ -94,7 +94,8 @@ class Router(Catalog):
     async def _events(
         self, endpoint: Endpoint, request: Request, tenant: Tenant, loads: bool | None
     ) -> AsyncGenerator[bytes, None]:
-        """Wait for the model, then yield the events of a streamed answer. Comments are sent meanwhile."""
+        """Wait for the model, then yield the events of a streamed answer. While it waits, comments are
+        sent."""
         await self.pool.acquire(tenant, loads)
         try:
             response: Any = await self._call(endpoint, request, tenant)

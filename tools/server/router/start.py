@@ -1,4 +1,4 @@
-"""Makes the server of several models from the flags of `serve`."""
+"""Creates a server with several models from the flags of `serve`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Listing = Callable[[], tuple[Sequence[Entry], Notes]]
 def router_of(
     args: argparse.Namespace, config: Config, make: Callable[[argparse.Namespace, str], Entry]
 ) -> tuple[Router, Notes]:
-    """Read the list of models, look at the devices, and return the server and notes. `make(args, name)` turns
-    a model's flags into an entry. Raises InvalidArgument and the errors of opening a device."""
+    """Read the list of models, describe the devices, and return the server and notes. `make(args, name)`
+    turns a model's flags into an entry. Raises InvalidArgument and the errors of opening a device."""
     settings = settings_of(args, config.limits)
     relist = listing_of(args, make)
     entries, notes = relist()
@@ -60,7 +60,8 @@ def settings_of(args: argparse.Namespace, limits: Limits) -> PoolSettings:
 
 
 def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str], Entry]) -> Listing:
-    """Return a function that reads the folder and the presets. Without either, the list has one model."""
+    """Return a function that reads the folder and the presets. Without either, the list contains one
+    model."""
     line = list(args.line)
 
     def parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -15,7 +15,7 @@ LONGEST_WAIT_S = 60.0  # A model that cannot be loaded is tried again after 1, 2
 
 
 class Status(Enum):
-    """llama-server's words, and `unloading`."""
+    """llama-server's status words, and `unloading`."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -26,7 +26,7 @@ class Status(Enum):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request that waits since `since` for its model."""
+    """A request that has waited for its model since `since`."""
 
     since: float
     granted: asyncio.Future[None]
@@ -35,8 +35,8 @@ class Waiter:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Tenant:
-    """A model of the list, its process if there is one, and its requests. `task` runs while the model holds
-    memory. `n_active` counts admitted requests."""
+    """A listed model, its process (if any), and its requests. `task` runs while the model holds memory.
+    `n_active` counts admitted requests."""
 
     entry: Entry
     places: list[Place] | None = None
@@ -46,14 +46,14 @@ class Tenant:
     place: Place | None = None
     n_active: int = 0
     waiters: list[Waiter] = field(default_factory=list)
-    wanted_at: float | None = None  # When somebody asked to load the model, without a request.
+    wanted_at: float | None = None  # When a client asked to load the model, without a request.
     began: float = 0.0
     loaded_at: float = 0.0
     last_used: float = 0.0
     is_ready: bool = False
     is_closing: bool = False
     is_gone: bool = False  # No longer in the list.
-    sleeps: bool = False  # Was unloaded because nobody used it.
+    sleeps: bool = False  # The model was unloaded because it was idle.
     failure: VkbackendError | None = None
     n_failures: int = 0
     retry_at: float = 0.0
@@ -86,7 +86,7 @@ class Tenant:
 
     @property
     def since(self) -> float:
-        """Return since when the model is wanted."""
+        """Return the time since which the model is wanted."""
         times = [waiter.since for waiter in self.waiters]
         return min([*times, *([] if self.wanted_at is None else [self.wanted_at])])
 
@@ -117,7 +117,7 @@ class Tenant:
 
     @property
     def message(self) -> str:
-        """Return the reason of the failure, without folders of the server."""
+        """Return the reason for the failure, without the server's folders."""
         text = str(self.failure or "")
         for path in filter(None, (self.entry.options.path, self.entry.options.draft)):
             text = text.replace(f"{Path(path).parent}/", "")

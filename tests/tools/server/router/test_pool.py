@@ -1,5 +1,5 @@
-"""The pool with models that have no engine. Time passes only when a test moves the clock, except for the
-deadline of waiting requests."""
+"""The pool loads and unloads models without engines. Time passes only when a test moves the clock, except for
+the deadline of waiting requests."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_limit_of_waiting_requests() -> None:
     ],
 )
 def test_a_model_that_cannot_be_loaded(error: Exception, status: int, code: str) -> None:
-    """Each waiting request gets the reason, without folders. The next request after a while tries again."""
+    """Each waiting request gets the reason, without folders. After a delay, the next request tries again."""
     machine = FakeMachine(shut={"a"}, errors={"a": [error]})
 
     async def test() -> None:
@@ -441,7 +441,7 @@ def test_closing_ends_loads_and_waiting_requests() -> None:
 
 
 def actions(seed: int, n: int, pool: Pool, machine: FakeMachine) -> Callable[[], Awaitable[None]]:
-    """Return a test that does `n` random things with five models at once, and checks after each of them."""
+    """Return a test of `n` random actions with five models, with checks after each action."""
     draw = random.Random(seed)
     asked = ended = 0
 

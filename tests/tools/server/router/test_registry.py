@@ -46,7 +46,7 @@ def preset(folder: Path, text: str) -> str:
 
 
 def test_names(folder: Path) -> None:
-    """A file is named without its suffix and its part, a sub-folder with one model after the folder."""
+    """A model is named after its file, without suffix and part number, or after its sub-folder."""
     notes: Notes = []
     found = models_in(str(folder), notes)
     assert {name: str(path.relative_to(folder)) for name, path in found.items()} == {
