@@ -1,4 +1,4 @@
-"""Measure exchanges in which two nodes send to each other at once."""
+"""Measure exchanges in which two nodes send to each other simultaneously."""
 
 from __future__ import annotations
 

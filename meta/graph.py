@@ -1,4 +1,4 @@
-"""The graph of a step, with a recording per device that is cut where devices exchange sums."""
+"""The graph of a step, with a recording per device that is divided where devices exchange sums."""
 
 from __future__ import annotations
 

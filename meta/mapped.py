@@ -1,6 +1,6 @@
 """Let devices that run on the host read weights from the model file's pages (docs/measurements/lavapipe.md).
 
-The file must not change meanwhile, because the operating system may drop pages and read them again.
+The file must not change while it is mapped, because the operating system may drop pages and read them again.
 """
 
 from __future__ import annotations

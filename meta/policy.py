@@ -1,6 +1,6 @@
 """Two policies for dividing a model: "balanced", and the arithmetic of llama.cpp.
 
-In each layer, "balanced" cuts in the smallest units that quant blocks allow, and minimizes the largest load
+In each layer, "balanced" splits in the smallest units that quant blocks allow, and minimizes the largest load
 of a device.
 """
 
@@ -21,7 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`block` is the number of elements per quant block of attn_output, which is cut by columns."""
+    """`block` is the number of elements per quant block of attn_output, which is split by columns."""
 
     n_head: int
     n_head_kv: int
@@ -40,7 +40,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The sizes of a delta net, cut between key heads with their value heads and state.
+    """The sizes of a delta net, split between key heads with their value heads and state.
 
     The output projection has `columns` columns per key head and `block` elements per quant block.
     """
@@ -61,7 +61,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """The sizes of a Mamba-2 layer, cut between groups. If a device would get no group, the layer is cut
+    """The sizes of a Mamba-2 layer, split between groups. If a device would get no group, the layer is split
     between heads, and B and C are copied. B has `n_state` values per group. The output projection has `block`
     elements per quant block."""
 
@@ -176,8 +176,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Cut between kv groups. If a device would get no group and the cost is lower, cut between q heads and
-    copy kv heads."""
+    """Split between kv groups. If a device would get no group and the cost is lower, split between q heads
+    and copy kv heads."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -272,7 +272,8 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    # llama.cpp cuts q, k and v separately, not by key heads. Over 3 devices, its split may differ from ours.
+    # llama.cpp splits q, k and v separately, not by key heads. Over 3 devices, its split may differ from
+    # ours.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}

@@ -160,7 +160,7 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return each stack piece's (first expert, number of experts, shape). The shape is [rows of the piece's
-    experts, n_in], or if the stack is cut by columns, [n_out, columns of the piece's experts]."""
+    experts, n_in], or if the stack is split by columns, [n_out, columns of the piece's experts]."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:

@@ -62,8 +62,8 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading. Otherwise their steps are cut for the slowest GPU.
-    Without a cache folder nothing is measured. The speed of a full or hanging GPU stays unknown."""
+    """Measure GPUs of unknown speed before loading. Otherwise their submissions are sized for the slowest
+    GPU. Without a cache folder nothing is measured. The speed of a full or hanging GPU stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:

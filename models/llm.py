@@ -284,9 +284,9 @@ class LLM(Chats, Slots, Embeddings):
     def aresume(self, generation: Generation, tokens: Sequence[int]) -> AsyncGenerator[Chunk, None]:
         """Run a generation of `generation`, or continue it after the loss of another engine of this model.
 
-        `tokens` are those that the lost engine generated. Their chunks are yielded again, without logprobs.
-        With the same seed, the text is as without the loss, except with xtc and mirostat. Raises
-        PromptTooLong if the context was shifted.
+        `tokens` are the lost engine's tokens. Their chunks are yielded again, without logprobs. With the same
+        seed, the text is the same as without the loss, except with xtc and mirostat. Raises PromptTooLong if
+        the context was shifted.
         """
         resumed = self._resumed(generation, tokens)
         return astream(self._open_mailbox(), resumed, self._tokenizer, eager=self._apart)

@@ -49,8 +49,8 @@ class Slots(ABC):
     def copy_slot(self, source: int, target: int) -> list[int]:
         """Copy slot `source` to slot `target` on the devices and return its tokens.
 
-        A long prompt can thus be computed once and continued in several ways. Raises InvalidArgument while
-        the target is in use.
+        So a long prompt can be computed once and continued in several ways. Raises InvalidArgument while the
+        target is in use.
         """
         source, target = self._slot(source), self._slot(target)
         return self._tokens(lambda id_: CopySlot(id_, source, target))

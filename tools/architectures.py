@@ -1,8 +1,8 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
 Columns are derived from the weights, caches and states of a small model. The flag --json names each column's
-tests (`pytest --all`). The flag --md prints the tables of docs/architectures.md. Encoders are in a table of
-their own.
+tests (`pytest --all`). The flag --md prints the tables of docs/architectures.md. Encoders are in a separate
+table.
 """
 
 from __future__ import annotations

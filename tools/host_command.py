@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _end(error: VkbackendError) -> None:
-    """Exit at once, because a normal exit would wait forever for the lost node."""
+    """Exit immediately, because a normal exit would wait forever for the lost node."""
     print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 

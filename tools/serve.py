@@ -2,7 +2,7 @@
 
 The server provides OpenAI's API, Anthropic's messages, llama-server's endpoints and flags, and a page at /
 (docs/serving.md). The server answers 503 until the model is loaded. After SIGTERM or Ctrl-C the server
-finishes running answers; a second signal ends it at once.
+finishes running answers; a second signal ends it immediately.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def refused(name: str, value: Any, expected: str) -> InvalidArgument:
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)` as one line, cut after MAX_SHOWN characters."""
+    """Return `repr(value)` as one line, truncated after MAX_SHOWN characters."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
     except Exception:  # repr raises for integers above 4300 digits, and may raise for any class

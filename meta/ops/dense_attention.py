@@ -58,8 +58,8 @@ def kv_move(
     rope: tuple[str, bool] | None = None,
 ) -> None:
     """Read the cells of the rows' source positions (StepParams' tokens), and write them to the cells of the
-    rows' positions. `rope` (table, half_split) also rotates each head. In between, the cells are in `rows[d]`
-    on device d."""
+    rows' positions. `rope` (table, half_split) also rotates each head. Between reading and writing, the cells
+    are in `rows[d]` on device d."""
     n_rows = graph.kind.n_rows
     for d, array in enumerate(rows):
         if not cache.pieces[d]:

@@ -50,7 +50,7 @@ def _starts(rank: int, n: int) -> WeightSpec:
 
 
 def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[str]) -> dict[str, Pair]:
-    """Return the adapter's pairs by the name of the model's weight. A fused tensor's pair is cut into
+    """Return the adapter's pairs by the name of the model's weight. A fused tensor's pair is split into
     parts."""
     stored: dict[str, list[WeightSpec]] = {}  # by the name in the file
     for spec in specs:

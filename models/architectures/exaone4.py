@@ -1,5 +1,5 @@
-"""exaone4 (EXAONE 4): norms only after attention and FFN, and norms of the heads of q and k. If the file has
-a window, three of four layers use it, and the fourth has no RoPE. LG AI Research 2025, arXiv:2507.11407.
+"""exaone4 (EXAONE 4): norms only after attention and FFN, and norms of q and k heads. If the file has a
+window, three of four layers use it, and the fourth has no RoPE. LG AI Research 2025, arXiv:2507.11407.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""hunyuan-dense (Hunyuan, dense): qwen3, but RoPE precedes the norms of the heads of q and k. Tencent Hunyuan
-team 2025.
+"""hunyuan-dense (Hunyuan, dense): qwen3, but RoPE precedes the norms of q and k heads. Tencent Hunyuan team
+2025.
 """
 
 from __future__ import annotations

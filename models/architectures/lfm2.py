@@ -1,6 +1,6 @@
 """lfm2 (LFM2): layers without kv heads are short convolutions between two gates. The other layers have
-attention with norms of the heads of q and k. A plan splits a convolution's channels as if each were a key
-head of size 1. Liquid AI 2025, arXiv:2511.23404.
+attention with norms of q and k heads. A plan splits a convolution's channels as if each were a key head of
+size 1. Liquid AI 2025, arXiv:2511.23404.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON. Calls cut by a
-    token limit are omitted."""
+    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON. Calls that a token
+    limit truncates are omitted."""
 
     id: str
     name: str

@@ -1,7 +1,7 @@
 """Drafts by a smaller model with the same vocabulary (speculative decoding, Leviathan et al. 2023,
 arXiv:2211.17192).
 
-The draft model follows each sequence in a slot of its own. It computes the tokens that it lacks before it
+The draft model follows each sequence in a separate slot. It computes the tokens that it lacks before it
 drafts, so a prompt does not wait for it. Drafted tokens are the likeliest tokens.
 """
 

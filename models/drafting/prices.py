@@ -43,7 +43,7 @@ class StepPrices:
         self._n_steps = 0
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count a step whose recording existed. The first step of a size is left out, because some drivers
+        """Count a step that was already recorded. The first step of a size is left out, because some drivers
         compile then. A time replaces old times."""
         self._n_steps += 1
         if n_rows > ROWS[-1]:
@@ -91,7 +91,7 @@ class StepPrices:
         return self.is_measured(n_rows) and self._times[padded(n_rows)].is_sure
 
     def is_old(self, n_rows: int) -> bool:
-        """Return whether the measured time should be measured again."""
+        """Return whether the measured time is old."""
         rows = padded(n_rows)
         return rows in self._measured_at and self._n_steps - self._measured_at[rows] >= REFRESH
 

@@ -92,8 +92,8 @@ class Embeddings(ABC):
         logits of the classification head) or "none" (an array [n_tokens, width] per text). None uses the
         file's pooling. `normalize` is 2 (Euclidean, default), -1 (none), 0 (largest magnitude 32,760), 1
         (taxicab) or p (p-norm). `dimensions` keeps the first values and then normalises; models trained with
-        Matryoshka learning allow this. `truncate` cuts texts that are too long. `lora` sets the scales of
-        LoRA adapters, as in `generate`.
+        Matryoshka learning allow this. `truncate` truncates texts that are too long. `lora` sets the scales
+        of LoRA adapters, as in `generate`.
 
         Raises InvalidArgument, PromptTooLong and device errors.
         """
@@ -125,7 +125,7 @@ class Embeddings(ABC):
         """Return (index, score) of the documents that are most relevant for the query, best first.
 
         A score is in 0..1: the sigmoid of the model's logit, or a generative reranker's probability of yes.
-        If `raw`, it is the logit. `truncate` cuts documents that are too long.
+        If `raw`, it is the logit. `truncate` truncates documents that are too long.
 
         Raises UnsupportedModel if the file has no classification head, and the errors of `embed`.
         """

@@ -21,14 +21,14 @@ def pair_of(
     tokenizer: Tokenizer, query: str, document: str, template: str | None, most: int | None = None
 ) -> Text:
     """Return the tokens of a pair, by the file's template if there is one. If `most` is set, the document is
-    cut so that at most `most` tokens remain. Raises InvalidArgument if the query alone is longer."""
+    truncated so that at most `most` tokens remain. Raises InvalidArgument if the query alone is longer."""
     text = _pair(tokenizer, query, document, template)
     if most is None or len(text.ids) <= most:
         return text
     ids = tokenizer.encode(document, add_special=False)
     n_left = len(ids)
     while len(text.ids) > most:
-        # A cut document may have other tokens at its end, so one cut may not be enough.
+        # A truncated document may have other tokens at its end, so one pass may not be enough.
         n_left -= max(1, len(text.ids) - most)
         if n_left < 1:
             raise InvalidArgument(

@@ -38,7 +38,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Adjust the limit to the time of a step whose recording existed."""
+        """Adjust the limit to the time of a step that was already recorded."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone

@@ -288,7 +288,7 @@ class Scheduler:
         return batch
 
     def _embedded(self, line: list[Sequence], computed: set[object]) -> Batch:
-        # A text in stages has steps of its own.
+        # A text in stages gets separate steps.
         line = line[:1] if line[0].stage >= 0 else [s for s in line if s.stage < 0]
         cuts = not self._encodes or line[0].stage >= 0
         left = RowsLeft(self._n_ubatch, self._n_ubatch, self._max_hidden, 0, cuts)

@@ -172,7 +172,7 @@ class Speculation:
         self._drafter_of[sequence.slot].took(sequence.slot, n_accepted)
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count the time of a decoding step whose recording existed."""
+        """Count the time of a decoding step that was already recorded."""
         self._prices.learn(n_rows, seconds)
 
     def stats(self) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def _survival(sequence: Sequence, draft: Draft) -> list[float]:
 
 
 def _cut(sequence: Sequence, draft: Draft) -> Draft:
-    """Cut the draft before an end token, after which no row is needed, and before a token that the grammar
-    forbids."""
+    """Truncate the draft before an end token, after which no row is needed, and before a token that the
+    grammar forbids."""
     assert isinstance(sequence.request, Generate)
     stop_ids, tokens = sequence.request.stop_ids, draft.tokens
     n = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))

@@ -126,7 +126,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """Run `main` and end at once, because a normal exit waits in MPI for nodes that have ended."""
+    """Run `main` and exit immediately, because a normal exit waits in MPI for nodes that have ended."""
     code = 1
     try:
         code = main()

@@ -1,6 +1,6 @@
-"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. A pre-tokenizer cuts text into words, within which BPE
-merges bytes. Regular expressions (in Oniguruma's syntax) apply in order, and each cuts every piece of text
-into matches and the text between matches.
+"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. A pre-tokenizer splits text into words, within which
+BPE merges bytes. Regular expressions (in Oniguruma's syntax) apply in order, and each splits every piece of
+text into matches and the text between matches.
 """
 
 from dataclasses import dataclass
@@ -83,16 +83,16 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Cuts digits into groups of three from the right, in linear time. The models' expressions take quadratic
+# Splits digits into groups of three from the right, in linear time. The models' expressions take quadratic
 # time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
-# Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b), which does not cut digits before a letter.
+# Splits like \d{1,3}(?=(?:\d{3})*\b), which does not split digits before a letter.
 _AYA_DIGITS = (
     r"(?<!\d)\d++\b",
     r"\A\d{1,2}(?=(?:\d{3})++\z)",
     r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
 )
-# Makes the same cuts as (?=(\d{3})+(?!\d)), which cuts before each group of three.
+# Splits like (?=(\d{3})+(?!\d)), which splits before each group of three.
 _SUPERBPE_DIGITS = (
     r"\p{N}+",
     r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",
@@ -112,8 +112,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Cuts text into lines for merges of characters. If `whole_runs`, a run of line feeds that is a token is
-    not cut. If `words`, each line begins with a space and is cut before each space."""
+    """Splits text into lines for merges of characters. If `whole_runs`, a run of line feeds that is a token
+    is not split. If `words`, each line begins with a space and is split before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

@@ -1,6 +1,6 @@
-"""Cuts special tokens out of a text before the other text is merged.
+"""Extracts special tokens from a text before the other text is merged.
 
-In llama.cpp the longest token (in bytes; on a tie the lower id) is cut out of the complete text, then the
+In llama.cpp the longest token (in bytes; on a tie the lower id) is extracted from the complete text, then the
 second longest, in tokens x characters steps. This module returns the same tokens, but takes O(log tokens)
 steps per position. `_settle` selects overlapping tokens by rank (length, then id).
 """

@@ -70,9 +70,9 @@ class SpmMerger:
 
 
 def _word_pattern(texts: Iterable[str]) -> str:
-    """Return a pattern of words that can be merged separately. The pattern cuts text before a run of spaces,
-    unless a token has the same character before its spaces, and the same character or its end after them.
-    Gemma has a few tokens with inner spaces."""
+    """Return a pattern of words that can be merged separately. The pattern splits text before a run of
+    spaces, unless a token has the same character before its spaces, and the same character or its end after
+    them. Gemma has a few tokens with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

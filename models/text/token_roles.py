@@ -20,7 +20,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# Tokens of these types are cut out of a text before merging.
+# Tokens of these types are extracted from a text before merging.
 MARKERS = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
 _ENDS = frozenset(

@@ -186,7 +186,7 @@ class Tokenizer:
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Return whether the token is cut out of a text before merging."""
+        """Return whether the token is extracted from a text before merging."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:

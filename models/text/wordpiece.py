@@ -1,5 +1,5 @@
 """WordPiece (`tokenizer.ggml.model` "bert"), by the `tokenizers` library with BERT's normalizer. A word is
-cut into the longest tokens. GGUF files mark tokens that begin a word with U+2581; BERT marks tokens that
+split into the longest tokens. GGUF files mark tokens that begin a word with U+2581; BERT marks tokens that
 continue a word with ##.
 """
 

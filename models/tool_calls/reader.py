@@ -13,7 +13,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, Reading
 
 class ToolReader(CallReader):
     """Splits an answer into content and calls. White space around calls is dropped. An invalid call is
-    content. The text of calls cut by a token limit is dropped."""
+    content. The text of calls that a token limit truncates is dropped."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         super().__init__(tools)

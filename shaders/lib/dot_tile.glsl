@@ -89,8 +89,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// If a group has one piece, dot products are scaled at once, because NVK would otherwise emit more moves. If
-// a group has two pieces, they are scaled after the loop over rows of x, because ANV would otherwise halve
+// If a group has one piece, dot products are scaled immediately, because NVK would otherwise emit more moves.
+// If a group has two pieces, they are scaled after the loop over rows of x, because ANV would otherwise halve
 // the subgroup size.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;

@@ -8,7 +8,7 @@ layout(constant_id = 0) const uint LOCAL = 64; // a power of two; every device a
 
 const float NEG_LARGE = -1.0e30; // instead of -inf, so that differences between maxima are not NaN
 
-// More than 65,535 workgroups extend over x and y. Surplus workgroups return at once.
+// Grids with more than 65,535 workgroups use x and y. Surplus workgroups return immediately.
 uint group_index() { return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x; }
 
 uint global_index() { return group_index() * LOCAL + gl_LocalInvocationID.x; }

@@ -1,5 +1,5 @@
-"""A device's known speed determines how its recordings are cut into submissions. Recording a step looks up
-the speed and never measures it.
+"""A device's known speed determines how its recordings are divided into submissions. Recording a step looks
+up the speed and never measures it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""llama.cpp's split policy equals an oracle of its arithmetic. Our own policy aligns cuts and balances at
+"""llama.cpp's split policy equals an oracle of its arithmetic. Our own policy aligns splits and balances at
 least as well."""
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
                 sums[which] += attention + 3 * busiest(experts, shares)
         sums[0] += busiest([ours_outside.ranges["vocab"]], shares)
         sums[1] += busiest([theirs_outside.ranges["vocab"]], shares)
-        # llama.cpp aligns cuts to multiples of head_k. If head_v differs from head_k, a cut may fall within a
-        # block, so the split cannot run.
+        # llama.cpp aligns splits to multiples of head_k. If head_v differs from head_k, a split may divide a
+        # block, so it cannot run.
         cuts = {begin * a.head_dim_v % a.block for plan in theirs for begin, _ in plan.ranges["heads"]}
         compared += cuts == {0}
         assert cuts != {0} or sums[0] <= sums[1] * (1 + 1e-9), case

@@ -20,7 +20,7 @@ from vkbackend.meta.split import MIRRORED, State, partial, split, split_experts
 pytestmark = pytest.mark.no_vulkan
 
 
-A, B = ((0, 8), (8, 32)), ((0, 16), (16, 32))  # two ways to cut 32
+A, B = ((0, 8), (8, 32)), ((0, 16), (16, 32))  # two ways to split 32
 WIDTH, OTHER = split(1, A), split(1, B)
 ROWS, COLUMNS = split(0, A), split(1, A)
 SUM = partial((0, 1))

@@ -37,7 +37,7 @@ def attend(q: State, k: State, v: State) -> State:
 
 Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
 
-# The two experts are cut at different rows or columns. Device 0 has no part of the second expert.
+# The two experts are split at different rows or columns. Device 0 has no part of the second expert.
 BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis in (1, 2))
 
 

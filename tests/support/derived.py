@@ -139,8 +139,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """Widen the rows of q or k. The rows at `real` are the original rows times `scale`. All other rows
-        are copies of some original row times `rest`. For k, `rest` is 0, so scores ignore the other rows."""
+        """Widen the rows of q or k. The rows at `real` are the original rows times `scale`. Every other row
+        is a copy of an original row times `rest`. For k, `rest` is 0, so scores ignore the other rows."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows

@@ -160,7 +160,7 @@ class Blocks:
                 yield "piece", self._open, call.arguments
 
     def given(self, was_cut: bool) -> list[Block]:
-        """Return the blocks of an answer without the call that a limit cut."""
+        """Return the blocks of an answer without the call that a limit truncated."""
         return self.all[:-1] if was_cut and self.all and self.all[-1].is_cut else self.all
 
     def end(self) -> Iterator[tuple[str, Block, str]]:

@@ -111,7 +111,7 @@ class LlamaFields:
                 yield job, piece, tally
 
     def _n_cut(self, text: str) -> int:
-        """Return how many characters to cut from the last line if it has text and too few spaces."""
+        """Return how many characters to remove from the last line if it has text and too few spaces."""
         line = text.rpartition("\n")[2]
         rest = line.lstrip(" \t")
         is_short = self.n_indent and "\n" in text and len(line) - len(rest) < self.n_indent

@@ -4,7 +4,7 @@
 
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
-is the file after the commit. "always" verifies all drafts, and "chosen" as many tokens as save time. If other
+is the file after the commit. "always" verifies all drafts, and "chosen" only tokens that save time. If other
 programs run, software devices' CPU time is steadier than wall time. The first table counts n-gram drafts for
 additional edits, without running a model.
 """

@@ -169,7 +169,7 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
     """Fuse quantize_q8 into the norm that produces its input. The fused dispatch takes the norm's position,
-    because commands in between may read the norm's residual."""
+    because commands between both may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -23,8 +23,8 @@ from vkbackend.step import Mix, Run, StepParams
 
 
 class ContextShift:
-    """`rotations` maps each cache to the RoPE of its keys. The step is recorded at once and uses the memory
-    of the model's steps, so a shift allocates nothing."""
+    """`rotations` maps each cache to the RoPE of its keys. The step is recorded immediately and uses the
+    memory of the model's steps, so a shift allocates nothing."""
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ def test_files_with_wrong_metadata(
 
 
 def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Two tensors in the file are exchanged, without a change of names, types or shapes."""
+    """The data of two tensors is swapped; names, types and shapes stay."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(

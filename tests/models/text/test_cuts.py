@@ -1,4 +1,4 @@
-"""The regular expressions of pre-tokenizers cut a text correctly, lose no character, and take linear time."""
+"""The pre-tokenizers' regular expressions split a text correctly, lose no character, and take linear time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cuts(name: str, text: str) -> list[str]:
 
 @pytest.fixture(params=DISTINCT)
 def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
-    """Return a tokenizer of the 256 bytes. Its merges show where the pre-tokenizer cuts."""
+    """Return a tokenizer of the 256 bytes. Its merges show where the pre-tokenizer splits."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(b) for b in plain] + [chr(0x100 + i) for i in range(256 - len(plain))]
     pairs = ["1 1", "a a", "\u0120 a", "a 1", "\u010a \u010a", "\u0120 \u0120"]
@@ -56,7 +56,7 @@ def test_pre_tokenizers(byte_level: Tokenizer, request: pytest.FixtureRequest) -
 )
 @pytest.mark.parametrize("name", DISTINCT)
 def test_cuts_of_long_runs(name: str, runs: Sequence[str]) -> None:
-    """Cuts take linear time. The expression \\s+$ would take 40 s on spaces before a digit."""
+    """Splitting takes linear time. The expression \\s+$ would take 40 s on spaces before a digit."""
     for run in runs:
         assert "".join(cuts(name, run * 100_000 + "1")) == run * 100_000 + "1"
 

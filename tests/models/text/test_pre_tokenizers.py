@@ -1,5 +1,5 @@
-"""Pre-tokenizers cut as llama.cpp does, or as the model's own expression does. `golden/` stores the expected
-ids."""
+"""Pre-tokenizers split as llama.cpp does, or as the model's own expression does. `golden/` stores the
+expected ids."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """Cut out every occurrence of the longest token in bytes, then of each shorter token in the remaining
+    """Extract every occurrence of the longest token in bytes, then of each shorter token in the remaining
     text."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):

@@ -1,4 +1,4 @@
-"""Calls of every format are cut at every character."""
+"""Calls of every format are truncated at every character."""
 
 from __future__ import annotations
 

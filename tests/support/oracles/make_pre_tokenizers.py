@@ -1,8 +1,9 @@
-"""Makes `golden/pre-tokenizers.json`: ids of random lines for each pre-tokenizer that cuts in its own manner.
+"""Makes `golden/pre-tokenizers.json`: ids of random lines for each pre-tokenizer with a distinct way to
+split.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py  # Writes the file.
 
-Every pair of bytes is a token, in random order, so a different cut nearly always produces different ids. If
+Every pair of bytes is a token, in random order, so a different split nearly always produces different ids. If
 llama.cpp uses the published expression, the ids come from llama.cpp, otherwise from `tokenizers` with the
 published expression. Needs xllamacpp.
 """

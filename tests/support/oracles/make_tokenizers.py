@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_tokenizers.py  # Writes the files.
 
 Needs tokenizers, transformers, tiktoken and xllamacpp. For Gemma 4, transformers and llama.cpp must agree on
-the ids. For Kimi K2, the ids come from tiktoken. llama.cpp does not cut between small and capital letters, so
-each file states how often llama.cpp agrees.
+the ids. For Kimi K2, the ids come from tiktoken. llama.cpp does not split between small and capital letters,
+so each file states how often llama.cpp agrees.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def kimi_k2() -> dict[str, Any]:
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # Training on windows of five characters produces tokens that cross the expression's cuts.
+    # Training on windows of five characters produces tokens that cross the expression's splits.
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

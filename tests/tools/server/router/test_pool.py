@@ -87,7 +87,7 @@ def test_two_models_in_turn_with_room_for_one() -> None:
             machine.gate.set()
             await asyncio.gather(first, third)  # both were made for the load that runs
             assert not second.done() and a.n_active == 2
-            await pool.acquire(a)  # a loaded model admits at once
+            await pool.acquire(a)  # a loaded model admits requests immediately
             for _ in range(3):
                 pool.release(a)
             await second
@@ -235,7 +235,7 @@ def test_a_model_larger_than_the_budget() -> None:
 
 
 def test_unloading_by_name() -> None:
-    """Running requests may end. Requests that arrive meanwhile load the model again."""
+    """Running requests may end. Later requests load the model again."""
     machine = FakeMachine()
 
     async def test() -> None:
@@ -314,7 +314,7 @@ def test_idle_models_sleep() -> None:
 
 
 def test_a_model_that_dies_is_opened_again() -> None:
-    """The request that runs keeps its place, and requests that arrive meanwhile wait."""
+    """The request that runs keeps its place, and later requests wait."""
     machine = FakeMachine()
 
     async def test() -> None:
@@ -519,7 +519,7 @@ def soak(seed: int, n: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_requests(seed: int) -> None:
-    """Memory stays within the budget, no answer is cut except by request, and every request ends."""
+    """Memory stays within the budget, no answer is truncated except by request, and every request ends."""
     soak(seed, 100)
 
 
