@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vkbackend.models.drafting.acceptance import expected_tokens
-
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
-N_TIMES = 5  # The minimum of this many times ignores steps that other work has delayed.
+N_TIMES = 32  # The minimum of this many times ignores steps that other work has delayed.
+SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
 
@@ -19,28 +18,27 @@ class Recent:
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=N_TIMES)
-        self.seconds = 0.0
+        self.seconds, self.n_added = 0.0, 0
 
     def add(self, seconds: float) -> None:
         self._last.append(seconds)
         self.seconds = min(self._last)
-
-    @property
-    def is_sure(self) -> bool:
-        return len(self._last) == N_TIMES
+        self.n_added += 1
 
     def forget(self) -> None:
         self._last.clear()
 
 
 class StepPrices:
-    """Seconds of decoding steps by padded number of rows, measured while the model runs."""
+    """Seconds of decoding steps by padded number of rows, measured while the model runs. The tables are
+    computed when a time changes, because every step reads them."""
 
     def __init__(self) -> None:
         self._times: dict[int, Recent] = {}
         self._measured_at: dict[int, int] = {}
         self._seen: set[int] = set()
         self._n_steps = 0
+        self._tables: tuple[dict[int, float], dict[int, float]] = {}, {}
 
     def learn(self, n_rows: int, seconds: float) -> None:
         """Count a step that was already recorded. The first step of a size is left out, because some drivers
@@ -55,27 +53,19 @@ class StepPrices:
         times = self._times.setdefault(rows, Recent())
         if self.is_old(rows):
             times.forget()
+        before = times.seconds
         times.add(seconds)
         self._measured_at[rows] = self._n_steps
+        if times.seconds != before or self._n_steps % REFRESH == 0:
+            known = {r: t.seconds for r, t in self._times.items()}
+            recent = {r: t for r, t in known.items() if not self.is_old(r)}
+            self._tables = _table(known), _table(recent)
 
     def seconds(self, n_rows: int, hopeful: bool = False) -> float | None:
-        """Return a step's time, or None if no step has been measured. An unmeasured time is estimated
-        optimistically. If `hopeful`, an old time is, too. Fewer rows never take longer than more rows, so
-        times of larger steps correct a time that was measured under load."""
-        rows = padded(n_rows)
-        times = {r: t.seconds for r, t in self._times.items() if not (hopeful and self.is_old(r))}
-        times = times or {r: t.seconds for r, t in self._times.items()}
-        if not times:
-            return None
-        least = [seconds for r, seconds in times.items() if r >= rows]
-        below = [r for r in times if r < rows]
-        if rows not in times and below:
-            nearest = max(below)
-            least.append(times[nearest] * (1 + ROW_SHARE * (rows - nearest)))
-        elif rows not in times:
-            nearest = min(times)
-            least.append(times[nearest] * rows / nearest)
-        return min(least)
+        """Return a step's time, or None if no step has been measured. An unmeasured time is optimistic, and
+        if `hopeful`, an old time as well. Fewer rows never take longer than more rows, so a time that was
+        measured under load is corrected by times of larger steps."""
+        return self._tables[hopeful].get(padded(n_rows))
 
     def known(self, n_rows: int, hopeful: bool = False) -> float:
         """Return `seconds` after a step has been measured."""
@@ -87,8 +77,8 @@ class StepPrices:
         return padded(n_rows) in self._times
 
     def is_sure(self, n_rows: int) -> bool:
-        """Return whether the time was measured several times."""
-        return self.is_measured(n_rows) and self._times[padded(n_rows)].is_sure
+        """Return whether the time was measured often enough to spend much time on a draft."""
+        return self.is_measured(n_rows) and self._times[padded(n_rows)].n_added >= SURE
 
     def is_old(self, n_rows: int) -> bool:
         """Return whether the measured time is old."""
@@ -96,8 +86,27 @@ class StepPrices:
         return rows in self._measured_at and self._n_steps - self._measured_at[rows] >= REFRESH
 
 
+def _table(times: Mapping[int, float]) -> dict[int, float]:
+    """Return the time of each number of rows from measured times."""
+    table: dict[int, float] = {}
+    for rows in ROWS if times else ():
+        least = [seconds for r, seconds in times.items() if r >= rows]
+        below = [r for r in times if r < rows]
+        if rows not in times and below:
+            nearest = max(below)
+            least.append(times[nearest] * (1 + ROW_SHARE * (rows - nearest)))
+        elif rows not in times:
+            nearest = min(times)
+            least.append(times[nearest] * rows / nearest)
+        table[rows] = min(least)
+    return table
+
+
+PADDED = tuple(next(rows for rows in ROWS if rows >= n) for n in range(ROWS[-1] + 1))
+
+
 def padded(n_rows: int) -> int:
-    return next((rows for rows in ROWS if rows >= n_rows), ROWS[-1])
+    return PADDED[min(n_rows, ROWS[-1])]
 
 
 def best_lengths(
@@ -149,15 +158,17 @@ def best_length(
 ) -> Length:
     """Return how many tokens to draft for each sequence to maximize the tokens per second. A drafted token
     takes `seconds`. Each token is accepted with probability `rate`."""
-    plain = prices.known(n_rows) / n_sequences
-
-    def per_token(n: int, hopeful: bool = False) -> float:
-        rows, tokens = n_rows + n * n_sequences, n_sequences * expected_tokens(rate, n)
-        return (prices.known(rows, hopeful) + n * seconds) / tokens if n else plain
-
-    lengths = range((most - n_rows) // n_sequences + 1)
-    best = min(lengths, key=per_token)
-    saved = plain - per_token(best)
-    if best:
-        best = min(lengths[1:], key=lambda n: per_token(n, True))
-    return Length(best, saved)
+    times = {rows: (prices.known(rows), prices.known(rows, True)) for rows in ROWS if rows >= n_rows}
+    plain = best_s = prices.known(n_rows) / n_sequences
+    best, hoped, hoped_s = 0, 0, float("inf")
+    tokens, chance = float(n_sequences), float(n_sequences)
+    for n in range(1, (most - n_rows) // n_sequences + 1):
+        chance *= rate
+        tokens += chance
+        known, hopeful = times[padded(n_rows + n * n_sequences)]
+        if (per_token := (known + n * seconds) / tokens) < best_s:
+            best, best_s = n, per_token
+        if (per_token := (hopeful + n * seconds) / tokens) < hoped_s:
+            hoped, hoped_s = n, per_token
+    # An old time is measured again only if drafts pay.
+    return Length(hoped if best else 0, plain - best_s)

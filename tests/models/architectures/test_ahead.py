@@ -186,8 +186,9 @@ def test_models_without_a_usable_head_are_refused(tmp_path: Path) -> None:
     lacks = deepcopy(m)
     del lacks.tensors["blk.4.nextn.eh_proj.weight"]
     refused(lacks, tmp_path / "c.gguf", r"lacks its multi-token prediction head \(mtp\): blk.4.nextn.eh_proj")
-    m.arch = "qwen3moe"
-    refused(m, tmp_path / "d.gguf", r"\(mtp\) are not supported for qwen3moe; supported are: .*glm4moe")
+    for m.arch in ("qwen3moe", "exaone4", "exaone-moe", "glm4"):
+        words = rf"\(mtp\) are not supported for {m.arch}; supported are: .*glm4moe"
+        refused(m, tmp_path / f"{m.arch}.gguf", words)
 
 
 def test_every_architecture_with_heads_has_a_golden() -> None:

@@ -117,4 +117,4 @@ def test_a_short_answer_is_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred rows of a prompt take longer than ten drafted tokens can save."""
     monkeypatch.setitem(globals(), "N_TOKENS", 10)
     (first, second), _ = seconds_of(monkeypatch, n_texts=2, right=True, step_s=0.1, row_s=0.2)
-    assert second <= 1.0 < first, "the first draft measures the rows"
+    assert max(first, second) <= 1.0
