@@ -23,7 +23,7 @@ from vkbackend.ops.moe import MAX_EXPERTS
 from vkbackend.recording import Copy
 from vkbackend.runtime import Device
 
-MAX_LAYER_SLOTS = MAX_EXPERTS // 2  # Slots of unequal experts take two ids.
+MAX_LAYER_SLOTS = MAX_EXPERTS // 2  # Slots need two ids if experts have different widths.
 
 
 # ---- sizes ----

@@ -74,7 +74,7 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Group pieces in address order, with a group's pages in one file and at most `limit` bytes."""
+    """Group pieces in address order. A group's pages are in one file and have at most `limit` bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

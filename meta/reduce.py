@@ -237,7 +237,8 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Return the f32 sum [elements], in memory of this node's first reader, or else of device 0."""
+        """Return the f32 sum [elements], in memory of this node's first reading device, or else of device
+        0."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 

@@ -46,8 +46,8 @@ class StepShape:
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return the parameters' (byte offsets of each RoPE table, ADAPTERS and EXPERTS, total bytes). These
-        follow the StepParams of both halves."""
+        """Return ({name: byte offset} of RoPE tables, ADAPTERS and EXPERTS, total bytes) of the parameters.
+        These follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)

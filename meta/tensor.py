@@ -32,7 +32,7 @@ class Weight:
     slots: SlotStack | None = None
 
     def whole(self, device: int) -> View:
-        """Return the single piece of an uncut weight (norms, caches)."""
+        """Return the single piece of an unsplit weight (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of `LLM.generate` and `LLM.stream`, and makes a `Generation` of them."""
+"""Checks the arguments of `LLM.generate` and `LLM.stream`, and creates a `Generation`."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class StepParams:
         self.runs = self.words[_RUNS:_STATES].reshape(MAX_RUNS, 4)
         self.states = self.words[_STATES:_ROWS].reshape(
             MAX_RUNS, 4
-        )  # State cells that are read, written; end of the text.
+        )  # State cells to read and to write; end of the text.
         self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
         self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
         self.types = self.rows.view(np.uint16)[:, 7]  # each row's type.

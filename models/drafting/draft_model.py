@@ -161,7 +161,7 @@ class DraftModel:
         return result
 
     def took(self, slot: int, n_accepted: int) -> None:
-        """The next draft compares tokens."""
+        """Do nothing, because the next draft compares tokens."""
 
     def close(self) -> None:
         self._model.close()

@@ -122,8 +122,8 @@ def best_lengths(
 
     The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
-    padding is filled with drafted tokens. If `tries` is set and no draft pays, the smallest larger step is
-    tried, or a larger step whose time is old.
+    padding is filled with drafted tokens. If `tries` is set and no draft saves time, the smallest larger step
+    is tried, or a larger step whose time is old.
     """
     lengths = [0] * len(survivals)
     if prices.seconds(n_rows) is None:
@@ -137,7 +137,7 @@ def best_lengths(
         return tokens / prices.known(n_rows + n, hopeful)
 
     best = max([0, *sizes], key=value)
-    if best:  # an old time is measured again only if drafts pay
+    if best:  # an old time is measured again only if drafts save time
         best = max(sizes, key=lambda n: value(n, True))
     elif tries and sizes:
         best = next((n for n in sizes if prices.is_old(n_rows + n)), sizes[0])

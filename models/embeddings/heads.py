@@ -36,7 +36,7 @@ class Dense(NamedTuple):
 @dataclass(frozen=True)
 class Classifier:
     """A classification head: `output` after an optional dense layer, activation and layer norm. `pooling` is
-    the pooling of its input."""
+    how its input is pooled."""
 
     output: Dense
     labels: tuple[str, ...]

@@ -85,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of multiprocessing.Process that are used."""
+    """The required methods of multiprocessing.Process."""
 
     @property
     def pid(self) -> int | None: ...

@@ -20,7 +20,8 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# If no draft pays, one is tried after this many steps, to learn the acceptance, and then less and less often.
+# If no draft saves time, one is tried after this many steps, to learn the acceptance, and then less and less
+# often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 2  # Tokens per try; the second token measures a step of the draft model.
 # A draft model that has not drafted for n steps must first compute n rows. A try may take this share of the
@@ -66,7 +67,7 @@ class Speculation:
             sequence.draft = ()
         n_rows = sum([sequence.n_wanted for sequence in line])
         n_left = self._max_rows - n_rows
-        # Without the time of plain decoding, no draft is known to pay.
+        # Without the time of plain decoding, no draft is known to save time.
         if not line or n_left <= 0 or not self._prices.is_measured(n_rows):
             return
         self._n_steps += 1
@@ -145,7 +146,7 @@ class Speculation:
             n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
             return best.n if owed < SURE * best.saved_s * n_left else 0
         if not best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds).n and drafter.measure():
-            return 0  # even right drafts would not pay
+            return 0  # even right drafts would save no time
         passed = self._n_steps - self._asked_at.get(drafter, 0)
         return N_TRIED if owed <= TRY_SHARE * passed * self._prices.known(n_rows) else 0
 

@@ -1,5 +1,5 @@
-"""Compiles a grammar in a process with limits of time and memory, before the compiler does. Anybody may send
-a grammar, and some take minutes and gigabytes. The process uses a vocabulary of 256 bytes.
+"""Compiles a grammar in a process with limits of time and memory, before the compiler does. Any client may
+send a grammar, and some grammars take minutes and gigabytes. The process uses a vocabulary of 256 bytes.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # Time for node 0's process to start.
 KILL_S = 3.0  # Time for the process manager to end all processes.
-# Time for all nodes to end after the first. The limit is longer than rank.END_S, which a follower waits after
-# its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
+# Time for all nodes to end after the first has ended. The limit is longer than rank.END_S, which a follower
+# waits after its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
 SECRET = "VKBACKEND_GROUP_SECRET"  # Holds the secret if nodes share no file.

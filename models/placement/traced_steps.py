@@ -145,8 +145,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return how many of the first layers represent the model. These layers contain every pair of
-    neighbouring layers up to REPEATS times, and end with the same kind of layer as the model."""
+    """Return how many leading layers represent the model. These layers contain every pair of neighbouring
+    layers up to REPEATS times, and end with the same kind of layer as the model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -202,7 +202,7 @@ def unadapted(
     """Return the weights with adapters that no product of a step, or of a step of the head, applies."""
     devices, build = _traced(model, layout, limits)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
-    # With unequal numbers, rows and output rows can be told apart.
+    # Unequal numbers distinguish rows from output rows.
     kinds = [StepKind.of_run(2, 1)._replace(adapters=1)]
     if shape.encodes:
         kinds = [kinds[0]._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))]

@@ -4,7 +4,7 @@ struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // If there is no such tile, n is 0, and rows from first_row on have no run.
+    uint n; // If there is no such tile, n is 0, and rows from first_row on belong to no run.
     uint end; // without `causal`, the text's last position + 1
 };
 

@@ -67,7 +67,7 @@ def opened(shape: str, limits: Limits, n_devices: int = 2) -> Runner:
 
 
 def steps(runner: Runner) -> Iterator[Step]:
-    """Record steps whose rows belong to one sequence or to as many sequences."""
+    """Record steps whose rows belong to one sequence, and steps with a sequence per row."""
     for rows in sorted({bucket(n) for n in range(1, MAX_VEC_ROWS + 1)}):
         kind = StepKind.of_run(rows, rows)
         for mix in sorted({kind.mix, Mix.DECODE}, reverse=True):

@@ -232,7 +232,7 @@ class Runner:
         return self.mesh.recorded_step(kind._replace(stage=batch.stage) if batch.stage >= 0 else kind)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
-        """Record the steps of these numbers of rows with an output each, so that no request waits for it."""
+        """Record decoding steps with these numbers of rows, so that no request waits for a recording."""
         for n in sizes:
             if n <= min(self.n_ubatch, self.max_outputs):
                 self.mesh.recorded_step(StepKind(n, n, mix_of(n), Wanted(self.max_top_k)))

@@ -39,7 +39,7 @@ def after(runner: Runner, slot: int) -> int:
 
 
 def rows_of(runner: Runner, *runs: tuple[int, int]) -> np.ndarray:
-    """Return the logits of one step whose runs have the numbers of rows in (slot, rows)."""
+    """Return the logits of one step with a run for each (slot, number of rows)."""
     tokens, step = list[int](), list[Run]()
     for slot, n in runs:
         step.append(Run(slot, len(tokens), n, STORED))
@@ -56,8 +56,8 @@ def one_by_one(runner: Runner, slot: int) -> np.ndarray:
 
 ALONE, PAIR = SETS
 DRIVER = next(iter(WAYS))
-# By default, a few models with different memories run with the ops that other tests have compiled, and with
-# one recorded number of rows.
+# By default, a few models with different caches and states run with the ops that other tests have compiled,
+# and with one recorded number of rows.
 FEW = [*product(["llama"], [ALONE]), *product(["lfm2", "mamba2"], [PAIR])]
 
 

@@ -83,7 +83,7 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts pay, an old time is assumed to be cheap. Otherwise a try measures it."""
+    """While drafts save time, an old time is assumed to be short. Otherwise a try measures it."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41

@@ -24,7 +24,7 @@ from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 
 ALONE, PAIR = (p for p in DEVICE_SETS if p.id in ("0", "0,0"))
-# By default, a few memories run with the ops that other tests have compiled.
+# By default, few kinds of caches and states run, with the ops that other tests have compiled.
 FEW = ("llama-0", "gemma4+shared-0,0", "lfm2-0,0", "mamba2-0,0")
 FEWER = ("llama-0", "lfm2-0,0")
 MEMORIES = (

@@ -1,4 +1,4 @@
-"""Drafts that do not pay cost little time. The clock advances by invented times of steps."""
+"""Drafts that save no time cost little time. The clock advances by invented times of steps."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_fast_and_right_draft_model_pays(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("right", [False, True])
 def test_a_slow_draft_model_does_not_compute_the_prompt(monkeypatch: pytest.MonkeyPatch, right: bool) -> None:
-    """If the draft model takes longer than the model, drafts do not pay even if all of them are right."""
+    """If the draft model takes longer than the model, drafts save no time even if all of them are right."""
     [share], used_s = seconds_of(monkeypatch, right=right, step_s=1.2, row_s=0.3)
     assert share < 1.02 and used_s < 0.02 * N_TOKENS
 

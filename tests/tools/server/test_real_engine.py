@@ -205,8 +205,8 @@ def test_slots_and_metrics_during_a_request(server: Command) -> None:
     ids=str,
 )
 def test_streams_continue_after_the_engine_is_killed(server: Command, options: dict[str, Any]) -> None:
-    """The text is the text without a loss: random numbers, penalties and grammars continue after the tokens
-    that the client has."""
+    """The text is the same as without a loss: random numbers, penalties and grammars continue after the
+    tokens that the client has."""
     body = {"prompt": TEXT, "max_tokens": 60, "ignore_eos": True} | options
     whole = server.address.post("/v1/completions", body)[1]["choices"]
     connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=HANG_S)

@@ -51,7 +51,7 @@ def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray
 @pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize(("case", "device"), PARAMS, indirect=["device"], scope="session")
 def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Device, is_cpu: bool) -> None:
-    """With the constants for a CPU and for a GPU."""
+    """Test with the constants for a CPU and for a GPU."""
     limits = replace(device.limits, is_cpu=is_cpu)
     want, rows = result(case, device, limits)
     assert rows == 1

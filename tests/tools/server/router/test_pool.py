@@ -85,7 +85,7 @@ def test_two_models_in_turn_with_room_for_one() -> None:
             third = asyncio.ensure_future(pool.acquire(a))
             await asyncio.sleep(0.02)
             machine.gate.set()
-            await asyncio.gather(first, third)  # both were made for the load that runs
+            await asyncio.gather(first, third)  # both requests wait for the current load
             assert not second.done() and a.n_active == 2
             await pool.acquire(a)  # a loaded model admits requests immediately
             for _ in range(3):
