@@ -201,6 +201,9 @@ class FakeRunner:
     def device_names(self) -> list[str]:
         return ["fake"]
 
+    def expert_stats(self) -> dict[str, int]:
+        return {}
+
     def reduce_stats(self) -> tuple[int, float]:
         return 2 * len(self.steps), 1e-5 * len(self.steps)
 
