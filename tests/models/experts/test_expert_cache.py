@@ -107,6 +107,9 @@ def test_equal_bits(tmp_path: Path, name: str, devices: list[str], options: dict
         assert (cache.n_replaced > 0) == (n_slots < n_experts)
 
 
+TEXT_EVERY = 20
+
+
 class Slow:
     """Makes a device's copies end only after several polls."""
 
@@ -134,8 +137,8 @@ def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) 
     created, n_during = 0, 0
     for i in range(n_steps):
         at = int(rng.integers(0, 6))
-        got = runner.step([5 + at], [Run(0, 0, 1, N + at)], [0]) if i % 7 else text(runner)
-        assert np.array_equal(got, want[N + at : N + at + 1] if i % 7 else want), f"step {i}"
+        got = runner.step([5 + at], [Run(0, 0, 1, N + at)], [0]) if i % TEXT_EVERY else text(runner)
+        assert np.array_equal(got, want[N + at : N + at + 1] if i % TEXT_EVERY else want), f"step {i}"
         assert cache.slots.faults() == []
         n_during += cache.slots.n_moving > 0
         if i % 50 == 0:
@@ -162,7 +165,12 @@ def check_recordings(runner: Runner) -> None:
 
 
 LONG = [
-    pytest.param(*p.values, 10_000 if p.id == "0" else 1_000, id=p.id, marks=[*p.marks, pytest.mark.wide])
+    pytest.param(
+        *p.values,
+        10_000 if p.id == "0" else 1_000,
+        id=p.id,
+        marks=[*p.marks, pytest.mark.wide, pytest.mark.timeout(1800)],
+    )
     for p in DEVICE_SETS
 ]
 
