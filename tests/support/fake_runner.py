@@ -192,9 +192,6 @@ class FakeRunner:
         if SLOW in tokens:
             time.sleep(0.02)
 
-    def expert_stats(self) -> dict[str, int]:
-        return {}
-
     def memory(self) -> list[dict[str, Any]]:
         return [{"device": "fake", "weights": 1, "kv": 2, "scratch": 3, "staging": 4}]
 
