@@ -17,9 +17,9 @@ from vkbackend.models.common_prefix import n_common
 from vkbackend.models.drafting.drafter import Draft, Want
 from vkbackend.models.drafting.prices import ROWS, Recent
 
-N_MEASURED = 3  # steps, after a first one
+N_MEASURED = 3  # steps of each kind
 MEASURED_SHARE = 0.01  # maximum share of the time for steps that only measure
-ROW_SHARE = 1 / 32  # of a step's time: the assumed time of a prompt row
+N_PROMPT = 128  # rows of a measured step of a prompt
 
 
 class Rows(NamedTuple):
@@ -88,6 +88,9 @@ class DraftModel:
                 self._model.best([self._row_after(slot) for slot in free[:n]], self._p_min > 0)
             for _ in range(N_MEASURED):
                 self._best([self._row_after(free[0])])
+            for _ in range(N_MEASURED):
+                n = min(N_PROMPT, self._model.n_ubatch, self._model.n_ctx)
+                self._best([Rows(free[0], self._model.rewind(free[0], 0), [0] * n)])
         elif free and not self._is_busy() and self._clock() > self._measure_at:
             self._best([self._row_after(free[0])])
         self._measure_at = self._clock() + self.seconds / MEASURED_SHARE
@@ -107,7 +110,7 @@ class DraftModel:
                 n_missing += n - n_common(stored, want.tokens, n)
             else:
                 n_missing += max(0, n - len(stored))
-        return (self._row_s or ROW_SHARE * self.seconds) * n_missing
+        return self._row_s * n_missing
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts: list[list[int]] = [[] for _ in wants]

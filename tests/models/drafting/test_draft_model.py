@@ -148,13 +148,13 @@ def test_measuring_changes_no_draft() -> None:
     calls = model.n_calls
     assert drafter.measure() and model.n_calls == calls, "it takes a small share of the time"
     tokens = list(range(12))
-    assert drafter.owed([want(tokens, 3)]) == pytest.approx(11 * 1.1 / 32)
+    row_s = (1.0 + 16 * 0.1) / 16
+    assert drafter.owed([want(tokens, 3)]) == pytest.approx(11 * row_s)
     [draft] = drafter.draft([want(tokens, 3)])
     assert list(draft.tokens) == drafted(tokens, 3)
     now += 1000
     assert drafter.measure() and model.n_calls == calls + 4
     more = [*tokens, *draft.tokens, 5, 6, 7, 8]
-    row_s = (1.0 + 12 * 0.1) / 12
     assert drafter.owed([want(more, 3)]) == pytest.approx(4 * row_s), "the last token is never stored"
     assert list(drafter.draft([want(more, 3)])[0].tokens) == drafted(more, 3)
     other = Want(0, 9, [1] * 5, [1] * 5, 3)
