@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
@@ -20,6 +21,8 @@ from vkbackend.runtime import Device
 from vkbackend.step import step_words
 from vkbackend.wire import wire_words
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class Graph:
@@ -33,6 +36,7 @@ class Graph:
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
     lane: int = 0  # Reduces use this half (0 or 1) of the slots.
+    skipped: Collection[int] = ()  # Layers that are not recorded, because they repeat earlier layers.
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
@@ -62,6 +66,10 @@ class Graph:
             yield
         finally:
             self._scope, self._section = outer, section
+
+    def recorded_layers(self, layers: Sequence[T]) -> Iterator[tuple[int, T]]:
+        """Yield (number, layer) of the layers that are recorded."""
+        return ((il, layer) for il, layer in enumerate(layers) if il not in self.skipped)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return sums.add(a, b)

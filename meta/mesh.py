@@ -16,6 +16,7 @@ from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider, make_provider
 from vkbackend.meta.relay import Relay
+from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
 from vkbackend.meta.step_builder import Build, StepBuilder
 from vkbackend.meta.step_kind import StepKind
@@ -70,10 +71,16 @@ class Mesh:
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(
-        self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
+        self,
+        build: Build,
+        shape: StepShape,
+        sizes: StepSizes | None = None,
+        n_places: int = 1,
+        layers: Sequence[Layer] = (),
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
-        `n_places` steps may have output rows in transfer from other nodes."""
+        `n_places` steps may have output rows in transfer from other nodes. Steps record equal ones of
+        `layers` only a few times."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -88,7 +95,8 @@ class Mesh:
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
-        self._steps = RecordedSteps(builder, arenas, self.reuse)
+        repeated = RepeatedLayers(layers) if layers and self.reuse and env.repeating() else None
+        self._steps = RecordedSteps(builder, arenas, self.reuse, repeated)
         self.outputs = Outputs(self.devices, self._inputs, shape.vocab, sizes.logits, self.nodes, n_places)
 
     def recorded_step(self, kind: StepKind) -> Step:

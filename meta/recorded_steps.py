@@ -14,14 +14,17 @@ from vkbackend.memory import plan_scratch
 from vkbackend.meta.compiling import compile_all
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.reduce import Reduce
-from vkbackend.meta.step_builder import StepBuilder
+from vkbackend.meta.repeated_layers import RepeatedLayers
+from vkbackend.meta.step_builder import Built, StepBuilder
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.recording import cut_long, derive_barriers
+from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
 # At least MIN_STEPS steps are stored, and more up to MAX_COMMANDS commands. A command takes 1 KB in Python,
 # up to 2 KB in a driver, and 1 ms to record again.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
+
+Values = dict[str, list[View | None]]
 
 
 @dataclass(slots=True)
@@ -29,13 +32,13 @@ class Step:
     kind: StepKind
     executables: list[Executable]
     reduces: list[Reduce | None]  # The reduce at the end of each segment except the last.
-    values: dict[str, list[View | None]]  # By label, if keep_values is set.
+    values: Values  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
     used: int = 0
 
     @property
     def n_commands(self) -> int:
-        return sum(len(executable.recording.commands) for executable in self.executables)
+        return sum(executable.recording.n_commands for executable in self.executables)
 
 
 class RecordedSteps:
@@ -43,8 +46,14 @@ class RecordedSteps:
     values share memory. During a recording, the context `while_recording` makes other nodes record the same
     step."""
 
-    def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
-        self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
+    def __init__(
+        self,
+        builder: StepBuilder,
+        arenas: Sequence[Buffer],
+        reuse: bool,
+        layers: RepeatedLayers | None = None,
+    ) -> None:
+        self.builder, self.arenas, self._reuse, self._layers = builder, list(arenas), reuse, layers
         self.by_kind: dict[StepKind, Step] = {}
         self.while_recording: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
         self.n_recorded, self.record_s = 0, 0.0
@@ -81,29 +90,60 @@ class RecordedSteps:
                 executable.close()
 
     def _record(self, kind: StepKind) -> Step:
-        devices = self.builder.devices
-        built = self.builder.recorded(kind)
-        compile_all(devices, built.recordings)
-        executables, values = [], {name: list(views) for name, views in built.values.items()}
+        repeated = self._repeated(kind) if self._layers else None
+        if repeated:
+            recordings, reduces, values = repeated
+        else:
+            built = self.builder.recorded(kind)
+            compile_all(self.builder.devices, built.recordings)
+            recordings, values = self._placed(built)
+            reduces = built.reduces
+        executables: list[Executable] = []
         with collection_paused(), ExitStack() as undo:
-            for d, (device, recording) in enumerate(zip(devices, built.recordings, strict=True)):
-                offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
-                # fewer rows may need slightly more memory
-                if nbytes > self.arenas[d].nbytes:
-                    self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
-                arena = self.arenas[d]
-                places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
-                placed = derive_barriers(cut_long(recording.place(places), pace_of(device)))
+            for device, recording in zip(self.builder.devices, recordings, strict=True):
                 if env.debug() >= 3:
-                    env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
-                executables.append(device.build(placed))
+                    env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(recording)]}")
+                executables.append(device.build(recording))
                 undo.callback(executables[-1].close)
-                for views in values.values():
-                    if (view := views[d]) is not None:
-                        at = places.get(view.buffer)  # type: ignore[arg-type]
-                        views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()
-        return Step(kind, executables, built.reduces, values, lag=2 if kind.halves else 1)
+        return Step(kind, executables, reduces, values, lag=2 if kind.halves else 1)
+
+    def _repeated(self, kind: StepKind) -> tuple[Sequence[Recording], list[Reduce | None], Values] | None:
+        """Record a few of equal layers, or return None if the others would not repeat them."""
+        assert self._layers
+        if kind.stage >= 0:  # one layer
+            return None
+        for way in self._layers.ways(kind):
+            built = self.builder.recorded(kind, [il for repetition in way for il in repetition.skipped])
+            compile_all(self.builder.devices, built.recordings)
+            with collection_paused():
+                recordings, _ = self._placed(built, cut=False)
+                if repeated := self._layers.repeat(recordings, built.reduces, way):
+                    self._layers.settle(kind, way)
+                    for device, recording in zip(self.builder.devices, repeated[0], strict=True):
+                        recording.cut(pace_of(device))
+                    return *repeated, {}
+        self._layers.settle(kind, None)
+        return None
+
+    def _placed(self, built: Built, cut: bool = True) -> tuple[list[Recording], Values]:
+        """Give the values of each device addresses, and add barriers. If `cut` is not set, submissions do not
+        end within segments."""
+        recordings, values = [], {name: list(views) for name, views in built.values.items()}
+        for d, (device, recording) in enumerate(zip(self.builder.devices, built.recordings, strict=True)):
+            offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
+            # fewer rows may need slightly more memory
+            if nbytes > self.arenas[d].nbytes:
+                self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
+            arena = self.arenas[d]
+            places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
+            placed, pace = recording.place(places), pace_of(device)
+            recordings.append(derive_barriers(cut_long(placed, pace) if cut else in_parts(placed, pace)))
+            for views in values.values():
+                if (view := views[d]) is not None:
+                    at = places.get(view.buffer)  # type: ignore[arg-type]
+                    views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
+        return recordings, values
 
     def close(self) -> None:
         for step in self.by_kind.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Copy, Dispatch, Recording
+from vkbackend.repeats import section_of
 from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
@@ -140,6 +141,8 @@ class StepSizes:
     slot: int
     largest: tuple[int, ...] = ()
     counts: int = 0  # Bytes for the experts' use counts.
+    # A number for each outermost scope. Scopes with equal numbers record equal ops.
+    forms: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def scratch(self, device: int) -> int:
         return self.arenas[device] + self.params
@@ -164,6 +167,7 @@ def measure(
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
     largest = [0] * n
+    forms: dict[str, int] = {}
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
         """Return (each arena's bytes, the largest slot's words). Also update `largest`."""
@@ -175,6 +179,8 @@ def measure(
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
             largest[d] = max(largest[d], *(_largest_binding(graph.recordings[d]) for graph in graphs))
+        if not forms:  # of the first kind, which has all layers
+            forms.update(scope_forms(recording for graph in graphs for recording in graph.recordings))
         # A slot must have room for the packed shares and for the f32 sums.
         reduces = [reduce for graph in graphs for reduce in graph.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
@@ -187,7 +193,13 @@ def measure(
     arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in needs), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
     return StepSizes(
-        arenas, params, logits, 4 * max(words for _, words in needs), tuple(largest), shape.counts_nbytes
+        arenas,
+        params,
+        logits,
+        4 * max(words for _, words in needs),
+        tuple(largest),
+        shape.counts_nbytes,
+        forms,
     )
 
 
@@ -245,6 +257,19 @@ def form_of(recording: Recording) -> tuple[object, ...]:
         else:
             form.append(type(c))
     return tuple(form)
+
+
+def scope_forms(recordings: Iterable[Recording]) -> dict[str, int]:
+    """Number each layer's ops, with their constants and grids, without views."""
+    ops: dict[str, list[object]] = {}
+    for n, recording in enumerate(recordings):
+        for c in recording.commands:
+            if isinstance(c, Dispatch):
+                ops.setdefault(section_of(c.label), []).append(
+                    (n, c.op, c.variant, c.push, c.consts, c.groups)
+                )
+    numbers: dict[object, int] = {}
+    return {section: numbers.setdefault(tuple(form), len(numbers)) for section, form in ops.items()}
 
 
 class Sizing(Provider):

@@ -3,7 +3,7 @@ halves of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import NamedTuple
@@ -41,10 +41,11 @@ class StepBuilder:
     reduce_type: str = "auto"
 
     @collection_paused()
-    def recorded(self, kind: StepKind) -> Built:
-        """Record a step. Segments of two halves alternate, so that one half computes during the other half's
-        exchanges. A segment waits only for the exchange before the latest one."""
-        graphs = self.graphs(kind)
+    def recorded(self, kind: StepKind, skipped: Collection[int] = ()) -> Built:
+        """Record a step without the `skipped` layers. Segments of two halves alternate, so that one half
+        computes during the other half's exchanges. A segment waits only for the exchange before the latest
+        one."""
+        graphs = self.graphs(kind, skipped)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
             return Built(recordings, list(graphs[0].reduces), graphs[0].values)
@@ -54,16 +55,21 @@ class StepBuilder:
         values = first.values | {f"second half {name}": views for name, views in second.values.items()}
         return Built(recordings, reduces, values)
 
-    def graphs(self, kind: StepKind) -> list[Graph]:
+    def graphs(self, kind: StepKind, skipped: Collection[int] = ()) -> list[Graph]:
         """Return the graphs that the model records: one graph, or one per half."""
+        skipped = frozenset(skipped)
         if not kind.halves:
-            return [self._graph(self.inputs, kind)]
+            return [self._graph(self.inputs, kind, skipped)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
         later = [second_half(inputs, kind) for inputs in self.inputs]
-        return [self._graph(self.inputs, first_half(kind)), self._graph(later, half, lane=1)]
+        first = self._graph(self.inputs, first_half(kind), skipped)
+        return [first, self._graph(later, half, skipped, lane=1)]
 
-    def _graph(self, inputs: Sequence[Inputs], kind: StepKind, lane: int = 0) -> Graph:
-        graph = Graph(self.devices, inputs, self.provider, kind, self.active, self.reduce_type, lane)
+    def _graph(
+        self, inputs: Sequence[Inputs], kind: StepKind, skipped: Collection[int], lane: int = 0
+    ) -> Graph:
+        shape = self.active, self.reduce_type, lane, skipped
+        graph = Graph(self.devices, inputs, self.provider, kind, *shape)
         graph.begin()
         self.build(graph)
         return graph

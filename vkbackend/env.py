@@ -63,6 +63,14 @@ def fusing() -> bool:
     return os.environ.get(FUSE, "") != "0"
 
 
+REPEAT = "VKBACKEND_REPEAT"
+
+
+def repeating() -> bool:
+    """Return whether to record equal layers once. Otherwise every layer is recorded."""
+    return os.environ.get(REPEAT, "") != "0"
+
+
 RUNTIME = "VKBACKEND_RUNTIME"
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned, nbytes_of
 from vkbackend.recording import Copy, Dispatch, Recording
+from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
 
 # ---- weights and caches ----
@@ -67,20 +70,56 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
     """Return the byte offset of each virtual value and the total bytes.
 
     A command's outputs never overlap its inputs. Without `reuse`, values do not share memory, so every value
-    can be read after the step.
+    can be read after the step. With `reuse`, the same value of several layers has the same offset, so the
+    offsets of equal layers repeat. The largest values are placed first, each at the lowest offset that is
+    free while the value lives (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288).
     """
-    offsets: dict[Virtual, int] = {}
-    alive: list[tuple[int, int, int]] = []  # (begin, end, last use) in order of address
+    lives = sorted(lifetimes(recording).items(), key=lambda item: item[1])
+    if not reuse:
+        begins = accumulate((aligned(value.nbytes) for value, _ in lives), initial=0)
+        *apart, end = begins
+        return {value: begin for (value, _), begin in zip(lives, apart, strict=True)}, end
+    shared, beside = _shared_offsets(lives)
+    offsets: dict[object, int] = {}
     total = 0
-    for value, (first, last) in sorted(lifetimes(recording).items(), key=lambda item: item[1]):
-        if reuse:
-            alive = [block for block in alive if block[2] >= first]
-        offset, nbytes = 0, aligned(value.nbytes)
-        for begin, end, _ in alive:
-            if begin - offset >= nbytes:
+    for place in sorted(beside, key=lambda place: -place.nbytes):
+        offset = 0
+        for begin, end in sorted((offsets[p], offsets[p] + p.nbytes) for p in beside[place] if p in offsets):
+            if begin - offset >= place.nbytes:
                 break
             offset = max(offset, end)
-        insort(alive, (offset, offset + nbytes, last))
-        offsets[value] = offset
-        total = max(total, offset + nbytes)
-    return offsets, total
+        offsets[place] = offset
+        total = max(total, offset + place.nbytes)
+    return {value: offsets[place] for value, place in shared.items()}, total
+
+
+class _Place(NamedTuple):
+    """An offset that the same value of several layers shares: its name in a layer, the number among values of
+    this name, the size, and the number among values that live at once."""
+
+    name: str
+    number: int
+    nbytes: int
+    lane: int
+
+
+def _shared_offsets(
+    lives: Sequence[tuple[Virtual, tuple[int, int]]],
+) -> tuple[dict[Virtual, _Place], dict[_Place, set[_Place]]]:
+    """Return the place of each value, and for each place the places that are in use at the same time."""
+    shared: dict[Virtual, _Place] = {}
+    beside: dict[_Place, set[_Place]] = {}
+    alive: dict[_Place, int] = {}  # the last use
+    numbers: Counter[str] = Counter()  # by label
+    for value, (first, last) in lives:
+        alive = {place: end for place, end in alive.items() if end >= first}
+        place = _Place(name_in_layer(value.label), numbers[value.label], aligned(value.nbytes), 0)
+        numbers[value.label] += 1
+        while place in alive:
+            place = place._replace(lane=place.lane + 1)
+        for other in alive:
+            beside[other].add(place)
+        beside.setdefault(place, set()).update(alive)
+        alive[place] = last
+        shared[value] = place
+    return shared, beside

@@ -163,6 +163,19 @@ class Recording:
     def exchange(self, label: str = "") -> None:
         self.commands.append(Exchange(label))
 
+    @property
+    def stored(self) -> list[Command]:
+        """Return the commands without repeats (repeats.py)."""
+        return self.commands
+
+    @property
+    def n_commands(self) -> int:
+        return len(self.commands)
+
+    @property
+    def n_segments(self) -> int:
+        return 1 + sum(isinstance(c, Exchange) for c in self.commands)
+
     def accesses(self) -> Iterator[Access]:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
@@ -245,19 +258,44 @@ SLOW = Pace()
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
     """Insert Cuts so that each submission's estimated time is below SUBMISSION_S. A longer dispatch is split
     by heads if its op allows."""
+    divided = in_parts(recording, pace)
     commands: list[Command] = []
-    spent = 0.0
-    for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
-        if isinstance(command, Dispatch | Copy):
-            cost = pace.seconds(command)
-            if spent and spent + cost > SUBMISSION_S:
-                commands.append(Cut())
-                spent = 0.0
-            spent += cost
-        elif isinstance(command, Exchange):
+    begin = 0
+    for at in cut_positions((c, seconds_of(c, pace)) for c in divided.commands):
+        commands += [*divided.commands[begin:at], Cut()]
+        begin = at
+    return Recording(recording.name, commands + divided.commands[begin:])
+
+
+def cut_positions(commands: Iterable[tuple[Command, float]]) -> list[int]:
+    """Return the indices of the commands before which a submission ends. Each command has its estimated
+    seconds. A submission ends before the barriers of the first command that does not fit."""
+    positions: list[int] = []
+    spent, n_barriers = 0.0, 0
+    for at, (command, cost) in enumerate(commands):
+        if isinstance(command, Barrier):
+            n_barriers += 1
+            continue
+        if isinstance(command, Exchange):
             spent = 0.0
-        commands.append(command)
-    return Recording(recording.name, commands)
+        elif spent and spent + cost > SUBMISSION_S:
+            positions.append(at - n_barriers)
+            spent = cost
+        else:
+            spent += cost
+        n_barriers = 0
+    return positions
+
+
+def seconds_of(command: Command, pace: Pace) -> float:
+    return pace.seconds(command) if isinstance(command, Dispatch | Copy) else 0.0
+
+
+def in_parts(recording: Recording, pace: Pace = SLOW) -> Recording:
+    """Split dispatches that take longer than SUBMISSION_S by heads, if their op allows."""
+    return Recording(
+        recording.name, list(chain.from_iterable(_in_parts(c, pace) for c in recording.commands))
+    )
 
 
 def _in_parts(command: Command, pace: Pace) -> Sequence[Command]:

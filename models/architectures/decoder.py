@@ -25,7 +25,7 @@ class Decoder(DecoderWeights):
         if graph.kind.stage >= 0:
             return self.staged(graph, w, caches)
         h = self.embed(graph, w)
-        for il, cache in enumerate(caches):
+        for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
                 h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
         return h

@@ -83,7 +83,7 @@ class Model(PerLayerInputs):
         x = self.embed(graph, w)
         per_layer = self.per_layer(x, graph, w)
         h = streams.streams_of(x, linear(x, w, "altup_proj"))
-        for il, cache in enumerate(caches):
+        for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
                 wl = w.layer(il)
                 coefficients = wl("altup_predict_coef")

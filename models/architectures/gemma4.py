@@ -111,7 +111,7 @@ class Model(PerLayerInputs):
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         h = self.embed(graph, w)
         per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
-        for il, cache in enumerate(caches):
+        for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
                 wl = w.layer(il)
                 h = self.block(h, wl, cache, il)

@@ -99,7 +99,7 @@ class SimulatedDevice(HostDevice):
         assert data.nbytes <= view.nbytes, (view, data.nbytes)
 
     def build(self, recording: Recording) -> HostExecutable:
-        bound = (view.nbytes for c in recording.accesses() if isinstance(c, Dispatch) for view in c.bound)
+        bound = (view.nbytes for c in recording.stored if isinstance(c, Dispatch) for view in c.bound)
         self.largest = max(self.largest, *bound)
         return super().build(recording)
 

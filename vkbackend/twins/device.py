@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.pages import Pages
-from vkbackend.recording import Copy, Dispatch, Recording
+from vkbackend.recording import Command, Copy, Dispatch, Recording
 from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams
 from vkbackend.twins import twin_of
@@ -90,8 +91,11 @@ def run_dispatch(dispatch: Dispatch, weights: Values) -> None:
 class HostExecutable(Executable):
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.segments = recording.segments()
-        self.n_segments = len(self.segments)
+        self.n_segments = recording.n_segments
+
+    @cached_property
+    def segments(self) -> list[list[Command]]:
+        return self.recording.segments()
 
     def close(self) -> None:
         pass

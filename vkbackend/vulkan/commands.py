@@ -1,20 +1,35 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
 from vkbackend.ops.spec import PUSH_NBYTES
 from vkbackend.profiling import report_order, report_times
-from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
+from vkbackend.recording import (
+    Barrier,
+    Command,
+    Copy,
+    Cut,
+    Dispatch,
+    Exchange,
+    Recording,
+    Scope,
+    push_constants,
+)
+from vkbackend.repeats import Repeat, RepeatingRecording, moved
 from vkbackend.runtime import Executable
-from vkbackend.step import BLOCK_NBYTES
+from vkbackend.vulkan.descriptors import DescriptorSets, Use, base_of
 from vkbackend.vulkan.logical_device import LogicalDevice
-from vkbackend.vulkan.pipeline_layout import PipelineLayout, descriptor_type
 from vkbackend.vulkan.program import Programs
 from vkbackend.vulkan.timestamps import Timestamps
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
+Emit = Callable[[Any, int], None]  # records use i of a command into a command buffer
 _SHADER = C.VK_ACCESS_SHADER_READ_BIT | C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_UNIFORM_READ_BIT
 _TRANSFER = C.VK_ACCESS_TRANSFER_READ_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
 _COMPUTE, _COPY = C.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, C.VK_PIPELINE_STAGE_TRANSFER_BIT
@@ -45,142 +60,130 @@ class VulkanExecutable(Executable):
         self._device, self._programs = device, programs
         self.recording = recording
         self.submission: Any = None
-        self._pool: Any = None
+        self._sets: DescriptorSets | None = None
         self._timestamps: Timestamps | None = None
         self._buffers: list[tuple[Any, int]] = []
-        dispatches = [c for c in recording.commands if isinstance(c, Dispatch)]
+        timed = bool((timed or env.debug() >= 2) and device.info.limits["timestamp_valid_bits"])
+        repeats: tuple[Repeat, ...] = ()
+        stored = recording.commands if timed else recording.stored
+        if isinstance(recording, RepeatingRecording) and not timed:
+            repeats = recording.repeats
         try:
-            pipelines = programs.pipelines(dispatches)
-            self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
-            self._pipelines = iter(pipelines)
-            segments = [submissions(segment) for segment in recording.segments()]
-            if (timed or env.debug() >= 2) and device.info.limits["timestamp_valid_bits"]:
+            uses = self._uses(stored, repeats)
+            self._sets = DescriptorSets(device, list(uses.values()))
+            firsts = dict(zip(uses, self._sets.firsts, strict=True))
+            self._emits = [
+                self._dispatching(uses[at], firsts[at])
+                if at in uses
+                else self._emitting(command, at, repeats)
+                for at, command in enumerate(stored)
+            ]
+            segments = _submissions(recording, stored, repeats)
+            if timed:
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
             self.has_cuts = any(len(parts) > 1 for parts in segments)
-            self.parts: list[Any] = [self._record(parts) for parts in segments]
+            self.parts: list[Any] = [self._record(parts, stored) for parts in segments]
         except BaseException:
             self.close()
             raise
+        del self._emits
         if env.debug() >= 3:
-            n_barriers = sum(isinstance(c, Barrier) for c in recording.commands)
+            commands = recording.commands
+            n_dispatches, n_barriers = (sum(isinstance(c, k) for c in commands) for k in (Dispatch, Barrier))
             env.log(
                 3,
-                f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {n_barriers} barriers, "
+                f"{device.name}: {recording.name}: {n_dispatches} dispatches, {n_barriers} barriers, "
                 f"{self.n_segments} segments, {sum(map(len, segments))} submissions",
             )
             report_order(device.name, recording)
 
-    def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[PipelineLayout]) -> list[Any]:
-        device, n = self._device, len(dispatches)
-        if not n:
-            return []
-        sizes = ffi.new("VkDescriptorPoolSize[2]")
-        sizes[0].type, sizes[0].descriptorCount = (
-            descriptor_type(0, 1),
-            max(1, sum(len(d.bound) + d.rows for d in dispatches)),
-        )
-        sizes[1].type, sizes[1].descriptorCount = (
-            descriptor_type(0, 0),
-            max(1, sum(bool(d.step) for d in dispatches)),
-        )
-        pool = ffi.new("VkDescriptorPool *")
-        info = new("VkDescriptorPoolCreateInfo", maxSets=n, poolSizeCount=2, pPoolSizes=sizes)
-        device.check(lib.vkCreateDescriptorPool(device.vk, info, NULL, pool), "vkCreateDescriptorPool")
-        device.made("VkDescriptorPool")
-        self._pool = pool[0]
-        set_layouts = ffi.new("VkDescriptorSetLayout[]", [layout.set_layout for layout in layouts])
-        sets = ffi.new("VkDescriptorSet[]", n)
-        allocate = new(
-            "VkDescriptorSetAllocateInfo",
-            descriptorPool=self._pool,
-            descriptorSetCount=n,
-            pSetLayouts=set_layouts,
-        )
-        device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, sets), "vkAllocateDescriptorSets")
-        for i, dispatch in enumerate(dispatches):
-            self._write_set(sets[i], dispatch)
-        return [sets[i] for i in range(n)]
+    def _uses(self, stored: Sequence[Command], repeats: Sequence[Repeat]) -> dict[int, Use]:
+        """Return the dispatches by index."""
+        dispatches = {at: c for at, c in enumerate(stored) if isinstance(c, Dispatch)}
+        pipelines = self._programs.pipelines(list(dispatches.values()))
+        uses = {
+            at: Use(dispatch, *how) for (at, dispatch), how in zip(dispatches.items(), pipelines, strict=True)
+        }
+        for repeat in repeats:
+            for at in range(repeat.begin, repeat.end):
+                if at in uses:
+                    places = {
+                        arg: p
+                        for arg in range(len(uses[at].dispatch.args))
+                        if (p := repeat.moves.get((at, arg)))
+                    }
+                    uses[at] = replace(uses[at], n=1 + repeat.n, places=places)
+        return uses
 
-    def _write_set(self, descriptor_set: Any, dispatch: Dispatch) -> None:
-        views, n_args = dispatch.bindings, len(dispatch.bound)
-        infos, writes = (
-            ffi.new("VkDescriptorBufferInfo[]", len(views)),
-            ffi.new("VkWriteDescriptorSet[]", len(views)),
+    def _dispatching(self, use: Use, first: int) -> Emit:
+        """Return a function that records one use of a dispatch into a command buffer."""
+        dispatch, layout, point = use.dispatch, use.layout.pipeline_layout, C.VK_PIPELINE_BIND_POINT_COMPUTE
+        stage, pipeline, groups, pushes = (
+            C.VK_SHADER_STAGE_COMPUTE_BIT,
+            use.pipeline,
+            dispatch.groups,
+            self._pushes(use),
         )
-        for i, view in enumerate(views):
-            assert isinstance(view.buffer, Buffer), f"{view} of {dispatch.op} has no address"
-            base = self._base(view, uniform=i == n_args)
-            infos[i].buffer, infos[i].offset = view.buffer.handle, base
-            infos[i].range = BLOCK_NBYTES if i == n_args else max(4, view.end - base)
-            limit = self._device.info.limits["max_storage_range"]
-            assert infos[i].range <= limit, (
-                f"{dispatch.label}: binding of {infos[i].range} bytes, limit {limit}"
-            )
-            writes[i].sType = C.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
-            writes[i].dstSet, writes[i].dstBinding, writes[i].descriptorCount = descriptor_set, i, 1
-            writes[i].descriptorType = descriptor_type(i, n_args)
-            writes[i].pBufferInfo = infos + i
-        lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
+        assert self._sets
+        sets, n_sets = self._sets.sets + first, 1
+        if use.layout.codebook:
+            codebook, n_sets = self._programs.codebooks.descriptor_set(use.layout.codebook), 2
+            sets = ffi.new("VkDescriptorSet[]", [s for i in range(use.n) for s in (sets[i], codebook)])
+        bind, bind_sets = lib.vkCmdBindPipeline, lib.vkCmdBindDescriptorSets
+        push_constants_, n_push, run = lib.vkCmdPushConstants, len(pushes[0]), lib.vkCmdDispatch
 
-    def _base(self, view: View, uniform: bool = False) -> int:
-        """Return the view's offset rounded down to the device's alignment, for the descriptor. The remainder
-        is a push constant. The alignment is at least 16, so views at multiples of 16 remain aligned within
-        the binding."""
-        limits = self._device.info.limits
-        align = max(limits["uniform_align" if uniform else "storage_align"], 16)
-        assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
-        return view.offset // align * align
+        def emit(cmd: Any, i: int) -> None:
+            bind(cmd, point, pipeline)
+            bind_sets(cmd, point, layout, 0, n_sets, sets + n_sets * i, 0, NULL)
+            push_constants_(cmd, layout, stage, 0, n_push, pushes[i % len(pushes)])
+            run(cmd, *groups)
 
-    def _record(self, parts: list[list[Any]]) -> Any:
-        device = self._device
-        buffers = device.command_buffers(len(parts))
-        self._buffers.append((buffers, len(parts)))
-        for i, commands in enumerate(parts):
-            device.check(
-                lib.vkBeginCommandBuffer(buffers[i], new("VkCommandBufferBeginInfo")), "vkBeginCommandBuffer"
-            )
-            if self._timestamps:
-                self._timestamps.begin(buffers[i], sum(isinstance(c, Copy | Dispatch) for c in commands))
-            for command in commands:
-                self._emit(buffers[i], command)
-            device.check(lib.vkEndCommandBuffer(buffers[i]), "vkEndCommandBuffer")
-        return _CommandBuffers(buffers, len(parts))
+        return emit
 
-    def _emit(self, cmd: Any, command: Any) -> None:
+    def _emitting(self, command: Command, at: int, repeats: Sequence[Repeat]) -> Emit:
         if isinstance(command, Barrier):
             source, target, source_access, target_access = masks(command)
             memory = new("VkMemoryBarrier", srcAccessMask=source_access, dstAccessMask=target_access)
-            lib.vkCmdPipelineBarrier(cmd, source, target, 0, 1, memory, 0, NULL, 0, NULL)
-        elif isinstance(command, Copy):
-            src, dst = command.src, command.dst
-            region = ffi.new(
-                "VkBufferCopy *", {"srcOffset": src.offset, "dstOffset": dst.offset, "size": src.nbytes}
-            )
-            lib.vkCmdCopyBuffer(cmd, src.buffer.handle, dst.buffer.handle, 1, region)  # type: ignore[union-attr]
-        elif isinstance(command, Dispatch):
-            pipeline, layout = next(self._pipelines)
-            point = C.VK_PIPELINE_BIND_POINT_COMPUTE
-            lib.vkCmdBindPipeline(cmd, point, pipeline)
-            sets = [next(self._sets)]
-            if layout.codebook:
-                sets.append(self._programs.codebooks.descriptor_set(layout.codebook))
-            bound = ffi.new("VkDescriptorSet[]", sets)
-            lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, len(sets), bound, 0, NULL)
-            push = self._push(command)
-            lib.vkCmdPushConstants(
-                cmd, layout.pipeline_layout, C.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(push), push
-            )
-            lib.vkCmdDispatch(cmd, *command.groups)
-        if self._timestamps and isinstance(command, Copy | Dispatch):
-            self._timestamps.write(cmd, command)
+            how = source, target, 0, 1, memory, 0, NULL, 0, NULL
+            return lambda cmd, i: lib.vkCmdPipelineBarrier(cmd, *how)
+        copies = [command] if isinstance(command, Copy) else []
+        for repeat in repeats:
+            if copies and repeat.begin <= at < repeat.end:
+                copies += [repeat.command(command, at, i) for i in range(repeat.n)]  # type: ignore[misc]
+        regions = [_region(copy) for copy in copies]
+        return lambda cmd, i: lib.vkCmdCopyBuffer(cmd, *regions[i])
 
-    def _push(self, dispatch: Dispatch) -> bytes:
-        if dispatch.addressed:
-            heads = [_address(view) for view in dispatch.args]
-        else:
-            heads = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
+    def _record(self, parts: Sequence[Sequence[tuple[int, int]]], stored: Sequence[Command]) -> Any:
+        """Record a segment's submissions, which list the index and the use of each command."""
+        device, emits = self._device, self._emits
+        buffers = device.command_buffers(len(parts))
+        self._buffers.append((buffers, len(parts)))
+        info = new("VkCommandBufferBeginInfo")
+        for cmd, part in zip(buffers, parts, strict=True):
+            device.check(lib.vkBeginCommandBuffer(cmd, info), "vkBeginCommandBuffer")
+            if self._timestamps:
+                self._timestamps.begin(cmd, sum(isinstance(stored[at], Copy | Dispatch) for at, _ in part))
+            for at, i in part:
+                emits[at](cmd, i)
+                if self._timestamps and isinstance(command := stored[at], Copy | Dispatch):
+                    self._timestamps.write(cmd, command)
+            device.check(lib.vkEndCommandBuffer(cmd), "vkEndCommandBuffer")
+        return _CommandBuffers(buffers, len(parts))
+
+    def _pushes(self, use: Use) -> list[bytes]:
+        """Return the push constants of each use, or of all uses if they are equal."""
+        dispatch = use.dispatch
+        if not dispatch.addressed:
+            return [self._push(dispatch, [(v.offset - base_of(self._device, v)) // 4 for v in dispatch.args])]
+        addresses = np.array([[_address(view) for view in dispatch.args]] * use.n, np.uint64)
+        for arg, places in use.places.items():
+            view = dispatch.args[arg]
+            addresses[1:, arg] = [_address(moved(view, places.base, to)) for to in places.views]
+        return [self._push(dispatch, row) for row in addresses.tolist()]
+
+    def _push(self, dispatch: Dispatch, heads: Sequence[int]) -> bytes:
         words = push_constants(dispatch, heads)
         assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
         return words
@@ -203,15 +206,43 @@ class VulkanExecutable(Executable):
         for buffers, n in self._buffers:
             device.free_command_buffers(buffers, n)
         self._buffers = []
-        if self._pool is not None:
-            lib.vkDestroyDescriptorPool(device.vk, self._pool, NULL)
-            device.gone("VkDescriptorPool")
-            self._pool = None
+        if self._sets:
+            self._sets.close()
 
 
 def _address(view: View) -> int:
     assert isinstance(view.buffer, Buffer) and view.buffer.address, f"{view} has no address"
     return view.buffer.address + view.offset
+
+
+def _region(copy: Copy) -> tuple[Any, Any, int, Any]:
+    src, dst = copy.src, copy.dst
+    region = new("VkBufferCopy", srcOffset=src.offset, dstOffset=dst.offset, size=src.nbytes)
+    return src.buffer.handle, dst.buffer.handle, 1, region  # type: ignore[union-attr]
+
+
+def _submissions(
+    recording: Recording, stored: Sequence[Command], repeats: Sequence[Repeat]
+) -> list[list[list[tuple[int, int]]]]:
+    """Return (index in `stored`, number of the use) of the commands of each submission of each segment."""
+    order: Iterable[tuple[int, int]] = ((at, 0) for at in range(len(stored)))
+    cuts: Collection[int] = ()
+    if repeats:
+        assert isinstance(recording, RepeatingRecording)
+        order = ((at, i + 1 if repeat else 0) for at, repeat, i in recording.order())
+        cuts = recording.cuts
+    segments: list[list[list[tuple[int, int]]]] = [[[]]]
+    for position, use in enumerate(order):
+        command = stored[use[0]]
+        if isinstance(command, Exchange):
+            segments.append([[]])
+        elif isinstance(command, Cut):
+            segments[-1].append([])
+        else:
+            if position in cuts:
+                segments[-1].append([])
+            segments[-1][-1].append(use)
+    return segments
 
 
 class _CommandBuffers:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, UnsupportedModel
@@ -37,6 +38,7 @@ from vkbackend.models.placement.fit import (
     sizes_with,
     with_fitting_layers,
 )
+from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out, shares_cache
 from vkbackend.models.placement.memory_report import Held, allocations
@@ -215,9 +217,9 @@ class Loading:
         ranges = [piece_nbytes(device) for device in mesh.devices]
         attach_slots(mesh.weights, layout.stacks, layout.tables, ranges, mesh.stores.slots)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
-        mesh.prepare(
-            lambda graph: model.forward(graph, weights, kv.layers), self.shape, self._steps, n_places
-        )
+        layers = graph_layers(mesh.weights, kv.layers, self._steps.forms, len(limits))
+        build = partial(model.forward, w=weights, caches=kv.layers)
+        mesh.prepare(build, self.shape, self._steps, n_places, layers)
         if layout.tables:
             slots = ExpertSlots(mesh.devices, mesh.inputs, mesh.weights, layout.stacks, layout.tables, ranges)
             self.expert_cache = ExpertCache(slots, self.fingerprint)
