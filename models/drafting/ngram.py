@@ -59,12 +59,16 @@ class _Text:
         self._shift = 64 - bits
         self._tables = np.zeros((len(LENGTHS), 1 << bits), np.int32)
         self._number, self._n_read = -1, 0
+        self._ends: dict[
+            int, tuple[int, int]
+        ] = {}  # length -> the last draft's (end, hash), which is read next
 
     def read(self, number: int, history: Sequence[int]) -> None:
         """Store the ngrams that have a next token. The ngrams that end with the last token have none."""
         if number != self._number:
             self._tables[:] = 0
             self._number, self._n_read = number, 0
+            self._ends.clear()
         first, end = self._n_read, len(history)
         if end - first > FEW:
             begin = max(0, first - LENGTHS[0])
@@ -77,15 +81,20 @@ class _Text:
                 table[hashes >> np.uint64(self._shift)] = ends
         else:
             for table, n in zip(self._tables, LENGTHS, strict=True):
+                known_at, known = self._ends.get(n, (-1, 0))
                 for at in range(max(n, first), end):
-                    table[self._hash(history[at - n : at])] = at
+                    table[known if at == known_at else self._hash(history[at - n : at])] = at
         self._n_read = end
 
     def draft(self, history: Sequence[int], n_max: int) -> Draft:
         end = len(history)
         for table, n in zip(self._tables, LENGTHS, strict=True):
+            if end <= n:
+                continue
             key = history[end - n :]
-            at = int(table[self._hash(key)]) if end > n else 0
+            place = self._hash(key)
+            self._ends[n] = end, place
+            at = int(table[place])
             if at and history[at - n : at] == key:
                 tokens = list(history[at : at + n_max])
                 while len(tokens) < n_max:  # The text repeats itself.

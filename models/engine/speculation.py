@@ -77,8 +77,10 @@ class Speculation:
         for drafter in self._drafters:
             if waiting:
                 waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
-        survivals = [_survival(sequence, draft) for sequence, draft in drafted]
-        lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
+        lengths: list[int] = []
+        if drafted:
+            survivals = [_survival(sequence, draft) for sequence, draft in drafted]
+            lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
         if tries or any(lengths):
             self._interval = min(2 * self._interval, MAX_PROBE) if tries else PROBE
             self._probe_at = self._n_steps + self._interval
@@ -120,8 +122,7 @@ class Speculation:
             waiting = [entry for entry, fit in zip(waiting, fits, strict=True) if fit]
         wants = [_want(s, min(n, most)) for s, n in waiting]
         for (sequence, n), draft in zip(waiting, drafter.draft(wants) if wants else [], strict=True):
-            draft = _cut(sequence, draft)
-            if draft.tokens:
+            if draft.tokens and (draft := _cut(sequence, draft)).tokens:
                 drafted.append((sequence, draft))
                 self._drafter_of[sequence.slot] = drafter
                 self._acceptance(sequence)
