@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 
+@cache
 def device_infos() -> list:  # type: ignore[type-arg]
     from vkbackend.errors import UnsupportedFeature
 

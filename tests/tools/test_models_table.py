@@ -22,13 +22,11 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.tools.architectures import DIMS, TESTS, proofs, row_of
 from vkbackend.tools.cli import main
 
-ROWS = {name: row_of(name) for name in ARCHITECTURES}
-
 
 def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
-    assert tuple(ROWS) == ARCHITECTURES
-    assert {name.split("+")[0] for name in FIXTURES} >= set(ROWS)
-    assert all(row.models and len(row.models) < 60 for row in ROWS.values()), ROWS
+    assert {name.split("+")[0] for name in FIXTURES} >= set(ARCHITECTURES)
+    for row in map(row_of, ARCHITECTURES):
+        assert row.models and len(row.models) < 60, row
     assert all(models and len(models) < 60 for models in ENCODERS.values()), ENCODERS
 
 
@@ -43,7 +41,7 @@ def test_the_model_files_are_all_listed() -> None:
 
 def test_model_files_are_short_and_use_only_roles() -> None:
     wrong = []
-    for name in (*ROWS, *ENCODERS):
+    for name in (*ARCHITECTURES, *ENCODERS):
         text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text()
         short = text.count("\n") <= 200 and text.startswith(f'"""{name} (')
         if not short or re.search(r"device|reduce|partial|n_gpu|mesh|vulkan", text, re.I):
@@ -51,7 +49,7 @@ def test_model_files_are_short_and_use_only_roles() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flags_match_the_models(tmp_path: Path, name: str) -> None:
     windows = recurrent = experts = False
     dims: set[str] = set()
@@ -66,7 +64,7 @@ def test_flags_match_the_models(tmp_path: Path, name: str) -> None:
             types = {spec.name: "f32" for spec in model.weights()}
             for mode in ("tensor", "layer"):
                 lay_out(model, types, 2, Options("a sketch", n_ctx=64, split_mode=mode))
-    row = ROWS[name]
+    row = row_of(name)
     assert (row.windows, row.recurrent, row.experts) == (windows, recurrent, experts)
     assert {DIMS[dim] for dim in dims & set(DIMS)} <= set(row.split_by) and row.layer_split
     assert row.control_vectors and row.whole_slots == recurrent
@@ -83,7 +81,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 def test_the_tests_it_names_exist() -> None:
-    columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
+    columns = set(row_of("llama").cells()) - {"architecture", "models"}
     assert set(proofs()) == columns
     for tests in proofs().values():
         assert tests
@@ -124,11 +122,11 @@ def test_the_readme_names_their_families() -> None:
 def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = (*ROWS, *ENCODERS)
+    names = (*ARCHITECTURES, *ENCODERS)
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in names), lines
     assert main(["models", "--json"]) == 0
     table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(table) == list(ROWS)
+    assert tuple(table) == ARCHITECTURES
     assert table["qwen3next"]["recurrent"] and table["qwen3next"]["state_save"] == "whole slots"
     assert table["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
     assert table["gemma3"]["windows"] and not table["gemma3"]["recurrent"]

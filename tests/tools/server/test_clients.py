@@ -4,15 +4,17 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 from serving import Command
 
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
+
+if TYPE_CHECKING:  # They take 3 s to import, and every worker collects this file.
+    import anthropic
+    import openai
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -37,12 +39,16 @@ def server() -> Iterator[Command]:
 
 @pytest.fixture(scope="module")
 def client(server: Command) -> openai.OpenAI:
+    import openai
+
     url = f"http://127.0.0.1:{server.address.port}/v1"
     return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
 
 
 @pytest.fixture(scope="module")
 def claude(server: Command) -> anthropic.Anthropic:
+    import anthropic
+
     url = f"http://127.0.0.1:{server.address.port}"
     return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
 
@@ -77,6 +83,8 @@ def test_chat(client: openai.OpenAI, expected: str) -> None:
 
 
 def test_contents_in_parts_and_other_roles(client: openai.OpenAI, expected: str) -> None:
+    import openai
+
     parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": SAID}]}]
     done = client.chat.completions.create(model="demo", messages=parts, max_tokens=12)
     assert done.choices[0].message.content == expected
@@ -166,6 +174,8 @@ def test_response_format(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_typed(client: openai.OpenAI, server: Command) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=ASKED, temperature=-1, top_p=7)
     assert caught.value.param == "top_p"
@@ -209,6 +219,8 @@ def test_responses(client: openai.OpenAI, expected: str) -> None:
 
 
 def test_responses_with_tools(client: openai.OpenAI) -> None:
+    import openai
+
     tools: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
     done = client.responses.create(model="demo", input=SAID, tools=tools, tool_choice="required",
                                    parallel_tool_calls=False)  # fmt: skip
@@ -290,6 +302,8 @@ def test_a_billing_header_does_not_change_the_prompt(claude: anthropic.Anthropic
 
 
 def test_errors_of_anthropic(claude: anthropic.Anthropic) -> None:
+    import anthropic
+
     image: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "a"}}]}]
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(model="demo", max_tokens=1, messages=image)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openai
 import pytest
 from device_sets import nmse
 from rerankers import bert_reranker
@@ -15,6 +14,9 @@ from serving import Command
 
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -30,6 +32,8 @@ def server() -> Iterator[Command]:
 
 @pytest.fixture(scope="module")
 def client(server: Command) -> openai.OpenAI:
+    import openai
+
     url = f"http://127.0.0.1:{server.address.port}/v1"
     return openai.OpenAI(base_url=url, api_key="-", max_retries=0)
 
