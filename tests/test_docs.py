@@ -38,7 +38,7 @@ def test_named_files_exist() -> None:
 
 def test_every_package_has_a_row() -> None:
     rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", PAGE, re.MULTILINE))
-    packages = {name.removeprefix("vkbackend.") for name in structure.read(ROOT).packages}
+    packages = {name.removeprefix("vkbackend.") for name in checkout().packages}
     below = {f"vkbackend/{name}" for name in ("ops", "twins", "vulkan", "kompute")}
     assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from device_sets import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,8 +62,7 @@ def test_pieces_of_experts_are_within_32_bits(
 CARDS, DEPTH = (1, 4), 1 << 17
 
 
-@pytest.mark.parametrize("n", CARDS)
-@pytest.mark.parametrize("name", ["llama-70b", "qwen3-235b-a22b"])
+@pytest.mark.parametrize(("name", "n"), covering(["llama-70b", "qwen3-235b-a22b"], CARDS))
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record steps with four slots of 128k tokens. Every dispatch asserts that its push constants and groups
     are within the limits."""

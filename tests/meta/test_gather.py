@@ -29,7 +29,7 @@ class Bytes:
         return self.raw
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]))
 def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int) -> None:
     load, n = case
@@ -43,7 +43,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     assert np.array_equal(gather(devices, weights["w"]), raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(loads(), st.data())
 def test_rows_written_are_read_back(case: tuple[Load, int], data: st.DataObject) -> None:
     load, n = case

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, covering
+from device_sets import DEVICE_SETS, covering, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runners import load_runner
@@ -136,7 +136,10 @@ def from_removed(path: Path, devices: list[str], **options: Any) -> tuple[np.nda
         assert not any(device.counts for device in runner.mesh.devices)
 
 
-@pytest.mark.parametrize(("devices", "name"), covering(DEVICE_SETS, ["w256-IQ3_S", "moe8x-Q4_0"]))
+SETS = [wide(p) if "1" in p.values[0] else p for p in DEVICE_SETS]
+
+
+@pytest.mark.parametrize(("devices", "name"), covering(SETS, ["w256-IQ3_S", "moe8x-Q4_0"]))
 def test_a_model_gives_the_same_from_its_file(
     models: Path, tmp_path: Path, devices: list[str], name: str
 ) -> None:

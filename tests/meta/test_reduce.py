@@ -240,7 +240,10 @@ def ids(hows: list[tuple[str, int | None]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("provider", "ahead", "devices"),
     [
-        *covering(ids(QUICK), TWO_SETS),
+        *(
+            p if p.values[2] == ["0", "0", "0"] or p.values[1] is None else wide(p)
+            for p in covering(ids(QUICK), TWO_SETS)
+        ),
         *map(wide, pairs(ids(SLOW), TWO_SETS)),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from device_sets import covering
 
 from vkbackend.meta import sizing
 from vkbackend.meta.graph import Graph
@@ -20,6 +21,7 @@ from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.simulated import LIMITS, Hollow
 
 pytestmark = pytest.mark.no_vulkan
+SHARES = [pytest.param(shares, id=str(shares)) for shares in ((1,), (3, 1), (1, 1, 1))]
 DENSE = synthetic._dense(3, 256, 8, 4, 32, 768)
 SHAPES = {
     "dense": ("llama", 4096, True, DENSE),
@@ -85,8 +87,7 @@ def deep(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(synthetic.SHAPES, name, (arch, n_vocab, tied, values | {"block_count": 20}))
 
 
-@pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 1, 1)])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("shares", "name"), covering(SHARES, list(SHAPES)))
 def test_repeated_layers_are_planned_once(
     name: str, shares: tuple[float, ...], deep: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

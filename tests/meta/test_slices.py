@@ -77,7 +77,7 @@ def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(loads())
 def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     load, n_devices, max_range = case

@@ -20,9 +20,10 @@ def browser() -> Iterator[Any]:
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip(f"needs a browser on the PATH: one of {', '.join(NAMES)}")
-    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox does not work as root
+    # Without a GPU, its process draws in software. Chromium's sandbox does not work as root.
+    flags = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=as_root)
+        opened = playwright.chromium.launch(executable_path=path, args=flags)
         yield opened
         opened.close()
 

@@ -76,11 +76,13 @@ def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
     assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
 
 
-# by default, one family runs for each form of block, for windows and for experts
+FORMS = ("bert", "modern-bert", "nomic-bert-moe")  # forms of block, windows, experts
+
+
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        param if param.values[0] in ("bert", "modern-bert", "nomic-bert-moe") else wide(param)
+        wide(param) if param.values[0] not in FORMS or "1" in param.values[1] else param
         for param in covering(list(BUILDERS), DEVICE_SETS)
     ],
 )
@@ -137,7 +139,7 @@ ON_NUMPY = pytest.param(["numpy"] * 2, id="numpy,numpy", marks=pytest.mark.no_vu
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        *some(product(list(BUILDERS), [ON_NUMPY]), 3),
+        *some(product(list(BUILDERS), [ON_NUMPY]), 5),
         *map(wide, covering(list(BUILDERS), DEVICE_SETS)),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import nmse, wide
 from oracles.fixture import PROMPT, write
 from oracles.fixtures import build
 from runners import load_runner
@@ -49,7 +49,7 @@ def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, 
         runner.close()
 
 
-@pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
+@pytest.mark.parametrize("shares", [wide(pytest.param(None)), (5, 1, 1, 1), wide(pytest.param((1, 0, 1, 3)))])
 def test_dense_and_expert_sums_are_exchanged_together(tmp_path: Path, shares: Any) -> None:
     """One of the four devices holds columns of the experts but none of the dense FFN."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)

@@ -28,7 +28,7 @@ def shifted(tokens: tuple[int, ...], n: int, n_ctx: int, keep: int = 0, discard:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_many_shifts(data: st.DataObject) -> None:
     n_ctx = data.draw(st.sampled_from([8, 31, 64, 100]))

@@ -36,9 +36,8 @@ def decode(runner: Runner, first: int, n: int) -> None:
         assert np.isfinite(logits).all()
 
 
-# The set "0,1" uses both drivers.
-SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]
-TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
+SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]  # "0,1" uses both drivers.
+PAIRS = [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")]
 
 
 @pytest.mark.parametrize("devices", SETS)
@@ -54,7 +53,7 @@ def test_decode_allocates_nothing(devices: list[str]) -> None:
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 
 
-@pytest.mark.parametrize("devices", [p for p in TWO if p.id == "0,1"])
+@pytest.mark.parametrize("devices", [p if p.id == "0,0" else wide(p) for p in PAIRS])
 def test_drafts_of_a_head_allocate_nothing(tmp_path: Path, devices: list[str]) -> None:
     path = write(with_head("glm4moe"), tmp_path / "model.gguf")
     runner = load_runner(path, devices=devices, n_ctx=128, speculation="mtp")
@@ -74,7 +73,7 @@ def test_drafts_of_a_head_allocate_nothing(tmp_path: Path, devices: list[str]) -
 
 
 # Each case opens 7 models, at 0.2 s per model.
-@pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in TWO])
+@pytest.mark.parametrize("devices", [p if p.id == "0,0" else wide(p) for p in PAIRS])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
         runner = load_runner(MODEL, devices=devices, n_ctx=64)
@@ -94,7 +93,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize("devices", PAIRS)
 def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=512)
     meshed = runner.mesh.devices

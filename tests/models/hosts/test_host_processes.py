@@ -205,7 +205,10 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
-SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
+SOME = [
+    ("step", 2, signal.SIGKILL),
+    pytest.param("idle", 1, signal.SIGSTOP, marks=pytest.mark.wide),
+]
 # until the process manager notices a loss, other nodes send to the dead process, which crashes MPICH
 LATE_S = 3 * BEAT_S
 

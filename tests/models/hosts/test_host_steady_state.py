@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_sets import wide
 from tiny_models import Tiny, write_tiny
 
 import vkbackend.models.engine.runner.runner as runners
@@ -50,7 +51,12 @@ class Shared(_TwinTransfers):
 @pytest.mark.own_process  # threads of earlier tests allocate memory, too
 @pytest.mark.parametrize(
     "options",
-    [{}, {"reduce_provider": "host-sum"}, {"reduce_provider": "scatter"}, {"split_mode": "layer"}],
+    [
+        wide(pytest.param({}, id="pages")),
+        wide(pytest.param({"reduce_provider": "host-sum"}, id="host-sum")),
+        {"reduce_provider": "scatter"},
+        {"split_mode": "layer"},
+    ],
     ids=str,
 )
 def test_a_step_over_hosts_allocates_nothing(

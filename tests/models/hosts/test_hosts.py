@@ -89,7 +89,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
     [
         pytest.param("llama", TWO, {}, marks=pytest.mark.wide),
         ("llama", THREE, {"tensor_split": [1, 5, 2], "reduce_provider": "host-sum"}),
-        ("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]}),
+        wide(pytest.param("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]})),
         pytest.param("llama", TWO, {"interleave": True}, marks=pytest.mark.wide),
         pytest.param("llama", TWO, {"reduce_type": "bf16"}, marks=pytest.mark.wide),
         ("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"}),
@@ -114,7 +114,7 @@ def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], opt
         (FOUR, {}),
         wide(pytest.param(FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"})),
         (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
-        (["0/numpy", "1/numpy", "1/numpy", "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"}),
+        wide(pytest.param([*THREE, "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"})),
         (FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"}),
     ],
     ids=str,
@@ -296,7 +296,7 @@ def tokens_of(runner: Runner) -> list[list[int]]:
     return [out[id_] for id_ in (1, 2, 3, 5)]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", [wide(pytest.param("llama", id="llama")), "qwen35"])
 def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     single = load_runner(path, devices=here(THREE), **OPTIONS)
@@ -305,7 +305,7 @@ def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
         assert tokens_of(runner) == want
 
 
-@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
 def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
     path = write(build("llama"), tmp_path / "model.gguf")
     options = OPTIONS | {"split_mode": split_mode, "context_shift": True, "n_ctx": 40}

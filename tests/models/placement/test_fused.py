@@ -75,7 +75,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
     return parts, dtype, states, n
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(layouts())
 def test_split_then_join_is_the_identity(case: tuple[list[WeightSpec], str, list[State], int]) -> None:
     specs, dtype, states, n = case

@@ -50,19 +50,19 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def test_context_shift() -> None:
     """n_keep and n_discard of a request replace --keep. BOS is kept in addition."""
-    model = LLM(demo_model(), devices="numpy", n_ctx=64, n_ubatch=32, context_shift=True, n_keep=3)
+    model = LLM(demo_model(), devices="numpy", n_ctx=32, n_ubatch=32, context_shift=True, n_keep=3)
     config = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
     with served(model, config) as address:
         for given in ({}, {"n_keep": -1}, {"n_keep": 5, "n_discard": 9}):
-            body = {"n_predict": 70, "ignore_eos": True} | given
+            body = {"n_predict": 36, "ignore_eos": True} | given
             answer = native(address, **body)
-            want = model.generate(TEXT, 70, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
-            assert answer["content"] == want.text and answer["tokens_predicted"] == 70
+            want = model.generate(TEXT, 36, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
+            assert answer["content"] == want.text and answer["tokens_predicted"] == 36
             assert answer["truncated"] and want.truncated and answer["stop_type"] == "limit"
-            assert answer["tokens_cached"] < 64
+            assert answer["tokens_cached"] < 32
             assert answer["generation_settings"]["n_keep"] == given.get("n_keep", 3)
             *_, last = native(address, stream=True, **body)
-            assert last["truncated"] and last["timings"]["predicted_n"] == 70
+            assert last["truncated"] and last["timings"]["predicted_n"] == 36
         assert not native(address)["truncated"]
 
 

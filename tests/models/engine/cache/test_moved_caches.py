@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, QUICKEST, nmse
+from device_sets import DEVICE_SETS, QUICKEST, covering, nmse, wide
 from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import FIXTURES, build
 from prefills import opened, prefill
@@ -134,14 +134,16 @@ def test_architectures(folder: Path, name: str) -> None:
     check(model(folder, name), ["numpy"])
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS)
+@pytest.mark.parametrize("devices", [p if p.id in ("0,0,0", "1,0") else wide(p) for p in DEVICE_SETS])
 def test_devices(folder: Path, devices: list[str]) -> None:
     check(model(folder, "gemma4+shared"), devices)
     check(model(folder, "stablelm"), devices, n_gpu_layers=1)
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("devices", [["numpy"], QUICKEST * 2], ids=str)
+ONE_OR_TWO = [pytest.param(names, id=",".join(names)) for names in (["numpy"], QUICKEST * 2)]
+
+
+@pytest.mark.parametrize(("kind", "devices"), covering(["f16", "bf16", "q8_0", "q4_0"], ONE_OR_TWO))
 def test_cache_types(models: Path, devices: list[str], kind: str) -> None:
     check(models / "stories-wide-F16.gguf", devices, type_k=kind, type_v=kind)
 
@@ -201,7 +203,8 @@ def test_windows_and_short_contexts_are_refused(folder: Path) -> None:
         LLM(model(folder, "llama"), devices=["numpy"], n_ctx=7, context_shift=True)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(["numpy"], marks=pytest.mark.wide), QUICKEST * 2], ids=str)
+@pytest.mark.parametrize("devices", [["numpy"], QUICKEST * 2], ids=str)
+@pytest.mark.wide
 def test_the_demo_model_writes_three_contexts(devices: list[str]) -> None:
     from vkbackend.tools.flags.text import demo_model
 

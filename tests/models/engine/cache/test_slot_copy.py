@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS
+from device_sets import DEVICE_SETS, wide
 from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import build
 
@@ -31,7 +31,7 @@ def check(path: Path, devices: list[str], **options: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", pytest.param("qwen35", marks=pytest.mark.wide), "gpt-oss", "gemma3"],  # qwen35: test_on_devices
+    ["llama", "gpt-oss", *(wide(pytest.param(name, id=name)) for name in ("qwen35", "gemma3"))],
 )
 def test_both_slots_continue_after_a_copy(tmp_path: Path, name: str) -> None:
     check(write(build(name), tmp_path / "model.gguf"), ["numpy"] * 2)
