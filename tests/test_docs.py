@@ -9,7 +9,6 @@ from places import ROOT
 
 from vkbackend.models.architectures.config import LayerConfig
 from vkbackend.models.architectures.decoder import Decoder
-from vkbackend.tools.checkout import structure
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -34,13 +33,6 @@ def test_named_files_exist() -> None:
     paths = [path for path in named(r"`([\w/-]+\.(?:py|toml|glsl|comp|md))`") if "NAME" not in path]
     missing = [path for path in paths if not any((ROOT / folder / path).is_file() for folder in FOLDERS)]
     assert paths and not missing
-
-
-def test_every_package_has_a_row() -> None:
-    rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", PAGE, re.MULTILINE))
-    packages = {name.removeprefix("vkbackend.") for name in checkout().packages}
-    below = {f"vkbackend/{name}" for name in ("ops", "twins", "vulkan", "kompute")}
-    assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
 
 
 def test_hooks_are_attributes_of_the_decoder() -> None:

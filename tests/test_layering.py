@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -105,6 +106,14 @@ def test_a_wrong_import_is_reported(layer: str, source: str) -> None:
 def test_no_cycles() -> None:
     cycles = checkout().cycles(typed=True)
     assert not cycles, "\n".join(" <-> ".join(cycle) for cycle in cycles)
+
+
+def test_every_package_has_a_row_in_the_docs() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
+    packages = {name.removeprefix("vkbackend.") for name in checkout().packages}
+    below = {f"vkbackend/{name}" for name in ("ops", "twins", "vulkan", "kompute")}
+    assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
 
 
 def test_a_cycle_is_named(tmp_path: Path) -> None:

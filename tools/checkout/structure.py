@@ -64,7 +64,7 @@ def read(root: Path) -> Structure:
 def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
     """Yield the modules in `files` that a module imports, also inside functions. `typed` adds imports for
     type checking."""
-    if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
+    if not typed and isinstance(tree, ast.If) and getattr(tree.test, "id", None) == "TYPE_CHECKING":
         for node in tree.orelse:
             yield from imported(node, files)
         return

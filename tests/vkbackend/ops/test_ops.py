@@ -28,7 +28,7 @@ CODEBOOKS = ("iq1", "iq2", "iq3")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
     every = metafunc.config.getoption("--all")
-    # every driver and runtime runs the first case of each op, and the first case with a codebook
+    # every driver, and every runtime on one driver, runs the first case of each op and the first with a codebook
     kinds: set[object] = set()
     params = []
     for case in (*CASES, *WIDE_CASES) if every else CASES:
@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             continue
         for i, of in enumerate(device_params()):
             if first or every or i == 0:
-                marks = [*of.marks, *([pytest.mark.runtimes] if first else [])]
+                marks = [*of.marks, *([pytest.mark.runtimes] if first and (every or i == 0) else [])]
                 params.append(pytest.param(case, first, *of.values, id=f"{case!r}-{of.id}", marks=marks))
     if not params:
         raise pytest.UsageError(f"no op case matches --case {pattern.pattern} (--all adds the wide sweep)")
