@@ -28,7 +28,7 @@ CODEBOOKS = ("iq1", "iq2", "iq3")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
     every = metafunc.config.getoption("--all")
-    # every driver, and every runtime on one driver, runs the first case of each op and the first with a codebook
+    # Every driver, and every runtime on one driver, runs the first case of each op and each codebook.
     kinds: set[object] = set()
     params = []
     for case in (*CASES, *WIDE_CASES) if every else CASES:
