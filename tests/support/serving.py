@@ -198,8 +198,9 @@ def until(condition: Callable[[], bool]) -> None:
 class Command:
     """A server process. `log` holds the lines that it printed."""
 
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]
+    def __init__(self, *words: str, devices: str | None = "numpy") -> None:
+        chosen = [] if devices is None else ["-dev", devices]
+        command = [sys.executable, "-m", "vkbackend", "serve", *chosen, "--port", "0", *words]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()

@@ -7,8 +7,10 @@ const PURPOSES = ["weights", "mapped", "kv", "scratch", "host", "shared", "stagi
 const NAMES = { mapped: "mapped file", kv: "KV cache", host: "in host memory" };
 
 export class Devices {
-  constructor(api) {
+  /** `path()` returns the address of the chosen model's counters. */
+  constructor(api, path = () => "stats") {
     this.api = api;
+    this.path = path;
     this.panel = find("devices");
     this.timer = 0;
     document.addEventListener("visibilitychange", () => this.restart());
@@ -31,7 +33,7 @@ export class Devices {
     const told = find("devices-error");
     clearTimeout(this.timer);
     try {
-      this.show(await this.api.json("stats"));
+      this.show(await this.api.json(this.path()));
       told.textContent = "";
     } catch (error) {
       told.textContent = error.message;

@@ -7,6 +7,7 @@ import { find, number } from "./dom.js";
 import { askKey } from "./key.js";
 import { isSend } from "./message.js";
 import { Messages } from "./messages.js";
+import { Models } from "./models.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
@@ -33,7 +34,9 @@ const messages = new Messages({
   remove: (node) => chat.remove(node),
 });
 const settings = new Settings(store, () => chat.current, () => chat.current.title && chat.save(chat.current));
-const chat = new Chat({ api, store, messages, settings: () => settings.fields(), writesTitles: () => settings.writesTitles(), show, tell });
+const models = new Models(api, localStorage, () => askModel());
+const fields = () => ({ ...settings.fields(), ...models.fields() });
+const chat = new Chat({ api, store, messages, settings: fields, writesTitles: () => settings.writesTitles(), show, tell });
 const sidebar = new Sidebar(store, {
   open,
   tell,
@@ -45,7 +48,7 @@ const sidebar = new Sidebar(store, {
     else sidebar.show();
   },
 });
-const devices = new Devices(api);
+const devices = new Devices(api, () => models.path("stats"));
 
 // ---- view ----
 
@@ -105,16 +108,31 @@ async function askServer() {
   try {
     const props = await api.json("props");
     find("model").textContent = props.model_alias ?? "";
-    contextSize = props.default_generation_settings?.n_ctx ?? 0;
-    settings.showDefaults(props.default_generation_settings?.params ?? {});
+    if (props.role === "router") await models.ask();
+    else showModel(props);
     tell("");
-    show();
   } catch (error) {
     const progress = error.progress ? ` (${number(100 * error.progress)} %)` : "";
     const isLoading = error.status === 503 && error.code === "model_not_ready";
     tell(isLoading ? `The model is loading${progress}.` : error.message);
     if (isLoading || error.status === 0) setTimeout(askServer, RETRY_MS);
   }
+}
+
+/** Show the context and the defaults of the chosen model. They are unknown until the model is loaded. */
+async function askModel() {
+  try {
+    showModel(await api.json(models.path("props")));
+  } catch (error) {
+    showModel({});
+    if (error.code !== "model_not_loaded") tell(error.message);
+  }
+}
+
+function showModel(props) {
+  contextSize = props.default_generation_settings?.n_ctx ?? 0;
+  settings.showDefaults(props.default_generation_settings?.params ?? {});
+  show();
 }
 
 // ---- the composer ----

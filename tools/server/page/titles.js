@@ -11,7 +11,8 @@ const WISH =
 /** Return the fields of the request. The request repeats the conversation, whose keys and values the server has cached. */
 export function titleRequest(answerRequest, answer) {
   const messages = [...answerRequest.messages, { role: "assistant", content: answer }, { role: "user", content: WISH }];
-  return { messages, stream: true, max_tokens: MAX_TOKENS, temperature: 0.3, reasoning_effort: "none" };
+  const fields = { messages, stream: true, max_tokens: MAX_TOKENS, temperature: 0.3, reasoning_effort: "none" };
+  return answerRequest.model ? { ...fields, model: answerRequest.model } : fields;
 }
 
 /** Return the title of an answer, or "" if the answer is not a title. */

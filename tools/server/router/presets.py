@@ -4,7 +4,7 @@ dashes."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,10 +41,12 @@ def read_presets(path: str, actions: Actions, parse: Parse) -> dict[str, Preset]
     """Return the presets by section. Each begins with the words of section `*`. `actions(words)` returns the
     parser's actions by flag, and `parse` checks words. Raises InvalidArgument with section, key and line."""
     sections = _sections(path)
-    everywhere = _preset(path, ALL, sections.pop(ALL, []), Preset(), actions, parse)
+    keys = {key for lines in sections.values() for _, key, _ in lines}
+    known = actions([name for key in sorted(keys) for name in (*_spelled(key), *_opposites(key))])
+    everywhere = _preset(path, ALL, sections.pop(ALL, []), Preset(), known, parse)
     presets = {ALL: everywhere}
     for name, lines in sections.items():
-        presets[name] = _preset(path, name, lines, everywhere, actions, parse)
+        presets[name] = _preset(path, name, lines, everywhere, known, parse)
     return presets
 
 
@@ -84,11 +86,12 @@ def _preset(
     section: str,
     lines: Sequence[tuple[int, str, str]],
     everywhere: Preset,
-    actions: Actions,
+    known: Mapping[str, argparse.Action],
     parse: Parse,
 ) -> Preset:
     preset = Preset(list(everywhere.words), set(everywhere.dests), everywhere.loads, everywhere.stop_s)
     preset.where = f"{Path(path).name}, [{section}]"
+    words_at: list[tuple[str, list[str]]] = []
     for number, key, value in lines:
         where = f"{path}, line {number}, [{section}] {key}"
         if key == "load-on-startup":
@@ -98,15 +101,25 @@ def _preset(
                 raise InvalidArgument(f"{where} = {value}: expected seconds, a whole number")
             preset.stop_s = float(value)
         else:
-            try:
-                words, dest = _words(where, key, value, actions)
-                parse(words)
-            except InvalidArgument as error:
-                text = str(error)
-                raise InvalidArgument(text if text.startswith(path) else f"{where}: {text}") from None
-            preset.words += words
+            words, dest = _words(where, key, value, known)
+            words_at.append((where, words))
             preset.dests.add(dest)
+    added = [word for _, words in words_at for word in words]
+    try:
+        parse(added)
+    except InvalidArgument as error:
+        for where, words in words_at:  # Find the key.
+            _check(where, words, parse)
+        raise InvalidArgument(f"{preset.where}: {error}") from None
+    preset.words += added
     return preset
+
+
+def _check(where: str, words: Sequence[str], parse: Parse) -> None:
+    try:
+        parse(words)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
 
 
 def _switch(where: str, value: str) -> bool:
@@ -115,13 +128,19 @@ def _switch(where: str, value: str) -> bool:
     return value.lower() in YES
 
 
-def _words(where: str, key: str, value: str, actions: Actions) -> tuple[list[str], str]:
-    """Return the words of a key, and the destination of its flag."""
+def _spelled(key: str) -> list[str]:
+    """Return the flags that a key may mean, the likeliest first."""
     by_variable = {flag.env: flag.long_name for flag in flags_of("serve") if flag.env}
-    spelled = [by_variable[key]] if key in by_variable else [f"--{key}", f"-{key}"]
-    opposites = [f"--no-{key}", f"--{key.removeprefix('no-')}"]
-    known = actions([*spelled, *opposites])
-    flag = next((name for name in spelled if name in known), None)
+    return [by_variable[key]] if key in by_variable else [f"--{key}", f"-{key}"]
+
+
+def _opposites(key: str) -> list[str]:
+    return [f"--no-{key}", f"--{key.removeprefix('no-')}"]
+
+
+def _words(where: str, key: str, value: str, known: Mapping[str, argparse.Action]) -> tuple[list[str], str]:
+    """Return the words of a key, and the destination of its flag."""
+    flag = next((name for name in _spelled(key) if name in known), None)
     if flag is None:
         near = get_close_matches(key, [name.lstrip("-") for name in known], 1, 0.75)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -133,4 +152,4 @@ def _words(where: str, key: str, value: str, actions: Actions) -> tuple[list[str
         return [f"{flag}={value}"], action.dest
     if _switch(where, value):
         return [flag], action.dest
-    return [name for name in opposites if name in known and known[name].nargs == 0][:1], action.dest
+    return [name for name in _opposites(key) if name in known and known[name].nargs == 0][:1], action.dest

@@ -1,0 +1,130 @@
+"""Several models with real engines. Every answer equals the answer of the model alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_sets import two_drivers
+from random_requests import FLAGS, Load, known_requests, resident_nbytes, tree_of
+from rerankers import bert_reranker
+from serving import Command
+
+from vkbackend.tools.flags.text import demo_model
+
+MIB = 1 << 20
+
+
+def state_of(command: Command) -> dict[str, str]:
+    return {model["id"]: model["status"]["value"] for model in command.address.get("/models")[1]["data"]}
+
+
+def engines_of(command: Command) -> list[int]:
+    return [
+        pid
+        for pid in tree_of(command.process.pid)
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def lay_out(folder: Path, models: Path) -> dict[str, Path]:
+    """Write three models of different kinds: a dense decoder, a mixture of experts, and an encoder."""
+    paths = {name: folder / f"{name}.gguf" for name in ("dense", "mixture", "encoder")}
+    shutil.copy(demo_model(), paths["dense"])
+    shutil.copy(models / "stories-moe8x-Q4_0.gguf", paths["mixture"])
+    bert_reranker(paths["encoder"])
+    return paths
+
+
+@pytest.mark.no_vulkan
+def test_two_models_with_room_for_one(tmp_path: Path, models: Path) -> None:
+    """Requests in turn, then an unload and its memory."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    paths = lay_out(folder, models)
+    paths["mixture"].unlink()
+    known = known_requests({name: paths[name] for name in ("dense", "encoder")}, ["numpy"], seed=1, n=3)
+    command = Command(
+        "--models-dir", str(folder), "--models-max", "1", "--pooling", "mean", "--metrics", *FLAGS
+    )
+    try:
+        base = resident_nbytes(command.process.pid)
+        load = Load(command.address.port, known, n=6, seed=1, clients=3)
+        load.run()
+        assert not load.wrong and sum(load.answered.values()) == 6
+        metrics = command.address.get("/metrics")[1]
+        assert int(re.findall(r"evictions_total (\d+)", metrics)[-1]) >= 1
+        command.address.post("/v1/completions", {"model": "dense", "prompt": "a", "max_tokens": 1})
+        assert state_of(command) == {"dense": "loaded", "encoder": "unloaded"}
+        assert len(engines_of(command)) == 1
+        loaded = resident_nbytes(command.process.pid)
+        assert command.address.post("/models/unload", {"model": "dense"})[1] == {"success": True}
+        assert engines_of(command) == []
+        # The server keeps modules and freed memory that its allocator holds back.
+        assert resident_nbytes(command.process.pid) - base < (loaded - base) / 2
+    finally:
+        assert command.end() == 0, command.log
+
+
+def run_on_two_devices(folder: Path, models: Path, n: int, seed: int) -> None:
+    """Three models share two devices with room for one each. An answer may come from either device."""
+    paths = lay_out(folder, models)
+    known = known_requests(paths, ["0", "1"], seed, n=20)
+    command = Command(
+        "--models-dir", str(folder), "--models-devices", "0,1", "--models-memory", "7", "--pooling", "mean",
+        "--metrics", "--log-disable", *FLAGS, devices=None,
+    )  # fmt: skip
+    seen: list[dict[str, Any]] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            seen.extend(command.address.get("/models")[1]["data"])
+
+    try:
+        base = resident_nbytes(command.process.pid)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        load = Load(command.address.port, known, n, seed, clients=24)
+        load.run()
+        ended.set()
+        watcher.join()
+        metrics = command.address.get("/metrics")[1]
+        counts = {
+            name: int(re.findall(rf"{name}_total (\d+)", metrics)[-1]) for name in ("loads", "evictions")
+        }
+        loaded = resident_nbytes(command.process.pid)
+        for name, state in state_of(command).items():
+            if state == "loaded":
+                assert command.address.post("/models/unload", {"model": name})[0] == 200
+        assert engines_of(command) == []
+        after = resident_nbytes(command.process.pid)
+        sizes = {"base": base // MIB, "loaded": loaded // MIB, "after": after // MIB}
+        print(json.dumps({"answered": load.answered, "wrong": len(load.wrong), **counts, "MiB": sizes}))
+        assert not load.wrong, load.wrong[:3]
+        assert sum(load.answered.values()) == n and counts["evictions"] > 0
+        assert after - base < (loaded - base) / 2
+        devices = {model["devices"][0] for model in seen if model.get("devices")}
+        assert len(devices) == 2, devices
+    finally:
+        ended.set()
+        assert command.end() == 0, command.log
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(3600)
+@two_drivers
+def test_random_requests_on_two_devices(tmp_path: Path, models: Path) -> None:
+    run_on_two_devices(tmp_path, models, n=60, seed=2)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(7200)
+@two_drivers
+def test_a_thousand_random_requests_on_two_devices(tmp_path: Path, models: Path) -> None:
+    run_on_two_devices(tmp_path, models, n=1000, seed=3)
