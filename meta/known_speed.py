@@ -36,6 +36,21 @@ def known_speed(device: Device) -> Speed | None:
     return Speed(*known) if len(known) == 2 else None
 
 
+BETTER = 1.05  # A kind of host memory replaces the default if it is read this many times as fast.
+
+
+def known_host_kind(device: Device) -> str:
+    """Return the kind of pinned host memory that the device reads fastest (host_memory.py), or "" for the
+    default. A device that was not measured uses the default."""
+    rates = {kind: known[0] for kind in device.host_kinds if (known := numbers(host_key(device, kind)))}
+    default, best = (device.host_kinds or ("",))[0], max(rates, key=lambda kind: rates[kind], default="")
+    return best if best and rates[best] > BETTER * rates.get(default, math.inf) else ""
+
+
+def host_key(device: Device, kind: str) -> str:
+    return f"host {kind} {key_of(device)}"
+
+
 def pace_of(device: Device) -> Pace:
     """Return the speed for cutting submissions: a fraction of the known speed, or a speed that every GPU
     reaches."""

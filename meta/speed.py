@@ -3,30 +3,35 @@ measured once (known_speed.py)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from vkbackend import cache_folder, env, ops
+from vkbackend import cache_folder, env
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, Timeout
-from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.elsewhere import Elsewhere
-from vkbackend.meta.known_speed import DTYPE, Speed, key_of, known_speed, numbers, remember
+from vkbackend.meta.known_speed import (
+    Speed,
+    key_of,
+    known_host_kind,
+    known_speed,
+    numbers,
+    remember,
+)
+from vkbackend.meta.reading import (
+    GPU_MATRICES,
+    GPU_NBYTES,
+    SOFTWARE_NBYTES,
+    Reading,
+    measured_nbytes,
+    run_times,
+)
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
-
-WIDTH = 4096
-GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
-# Arithmetic limits software devices, so fewer bytes suffice.
-SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
-HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
-MEASURE_S = 0.3  # Seconds per kind of memory, after a warm-up.
-MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
@@ -115,66 +120,24 @@ def _twin(device: Device) -> Device:
     if not device.physical:
         return NumpyDevice(name)
     twin = type(device)(device.physical, name)
-    twin.limits = device.limits
+    twin.limits, twin.host_kind = device.limits, known_host_kind(device)
     return twin
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Return the bytes per second at which matrices that exceed every cache are multiplied by a row."""
-    info = device.physical
-    total, count = (
-        (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
-    )
-    if info:
-        total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
-    row = row_nbytes(DTYPE, WIDTH)
-    shape = max(1, total // count // row), WIDTH
-    # Bytes in this range produce finite and normal scales.
-    stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
-    x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
-    device.write(x, np.ones(WIDTH, np.float32))
-    on, buffers = ops.Recorder(Recording("weight reading"), device.limits), [x.buffer]
-    operand = x
-    if (dtype := ops.operand_type(device.limits, 1, DTYPE)) != "f32":
-        operand = View(device.buffer(row_nbytes(dtype, WIDTH), Home.SCRATCH, dtype), 0, (1, WIDTH), dtype)
-        on.convert(x, operand)
-        buffers.append(operand.buffer)
-    for _ in range(count):
-        w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)
-        y = View(device.buffer(4 * shape[0], Home.SCRATCH, "y"), 0, (1, shape[0]))
-        device.write(w, stored)
-        on.mat(w, operand, y)
-        buffers += [w.buffer, y.buffer]
-    seconds = _run_times(device, on.recording)
-    for buffer in buffers:
-        device.free(buffer)  # type: ignore[arg-type]
-    return count * stored.nbytes / float(np.median(seconds))
+    with Reading(device, home) as reading:
+        return reading.rate()
 
 
 def _copy_rate(device: Device) -> float:
-    info = device.physical
-    total = GPU_NBYTES if info and not info.is_cpu else 8 * SOFTWARE_NBYTES
-    if info:
-        total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
-    n = total // 2 // GPU_MATRICES // 4
+    n = measured_nbytes(device, GPU_NBYTES, 8 * SOFTWARE_NBYTES) // 2 // GPU_MATRICES // 4
     views = [View(device.buffer(4 * n, Home.WEIGHTS, "copied"), 0, (n,)) for _ in range(2 * GPU_MATRICES)]
     recording = Recording("copying")
     for source, target in zip(views[::2], views[1::2], strict=True):
         recording.copy(source, target, "copy")
-    seconds = _run_times(device, recording)
+    executable = device.build(derive_barriers(recording))
+    seconds = run_times(lambda: device.replay(executable))
+    executable.close()
     for view in views:
         device.free(view.buffer)  # type: ignore[arg-type]
     return 8.0 * n * GPU_MATRICES / float(np.median(seconds))
-
-
-def _run_times(device: Device, recording: Recording) -> list[float]:
-    executable = device.build(derive_barriers(recording))
-    seconds: list[float] = []
-    try:
-        while len(seconds) < 1 + MIN_RUNS or (sum(seconds[1:]) < MEASURE_S and len(seconds) <= MAX_RUNS):
-            began = time.perf_counter()
-            device.replay(executable)
-            seconds.append(time.perf_counter() - began)
-    finally:
-        executable.close()
-    return seconds[1:]

@@ -19,6 +19,11 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
     return -(-nbytes // align) * align
 
 
+# Kinds of pinned host memory for Home.HOST: the driver's memory that the processor caches or combines writes
+# to, or pages of the process that the driver imports.
+CACHED_KIND, COMBINED_KIND, IMPORTED_KIND = "cached", "write-combined", "imported"
+
+
 class Home(Enum):
     """The purpose of a buffer, which determines its memory type."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend import env, shaderlib
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import IMPORTED_KIND, Buffer, Home, View
 from vkbackend.device_info import DeviceInfo, limits_of
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits, MatrixUnits
@@ -65,6 +65,8 @@ class VulkanDevice(LogicalDevice, Device):
         self.queue: Any = None
         super().__init__(info, name, features)
         self.memory = Memory(self)
+        imported = (IMPORTED_KIND,) if self.imports_pages else ()
+        self.host_kinds = (*self.memory.host_kinds, *imported)
         self.nbytes = self.memory.nbytes
         self.transfers = VulkanTransfers(self, self.memory)
         try:
@@ -87,7 +89,7 @@ class VulkanDevice(LogicalDevice, Device):
         return self.info
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        buffer = self.memory.buffer(nbytes, home, label)
+        buffer = self.memory.buffer(nbytes, home, label, self.host_kind if home is Home.HOST else "")
         if env.poison():
             self.fill(View(buffer, 0, (buffer.nbytes // 4,)), 0xFFFFFFFF)
         return buffer

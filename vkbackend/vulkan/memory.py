@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend.buffer import Buffer, Home, aligned
+from vkbackend.buffer import IMPORTED_KIND, Buffer, Home, aligned
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
-from vkbackend.pages import Pages
+from vkbackend.pages import HostPages, Pages
 from vkbackend.vulkan import memory_types
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, MAPPED, VISIBLE
@@ -31,6 +31,7 @@ class Memory:
         self.nbytes: Counter[Home] = Counter()
         # {buffer uid: (VkBuffer, VkDeviceMemory, whether the memory is coherent)}
         self._memory: dict[int, tuple[Any, Any, bool]] = {}
+        self._pages: dict[int, HostPages] = {}  # of buffers of IMPORTED_KIND
         self._addresses = bool(device.features.get("buffer_address"))
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
         lib.vkGetPhysicalDeviceMemoryProperties(device.info.physical, memory)
@@ -39,12 +40,19 @@ class Memory:
             for i in range(memory.memoryTypeCount)
         ]
 
-    def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, and map it if its memory is host-visible. Raises OutOfDeviceMemory."""
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        return memory_types.host_kinds(self._types)
+
+    def buffer(self, nbytes: int, home: Home, label: str, host_kind: str = "") -> Buffer:
+        """Allocate a buffer, and map it if its memory is host-visible. `host_kind` is the preferred kind of memory
+        for HOST. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
+        if host_kind == IMPORTED_KIND and (imported := self._imported(nbytes, home, label)):
+            return imported
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
-            memory, kind = self._allocate(requirements, home, label)
+            memory, kind = self._allocate(requirements, home, label, host_kind)
         except VkbackendError:
             lib.vkDestroyBuffer(self._device.vk, vk_buffer, NULL)
             self._device.gone("VkBuffer")
@@ -63,9 +71,21 @@ class Memory:
             buffer.host = np.frombuffer(ffi.buffer(pointer[0], nbytes), np.uint8)
         return buffer
 
-    def _allocate(self, requirements: Any, home: Home, label: str) -> tuple[Any, int]:
+    def _imported(self, nbytes: int, home: Home, label: str) -> Buffer | None:
+        """Return a buffer of new pages that the device imports, or None if the driver refuses the pages."""
+        try:
+            pages = HostPages(nbytes, self._device.info.limits["host_import_align"])
+            buffer = self.import_pages(pages, label, home)
+        except (UnsupportedFeature, OutOfDeviceMemory):
+            return None
+        buffer.nbytes, buffer.host = nbytes, pages.bytes[:nbytes]
+        self.nbytes[home] -= pages.nbytes - nbytes  # padding is not counted
+        self._pages[buffer.uid] = pages
+        return buffer
+
+    def _allocate(self, requirements: Any, home: Home, label: str, host_kind: str = "") -> tuple[Any, int]:
         size, at_once = requirements.size, self._device.info.limits["max_allocation_nbytes"]
-        kinds = memory_types.suitable(self._types, requirements.memoryTypeBits, home)
+        kinds = memory_types.suitable(self._types, requirements.memoryTypeBits, home, host_kind)
         if not kinds:
             raise UnsupportedFeature(
                 f"{self._device.name} ({self._device.info.name}): no memory type suits {label}"
@@ -140,9 +160,10 @@ class Memory:
         self._device.made("VkDeviceMemory")
         return handle[0]
 
-    def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Raises UnsupportedFeature if no memory type is suitable."""
-        device = self._device
+    def import_pages(self, pages: Pages, label: str, home: Home | None = None) -> Buffer:
+        """The buffer's home is that of the pages by default. Raises UnsupportedFeature if no memory type is
+        suitable."""
+        device, home = self._device, home or pages.home
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)
         query = device.function("vkGetMemoryHostPointerPropertiesEXT")
@@ -172,9 +193,9 @@ class Memory:
             lib.vkDestroyBuffer(device.vk, vk_buffer, NULL)
             device.gone("VkBuffer")
             raise
-        buffer = Buffer(pages.nbytes, pages.home, label, handle=vk_buffer, host=pages.bytes)
+        buffer = Buffer(pages.nbytes, home, label, handle=vk_buffer, host=pages.bytes)
         self._memory[buffer.uid] = vk_buffer, memory, True
-        self.nbytes[pages.home] += pages.nbytes
+        self.nbytes[home] += pages.nbytes
         self._bind(buffer)
         buffer.address = self._address(vk_buffer)
         return buffer
@@ -189,6 +210,7 @@ class Memory:
         lib.vkFreeMemory(self._device.vk, memory, NULL)  # also unmaps the memory
         self._device.gone("VkBuffer")
         self._device.gone("VkDeviceMemory")
+        self._pages.pop(buffer.uid, None)
         self.nbytes[buffer.home] -= buffer.nbytes
 
     def flush(self, buffer: Buffer) -> None:
@@ -210,4 +232,5 @@ class Memory:
             lib.vkFreeMemory(self._device.vk, memory, NULL)
             self._device.gone("VkBuffer")
             self._device.gone("VkDeviceMemory")
+        self._pages.clear()
         self.nbytes.clear()

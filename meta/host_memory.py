@@ -1,0 +1,167 @@
+"""Measures how fast a device reads pinned host memory of each kind (buffer.py), how fast copies move it to
+the device, and both at once. Reports on one and the same bus range from 2 to 26 GB/s, so nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from vkbackend import cache_folder, env
+from vkbackend.buffer import Home, View
+from vkbackend.errors import OutOfDeviceMemory, Timeout
+from vkbackend.meta.known_speed import Speed, host_key, key_of, known_speed, numbers, remember
+from vkbackend.meta.reading import MEASURE_S, Reading, run_times
+from vkbackend.meta.speed import _twin, resource_of
+from vkbackend.recording import Copy
+from vkbackend.runtime import Device
+
+IDLE_S = 1e-4  # between two looks at copies
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """Bytes per second of shader reads, of copies to device memory, and of both at the same time."""
+
+    read: float
+    copy: float
+    read_with_copy: float
+    copy_with_read: float
+
+    @property
+    def both(self) -> float:
+        return self.read_with_copy + self.copy_with_read
+
+
+def measure_host_memory(device: Device) -> dict[str, HostRates]:
+    """Return the rates of each kind of host memory, the default first. A kind is measured once, in about a
+    second."""
+    rates: dict[str, HostRates] = {}
+    for kind in device.host_kinds:
+        known = numbers(host_key(device, kind))
+        if len(known) != 4:
+            twin = _twin(device)
+            try:
+                twin.host_kind = kind
+                known = _rates(twin)
+            finally:
+                twin.close()
+            remember(host_key(device, kind), known)
+            env.log(1, f"{device.name}: {kind} host memory, read and copied at {known} bytes/s")
+        rates[kind] = HostRates(*known)
+    speed = known_speed(device)
+    if rates and speed and (best := max(of.read for of in rates.values())) != speed.host:
+        remember(f"speed {key_of(device)}", [speed.weights, best])
+    return rates
+
+
+def measure_gpus_host_memory(devices: Sequence[Device]) -> None:
+    """Measure GPUs before weights are placed in host memory. Without a cache folder, nothing is measured."""
+    if cache_folder.writable():
+        for device in devices:
+            if device.physical and not device.physical.is_cpu:
+                with suppress(OutOfDeviceMemory, Timeout):
+                    measure_host_memory(device)
+
+
+def measure_pair(first: Device, second: Device) -> tuple[float, float]:
+    """Return the bytes per second at which two devices read host memory at the same time, measured once.
+    Devices on one bus get less than each alone."""
+    key = f"host pair {key_of(first)}, {key_of(second)}"
+    known = numbers(key)
+    if len(known) != 2:
+        with ExitStack() as stack:
+            twins = []
+            for device in (first, second):
+                twins.append(_twin(device))
+                stack.callback(twins[-1].close)
+            readings = [stack.enter_context(Reading(twin, Home.HOST)) for twin in twins]
+            known = _together(twins, readings)
+        remember(key, known)
+    return known[0], known[1]
+
+
+def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed]) -> list[Speed]:
+    """Lower the host rates of devices that slow each other, by their measured pairs. Devices of one
+    resource share its time already."""
+    part = [1.0] * len(devices)
+    for a, first in enumerate(devices):
+        for b, second in enumerate(devices[:a]):
+            if first.node or second.node or resource_of(first) == resource_of(second):
+                continue
+            for d, rate in zip((b, a), measure_pair(second, first), strict=True):
+                part[d] = min(part[d], rate / speeds[d].host)
+    return [Speed(of.weights, of.host * min(1.0, part[d])) for d, of in enumerate(speeds)]
+
+
+def _rates(device: Device) -> list[float]:
+    """Return [read, copy, read with copy, copy with read]."""
+    with Reading(device, Home.HOST) as reading:
+        target = device.buffer(reading.matrices[0].nbytes, Home.WEIGHTS, "measured copy")
+        to = View(target, 0, (target.nbytes // 4,), "u32")
+        copies = [Copy(View(w, 0, to.shape, "u32"), to, "measured copy") for w in reading.matrices]
+        try:
+            read = reading.rate()
+            seconds = min(run_times(lambda: _copy(device, copies)))
+            copy = reading.nbytes / seconds
+            repeats = max(1, min(64, round(MEASURE_S / seconds)))
+            read_with, copy_with = _both(device, reading, copies * repeats, repeats * reading.nbytes)
+        finally:
+            device.free(target)
+    return [read, copy, read_with or read, copy_with or copy]
+
+
+def _copy(device: Device, copies: Sequence[Copy]) -> None:
+    device.begin_copies(copies)
+    _await_copies(device)
+
+
+def _await_copies(device: Device) -> None:
+    deadline = time.monotonic() + env.timeout_s()
+    while not device.copies_ended():
+        if time.monotonic() > deadline:
+            raise Timeout(f"{device.name}: copies from host memory did not end in {env.timeout_s()} s")
+        time.sleep(IDLE_S)
+
+
+def _both(device: Device, reading: Reading, copies: Sequence[Copy], nbytes: int) -> tuple[float, float]:
+    """Return the rates of reads and of copies while both run, or zeros if the device copies while it waits."""
+    began, n_read = time.perf_counter(), 0
+    device.begin_copies(copies)
+    if device.copies_ended():
+        return 0.0, 0.0
+    while not device.copies_ended():
+        reading.run()
+        n_read += reading.nbytes
+    seconds = time.perf_counter() - began
+    return n_read / seconds, nbytes / seconds
+
+
+def _together(devices: Sequence[Device], readings: Sequence[Reading]) -> list[float]:
+    """Return each device's rate while all read. A device that ends early starts again, until each has read
+    for a while."""
+    for reading in readings:
+        reading.run()
+    ends = [0.0] * len(readings)
+    counts = [0] * len(readings)
+    began = time.perf_counter()
+    numbers_of = [_start(device, reading) for device, reading in zip(devices, readings, strict=True)]
+    while any(numbers_of):
+        for d, device in enumerate(devices):
+            if numbers_of[d] and device.queue.completed() >= numbers_of[d]:
+                counts[d] += 1
+                ends[d] = time.perf_counter() - began
+                # Devices stop together, so that none reads alone.
+                numbers_of[d] = _start(device, readings[d]) if min(ends) < MEASURE_S else 0
+        if time.perf_counter() - began > env.timeout_s():
+            raise Timeout(f"{devices[0].name} and {devices[1].name}: reads of host memory did not end")
+        time.sleep(IDLE_S)
+    return [reading.nbytes * count / end for reading, count, end in zip(readings, counts, ends, strict=True)]
+
+
+def _start(device: Device, reading: Reading) -> int:
+    device.queue.submit(reading.executable, 0, reading.executable.n_segments)
+    device.queue.allow(device.queue.submitted)
+    return device.queue.submitted

@@ -1,0 +1,89 @@
+"""Replays products that read matrices from one kind of memory, to measure a device's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.known_speed import DTYPE
+from vkbackend.recording import Recording, derive_barriers
+from vkbackend.runtime import Device
+
+WIDTH = 4096
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
+# Arithmetic limits software devices, so fewer bytes suffice.
+SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
+HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
+MEASURE_S = 0.3  # Seconds per kind of memory, after a warm-up.
+MIN_RUNS, MAX_RUNS = 2, 50
+
+
+def measured_nbytes(device: Device, of_gpu: int, of_software: int) -> int:
+    info = device.physical
+    total = of_gpu if info and not info.is_cpu else of_software
+    return min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE) if info else total
+
+
+class Reading:
+    """Multiplies matrices of `nbytes` in total, which exceed every cache, by a row. `matrices` are their
+    buffers."""
+
+    def __init__(self, device: Device, home: Home) -> None:
+        self._device, self._buffers, self.matrices = device, list[Buffer](), list[Buffer]()
+        total = measured_nbytes(device, GPU_NBYTES, SOFTWARE_NBYTES)
+        count = GPU_MATRICES if total > SOFTWARE_NBYTES else SOFTWARE_MATRICES
+        row = row_nbytes(DTYPE, WIDTH)
+        shape = max(1, total // count // row), WIDTH
+        # Bytes in this range produce finite and normal scales.
+        stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
+        self.nbytes = count * stored.nbytes
+        x = self._view(4 * WIDTH, Home.SCRATCH, (1, WIDTH), "f32")
+        device.write(x, np.ones(WIDTH, np.float32))
+        on, operand = ops.Recorder(Recording("weight reading"), device.limits), x
+        if (dtype := ops.operand_type(device.limits, 1, DTYPE)) != "f32":
+            operand = self._view(row_nbytes(dtype, WIDTH), Home.SCRATCH, (1, WIDTH), dtype)
+            on.convert(x, operand)
+        for _ in range(count):
+            w = self._view(stored.nbytes, home, shape, DTYPE)
+            self.matrices.append(self._buffers[-1])
+            y = self._view(4 * shape[0], Home.SCRATCH, (1, shape[0]), "f32")
+            device.write(w, stored)
+            on.mat(w, operand, y)
+        self.executable = device.build(derive_barriers(on.recording))
+
+    def _view(self, nbytes: int, home: Home, shape: tuple[int, ...], dtype: str) -> View:
+        self._buffers.append(self._device.buffer(nbytes, home, "measured"))
+        return View(self._buffers[-1], 0, shape, dtype)
+
+    def run(self) -> None:
+        self._device.replay(self.executable)
+
+    def rate(self) -> float:
+        return self.nbytes / float(np.median(run_times(self.run)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.executable.close()
+        for buffer in self._buffers:
+            self._device.free(buffer)
+
+
+def run_times(run: Callable[[], object]) -> list[float]:
+    """Return the seconds of each run, after a warm-up."""
+    seconds: list[float] = []
+    while len(seconds) < 1 + MIN_RUNS or (sum(seconds[1:]) < MEASURE_S and len(seconds) <= MAX_RUNS):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
