@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from vkbackend import cache_folder, env
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, Timeout
-from vkbackend.meta.known_speed import Speed, host_key, key_of, known_speed, numbers, remember
+from vkbackend.meta.known_speed import (
+    Speed,
+    host_key,
+    key_of,
+    known_host_kind,
+    known_speed,
+    numbers,
+    remember,
+)
 from vkbackend.meta.reading import MEASURE_S, Reading, run_times
 from vkbackend.meta.speed import _twin, resource_of
 from vkbackend.recording import Copy
@@ -55,6 +63,16 @@ def measure_host_memory(device: Device) -> dict[str, HostRates]:
     if rates and speed and (best := max(of.read for of in rates.values())) != speed.host:
         remember(f"speed {key_of(device)}", [speed.weights, best])
     return rates
+
+
+def chosen_kind(device: Device) -> str:
+    return known_host_kind(device) or device.host_kinds[0]
+
+
+def forget_host_memory(device: Device) -> None:
+    for kind in device.host_kinds:
+        if numbers(host_key(device, kind)):
+            remember(host_key(device, kind), [])
 
 
 def measure_gpus_host_memory(devices: Sequence[Device]) -> None:
@@ -127,7 +145,7 @@ def _await_copies(device: Device) -> None:
 
 
 def _both(device: Device, reading: Reading, copies: Sequence[Copy], nbytes: int) -> tuple[float, float]:
-    """Return the rates of reads and of copies while both run, or zeros if the device copies while it waits."""
+    """Return the rates of reads and of copies while both run, or zeros if the host waits for copies."""
     began, n_read = time.perf_counter(), 0
     device.begin_copies(copies)
     if device.copies_ended():

@@ -16,6 +16,7 @@ from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.host_copy import copy_into, touch
 from vkbackend.memory import allocate
+from vkbackend.meta.known_speed import known_host_kind
 from vkbackend.meta.mapped import map_weights
 from vkbackend.meta.slices import (
     Load,
@@ -53,7 +54,9 @@ def load_weights(
     }
     pages: list[Pages] = []
     for d, device in enumerate(devices):
+        device.host_kind = known_host_kind(device)
         pages += _place(device, d, loads, source, weights)
+        device.host_kind = ""
     here = [d for d, device in enumerate(devices) if not device.node]
     total = sum(view.nbytes for w in weights.values() for d in here for _, view in w.pieces[d])
     to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces[d] for d in here)]

@@ -4,6 +4,9 @@ Every op is timed on the same matrices, in all types of the op, with 1, 4, 12 an
 rounded activations include 4/7 of the time to round activations. The ranking is stored per driver and
 version, for all devices of the driver, so that results have equal bits. Pass all devices of the driver; their
 times are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's time.
+
+Each kind of pinned host memory is measured as well: how fast shaders read it, how fast it is copied, and both
+at once. Weights in host memory use the kind that is read fastest.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from dataclasses import replace
 
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
+from vkbackend.meta.host_memory import chosen_kind, forget_host_memory, measure_host_memory
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.ops import measured
 from vkbackend.tools.console import console, printable, table
 from vkbackend.tools.measure import matrix_times
+from vkbackend.tools.report.host_memory import HEAD, cells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.forget:
             measured.save(info, {})
+            for device in devices:
+                forget_host_memory(device)
             return 0
         if not cache_folder.writable():
             raise InvalidArgument("no cache folder to keep the measured table in; set VKBACKEND_CACHE to one")
@@ -57,6 +64,13 @@ def run(args: argparse.Namespace) -> int:
         ]
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *matrix_times.TYPES), rows))
+        rows_of_hosts = [
+            (device.name, *cells(kind, of), "chosen" if kind == chosen_kind(device) else "")
+            for device in devices
+            for kind, of in measure_host_memory(device).items()
+        ]
+        if rows_of_hosts:
+            out.print(table("pinned host memory", ("device", *HEAD, ""), rows_of_hosts))
         if measured.save(info, ranking):
             err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False, soft_wrap=True)
     finally:

@@ -15,14 +15,16 @@ from device_sets import device_infos
 
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
+from vkbackend.meta.host_memory import HostRates
 from vkbackend.meta.reduce import HostSum
 from vkbackend.tools import cli
 from vkbackend.tools.measure import matrix_times, synthetic
 from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.rows import Add, Rope, Scale
-from vkbackend.tools.report import checks, children, document, op_times, rates, reduces
+from vkbackend.tools.report import checks, children, document, host_memory, op_times, rates, reduces
 from vkbackend.tools.report.children import Job, Outcome, deal, run_job
 from vkbackend.tools.report.document import NAME, Report
+from vkbackend.tools.report.host_memory import HostMemory
 from vkbackend.tools.report.part import LeftOut
 from vkbackend.tools.report.parts import PARTS
 
@@ -243,6 +245,22 @@ def test_a_model_that_does_not_fit_is_made_smaller(tiny: None, monkeypatch: pyte
     with pytest.raises(LeftOut, match="too large"):
         part.run("tiny:Q4_0 after 64")
     part.close()
+
+
+def test_reads_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert HostMemory.groups(["0", "1", "2"])[3:] == [("0", "1"), ("0", "2"), ("1", "2")]
+    rates = {"cached": HostRates(12e9, 24e9, 8e9, 20e9)}
+    monkeypatch.setattr(host_memory, "measure_host_memory", lambda device: rates)
+    monkeypatch.setattr(host_memory, "measure_pair", lambda first, second: (6e9, 7e9))
+    part = HostMemory(("numpy",), [])
+    [row] = [row for case in part.cases() for row in part.run(case)]
+    assert (row["memory"], row["read GB/s"], row["copy with reads GB/s"]) == ("cached", 12, 20)
+    pair = HostMemory(("numpy", "numpy"), [])
+    [row] = [row for case in pair.cases() for row in pair.run(case)]
+    assert (row["read GB/s"], row["of the second"]) == (13, 7)
+    monkeypatch.setattr(host_memory, "measure_host_memory", lambda device: {})
+    with pytest.raises(LeftOut, match="kinds"):
+        part.run(part.cases()[0])
 
 
 def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vkbackend.tools.report.checks import Shapes, Verify
+from vkbackend.tools.report.host_memory import HostMemory
 from vkbackend.tools.report.op_times import Products, Tune
 from vkbackend.tools.report.part import Part
 from vkbackend.tools.report.rates import Compiling, LlamaCpp, Rates
@@ -13,6 +14,7 @@ PARTS: dict[str, type[Part]] = {
     "shapes": Shapes,
     "tune": Tune,
     "products": Products,
+    "host-memory": HostMemory,
     "rates": Rates,
     "reduces": Reduces,
     "compiling": Compiling,

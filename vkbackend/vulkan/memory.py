@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend.buffer import IMPORTED_KIND, Buffer, Home, aligned
+from vkbackend.device_info import limits_of
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.pages import HostPages, Pages
 from vkbackend.vulkan import memory_types
@@ -45,8 +46,8 @@ class Memory:
         return memory_types.host_kinds(self._types)
 
     def buffer(self, nbytes: int, home: Home, label: str, host_kind: str = "") -> Buffer:
-        """Allocate a buffer, and map it if its memory is host-visible. `host_kind` is the preferred kind of memory
-        for HOST. Raises OutOfDeviceMemory."""
+        """Allocate a buffer, and map it if its memory is host-visible. `host_kind` is the preferred kind of
+        memory for HOST. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         if host_kind == IMPORTED_KIND and (imported := self._imported(nbytes, home, label)):
             return imported
@@ -74,7 +75,7 @@ class Memory:
     def _imported(self, nbytes: int, home: Home, label: str) -> Buffer | None:
         """Return a buffer of new pages that the device imports, or None if the driver refuses the pages."""
         try:
-            pages = HostPages(nbytes, self._device.info.limits["host_import_align"])
+            pages = HostPages(nbytes, limits_of(self._device.info).host_import_align)
             buffer = self.import_pages(pages, label, home)
         except (UnsupportedFeature, OutOfDeviceMemory):
             return None

@@ -10,6 +10,7 @@ from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
 from vkbackend.meta.expert_slots import ExpertSlots, attach_slots
+from vkbackend.meta.host_memory import measure_gpus_host_memory
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.ops.low_rank import attach
@@ -43,7 +44,7 @@ from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out, shares_cache
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.models.placement.shifting import key_rotations
-from vkbackend.models.placement.step_rows import chosen_rows
+from vkbackend.models.placement.step_rows import chosen_rows, reads_over_bus
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import (
     fitting_steps,
@@ -211,6 +212,8 @@ class Loading:
         if any(device.compiles for device in mesh.devices):
             # The pipelines of a decode step compile while weights are read.
             begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
+        if reads_over_bus(layout):
+            measure_gpus_host_memory(mesh.devices)
         source = FileSource(self._gguf, all_weights(model))
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
         attach(mesh.weights, model.n_adapters)

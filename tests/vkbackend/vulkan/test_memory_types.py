@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from vkbackend.buffer import Home
+from vkbackend.buffer import CACHED_KIND, COMBINED_KIND, Home
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, UnsupportedFeature
-from vkbackend.vulkan.memory_types import suitable
+from vkbackend.vulkan.memory_types import host_kinds, suitable
 
 pytestmark = pytest.mark.no_vulkan
 
 
 MIB, GIB = 1 << 20, 1 << 30
 # For each GPU: (flags, heap) of each memory type, then the types for weights, for staging, and for weights on
-# the host.
+# the host. Heap 2 of NVIDIA and AMD is the part of the device's memory that the host sees without a resizable
+# BAR.
 DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]] = {
-    "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1, 4], [3, 4], [2, 4]),
+    "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1], [3], [2]),
     "nvidia, rdma type first": ([(0x101, 0), (1, 0), (6, 1), (14, 1), (7, 0)], [1], [3, 4], [2, 4]),
-    "amd": ([(1, 0), (1, 0), (6, 1), (7, 2), (7, 2), (14, 1), (14, 1)], [0, 3], [5, 3], [2, 3]),
+    "amd": ([(1, 0), (1, 0), (6, 1), (7, 2), (7, 2), (14, 1), (14, 1)], [0], [5], [2]),
     "amd, device coherent": (
         [(0x1, 0), (0x6, 1), (0x7, 0), (0xE, 1), (0xC1, 0), (0xC6, 1), (0xC7, 0), (0xCE, 1)],
         [0],
@@ -47,8 +48,24 @@ def test_best_type_of_every_heap(name: str) -> None:
             assert suitable(types, every, home) == suited, home
 
 
+def test_kinds_of_host_memory() -> None:
+    kinds = {name: host_kinds(types) for name, (types, *_) in DEVICES.items()}
+    both = {COMBINED_KIND, CACHED_KIND}
+    assert {name for name, of in kinds.items() if set(of) == both} == {
+        *("nvidia", "nvidia, rdma type first", "amd", "amd, device coherent"),
+        *("intel, integrated", "intel, discrete", "adreno"),
+    }
+    assert kinds["lavapipe"] == kinds["moltenvk, discrete"] == (CACHED_KIND,)
+    for name, of in kinds.items():
+        types = DEVICES[name][0]
+        for kind in of:
+            best = suitable(types, (1 << len(types)) - 1, Home.HOST, kind)[0]
+            assert bool(types[best][0] & 8) == (kind == CACHED_KIND), (name, kind)
+        assert suitable(types, (1 << len(types)) - 1, Home.HOST, of[0]) == DEVICES[name][3], name
+
+
 def test_types_not_allowed_for_a_buffer_are_excluded() -> None:
-    types = DEVICES["nvidia"][0]
+    types = DEVICES["nvidia, rdma type first"][0]
     assert suitable(types, 0b10000, Home.WEIGHTS) == [4]
     assert suitable(types, 0b01100, Home.WEIGHTS) == [2]
     assert suitable(types, 0b00010, Home.STAGING) == []
@@ -99,8 +116,17 @@ def nvidia(*room: int) -> Probe:
 def test_next_heap_is_used_if_the_first_is_full() -> None:
     probe = nvidia(GIB, 16 * GIB, 256 * MIB)
     assert probe.allocate(GIB) == ("memory of heap 0", 1)
-    full = nvidia(MIB, 16 * GIB, 256 * MIB)
-    assert full.allocate(100 * MIB) == ("memory of heap 2", 4) and full.asked == [0, 2]
+    two = Probe([(1, 0), (1, 1), (14, 2)], [8 * GIB] * 3, [MIB, GIB, GIB])
+    assert two.allocate(100 * MIB) == ("memory of heap 1", 1) and two.asked == [0, 1]
+
+
+@pytest.mark.parametrize("home", [Home.WEIGHTS, Home.HOST, Home.STAGING])
+def test_a_small_bar_is_never_used(home: Home) -> None:
+    """Other programs' and the driver's host-visible buffers need these 256 MiB."""
+    full = nvidia(MIB, MIB, 256 * MIB)
+    with pytest.raises(OutOfDeviceMemory):
+        full.allocate(100 * MIB, home)
+    assert 2 not in full.asked
 
 
 def test_too_small_heap_is_not_tried() -> None:
@@ -114,7 +140,7 @@ def test_error_names_every_full_heap() -> None:
     probe = nvidia(GIB, 16 * GIB, MIB)
     with pytest.raises(OutOfDeviceMemory) as raised:
         probe.allocate(2 * GIB)
-    assert f"no room in heap 0 of {8 * GIB}, heap 2 has {256 * MIB};" in str(raised.value)
+    assert f"no room in heap 0 of {8 * GIB};" in str(raised.value)
     assert (raised.value.requested, raised.value.heap, raised.value.budget) == (2 * GIB, 0, 8 * GIB)
     assert probe.asked == [0] and "vkAllocateMemory" in str(raised.value.__cause__)
 
