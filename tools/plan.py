@@ -24,6 +24,7 @@ from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.speculation import add_speculation_arguments
+from vkbackend.tools.plan_mixture import show_mixture
 from vkbackend.tools.plan_report import AUTO, Report, report
 
 MEMORY_COLUMNS = {
@@ -142,6 +143,7 @@ def to_json(plan_report: Report, path: str) -> dict[str, Any]:
             "fewer": [plan_report.devices[d].name for d in p.fewer],
             "fewer_total_ms": p.fewer_times.total_ms if p.fewer_times else None,
         },
+        **({"mixture": plan_report.mixture.to_json()} if plan_report.mixture else {}),
         **_draft_json(plan_report),
     }
 
@@ -177,6 +179,8 @@ def show(plan_report: Report) -> None:
             (row["device"], *(n / MIB for n in (row["token"], *row["prompt"].values()))) for row in bus
         ]
         out.print(table("weights read over the bus in MiB", ("device", "token", *names), over_bus))
+    if plan_report.mixture:
+        show_mixture(out, plan_report.mixture)
     if draft := plan_report.draft:
         kinds = "weights", "kv", "scratch", "staging"
         rows_of = [

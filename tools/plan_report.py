@@ -11,6 +11,7 @@ from typing import Any
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.meta.balance import Prediction, Times, auto_split, predict
+from vkbackend.meta.host_memory import measure_gpus_host_memory
 from vkbackend.meta.rates import Rates
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
@@ -18,9 +19,12 @@ from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
+from vkbackend.models.placement.cache_size import with_cache_size
+from vkbackend.models.placement.control_vectors import marked
 from vkbackend.models.placement.cost import CostFunction, bus_bytes_per_row, cost_function, cost_of
 from vkbackend.models.placement.draft_plan import DraftPlan, Gain, gains, head_token_ms, plan_draft
 from vkbackend.models.placement.fit import (
@@ -41,6 +45,7 @@ from vkbackend.tools.flags.assumed import Assumed, assumed_of
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import host_patterns
 from vkbackend.tools.measure.synthetic import Synthetic
+from vkbackend.tools.plan_mixture import Mixture, mixture_of
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
@@ -61,6 +66,7 @@ class Report:
     notes: tuple[str, ...] = ()  # The file's unused parts.
     draft: DraftPlan | None = None
     gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
+    mixture: Mixture | None = None  # experts in host memory
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -146,7 +152,8 @@ def report(args: argparse.Namespace) -> Report:
             if drafting and options.draft and options.of_draft:
                 with GGUF.open(options.draft) as small:
                     draft = plan_draft(small, options.of_draft, drafting)
-            plan_report = _report(model, types, devices, options, draft, assumed)
+            marks = marked(fingerprint(gguf), model.control)
+            plan_report = plan_of(model, types, devices, options, draft, assumed, marks)
             lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
             return replace(plan_report, notes=tuple(lines))
         finally:
@@ -167,15 +174,19 @@ def _open_draft(options: Options, devices: Sequence[Device]) -> list[Device]:
         raise
 
 
-def _report(
+def plan_of(
     model: Model,
     types: Mapping[str, str],
     devices: list[Device],
     options: Options,
     draft: DraftPlan | None,
     assumed: Assumed,
+    fingerprint: str = "",
 ) -> Report:
+    """Plan a model on open devices. `fingerprint` names the model's counts of used experts."""
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
+    if (options.n_gpu_layers is not None or options.override_tensor) and not assumed.rates[0].host:
+        measure_gpus_host_memory(devices)
     if draft:
         budgets = draft.without(budgets, devices)
     halves = in_halves(devices, options)
@@ -201,13 +212,24 @@ def _report(
         layout = lay_out(model, types, len(devices), options)
         cost = cost_function(model, types, options, limits, options.n_ubatch)
         prediction = predict(devices, prediction.tensor_split, cost, budgets, assumed.rates[0])
+    if options.moe_cache_mib == "auto":
+        options = with_cache_size(model, types, devices, options, options.n_ubatch, halves=halves)
+        layout = lay_out(model, types, len(devices), options)
+        _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
+        planned = sizes_with(model, types, devices, steps)
+    mixture = mixture_of(
+        model, types, devices, options, prediction, fingerprint,
+        halves=halves, resources=assumed.rates[0].resources(devices),
+    )  # fmt: skip
     misfit = ""
     try:
         check_fit(devices, options, planned, model.n_layer)
     except OutOfDeviceMemory as error:
         misfit = str(error)
     sizes = planned(options)
-    found = Report(model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft)
+    found = Report(
+        model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft, mixture=mixture
+    )
     return replace(found, gains=_gains(found, cost, assumed)) if options.speculation else found
 
 

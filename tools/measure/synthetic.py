@@ -67,6 +67,18 @@ _LATENT = _dense(61, 7168, 128, 1, 576, 18_432) | {
     "expert_group_count": 8,
     "expert_group_used_count": 4,
 }
+_GPT_OSS = _dense(36, 2880, 64, 8, 64, 2880) | {"context_length": 131_072, "attention.sliding_window": 128}
+_QWEN35 = _dense(48, 3072, 32, 2, 256, 9216) | {
+    "context_length": 262_144,
+    "expert_shared_feed_forward_length": 1024,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 8192,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": 64,
+    "ssm.group_count": 16,
+    "full_attention_interval": 4,
+    "rope.dimension_count": 64,
+}
 # name: (architecture, vocabulary, tied, hyper-parameters)
 SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     "llama-1b": ("llama", 128_256, True, _dense(16, 2048, 32, 8, 64, 8192)),
@@ -86,6 +98,8 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
         "bert", 30_522, True,
         _dense(6, 384, 12, 12, 32, 1536) | {"context_length": 512, "attention.layer_norm_epsilon": EPS},
     ),
+    "gpt-oss-120b": ("gpt-oss", 201_088, False, _mixture(128, 4, 2880, **_GPT_OSS)),
+    "qwen3.5-122b-a10b": ("qwen35moe", 248_320, False, _mixture(256, 8, 1024, **_QWEN35)),
     "nomic-embed": (
         "nomic-bert", 30_522, True,
         _dense(12, 768, 12, 12, 64, 3072) | {"context_length": 2048, "attention.layer_norm_epsilon": EPS},

@@ -65,7 +65,7 @@ def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def rows_of(taken: Sequence[Taken], n_prompt: int) -> list[tuple[object, ...]]:
     """Return the rows of the table. The last column compares CPU times of decoded tokens."""
     first = _medians(taken[0].token)[1]
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for one in taken:
         (prompt_s, prompt_cpu), (token_s, token_cpu) = _medians(one.prompt), _medians(one.token)
         scratch = sum(device.nbytes[Home.SCRATCH] for device in one.runner.mesh.devices)

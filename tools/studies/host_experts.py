@@ -1,0 +1,120 @@
+"""Predicts mixtures that are larger than the cards: `python -m vkbackend.tools.studies.host_experts`.
+
+Three machines have simulated cards of 24 GiB, which read 700 GB/s of device memory. All experts are in host
+memory, and the rest of the cards' memory is a cache of the most used experts. Prints the tokens per second
+that memory, bus and RAM allow: without the cache, with it for an even router and for Zipf's law, and if the
+CPU computed the experts. An exchange between two cards is assumed to take 83 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from vkbackend import env
+from vkbackend.meta.rates import Rates
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.options import Options
+from vkbackend.models.placement.expert_use import Used, even, zipf
+from vkbackend.models.placement.tensors import check_weights
+from vkbackend.runtime import Device
+from vkbackend.tools.flags.assumed import Assumed
+from vkbackend.tools.flags.placement import EXPERTS
+from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
+from vkbackend.tools.measure.turns import exit_on_errors, table, variable
+from vkbackend.tools.plan_mixture import Mixture
+from vkbackend.tools.plan_report import plan_of
+
+MODELS = ("gpt-oss-120b:MXFP4", "qwen3.5-122b-a10b:Q4_K")
+CARD_NBYTES, WEIGHTS, EXCHANGE_S = 24 << 30, 700e9, 83e-6
+N_CTX = 8192
+ROUTERS: dict[str, Callable[[int, int], Used]] = {
+    "even": even,
+    "Zipf 0.7": partial(zipf, exponent=0.7),
+    "Zipf 1": zipf,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    name: str
+    n_cards: int
+    bus: float  # bytes per second of each card
+    ram: str  # a key of mixture_plan.RAM
+
+
+MACHINES = (
+    Machine("one card, PCIe 3.0 x16, DDR4", 1, 12e9, "DDR4"),
+    Machine("one card, PCIe 4.0 x16, DDR4", 1, 25e9, "DDR4"),
+    Machine("two cards, PCIe 4.0 x8 each, DDR5", 2, 12.5e9, "DDR5"),
+)
+TOKENS = ("machine", "model", "GB a token", "no cache", "experts cached", *ROUTERS, "CPU", "CPU, even cache")
+PROMPTS = ("machine", "model", "-ub", "scratch MiB", "bus MiB a token", "at most tokens/s")
+
+
+def mixture(machine: Machine, spec: str) -> Mixture:
+    devices: list[Device] = [SimulatedDevice(i, CARD_NBYTES) for i in range(machine.n_cards)]
+    gguf = Hollow(spec)
+    model = load_model(gguf)
+    options = Options.of(
+        spec,
+        devices=[device.name for device in devices],
+        n_ctx=N_CTX,
+        n_ubatch=2048,
+        use_mmap=False,
+        tensor_split=[1] * machine.n_cards,
+        override_tensor=((EXPERTS, "CPU"),),
+    )
+    assumed = Assumed((Rates(WEIGHTS, machine.bus, EXCHANGE_S),), ())
+    planned = plan_of(model, check_weights(gguf, model), devices, options, None, assumed).mixture
+    assert planned
+    return planned
+
+
+def rows_of(machine: Machine, spec: str) -> tuple[tuple[object, ...], list[tuple[object, ...]]]:
+    """Return the row of tokens, and the rows of prompts."""
+    planned = mixture(machine, spec)
+    plan, none, most = planned.plan, planned.caches[0], planned.caches[-1]
+    cached = [
+        replace(plan, used=[router(len(used), plan.model.n_used) for used in plan.used]).with_cache(
+            most.n_slots
+        )
+        for router in ROUTERS.values()
+    ]
+    token: list[object] = [machine.name, spec, none.bus * machine.n_cards / 1e9, per_s(none.times.total_ms)]
+    token.append(f"{most.n_slots} of {plan.n_experts}")
+    token += [f"{per_s(row.times.total_ms)} ({100 * row.hit_rate:.0f} %)" for row in cached]
+    token += [per_s(row.cpu_ms[machine.ram]) for row in (none, most)]
+    prompts: list[tuple[object, ...]] = [
+        (machine.name, spec, row.n_rows, row.scratch / 2**20, row.bus[0] / 2**20, f"{row.at_most[0]:.0f}")
+        for row in planned.steps
+    ]
+    return tuple(token), prompts
+
+
+def per_s(ms: float) -> str:
+    return f"{1e3 / ms:.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="shapes (default: %(default)s)")
+    args = parser.parse_args(argv)
+    tokens, prompts = [], []
+    with exit_on_errors(), variable(env.CACHE, "off"):  # a simulated card has no measured speed
+        for machine in MACHINES:
+            for spec in args.models.split(","):
+                sys.stderr.write(f"{machine.name}, {spec}\n")
+                token, steps = rows_of(machine, spec)
+                tokens.append(token)
+                prompts += steps
+        table("Tokens per second (hit rate)", TOKENS, tokens)
+        table("Prompts, without a cache", PROMPTS, prompts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
