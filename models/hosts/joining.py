@@ -20,7 +20,7 @@ from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.calls import JOIN_S, RECORD_S, Calls
 from vkbackend.models.hosts.node_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
 from vkbackend.models.options import Options
-from vkbackend.models.placement.fit import host_free_nbytes
+from vkbackend.models.placement.host_limits import host_free_nbytes
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.version import VERSION

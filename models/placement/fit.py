@@ -11,6 +11,7 @@ from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
+from vkbackend.models.placement.host_limits import least_host_limit
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
@@ -61,28 +62,41 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per node with known free memory."""
+    """Return a budget per node with known free memory, one for the software devices of this node, whose own
+    memory is host memory, and one per GPU for what its driver can pin. A driver may allocate more than this,
+    and fail later."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.node, []).append(d)
     budgets = []
     for node, indices in members.items():
-        stand_in = devices[indices[0]]
-        free = stand_in.host_free if isinstance(stand_in, Elsewhere) else host_free_nbytes()
-        if free is not None:
-            name = f"memory of {node}" if node else "host memory"
-            budgets.append(Budget(name, int(free * (1 - RESERVE)), tuple(indices), homes=ON_HOST))
+        stand_in, limit = devices[indices[0]], None if node else least_host_limit()
+        free = stand_in.host_free if isinstance(stand_in, Elsewhere) else limit and limit.nbytes
+        if free is None:
+            continue
+        name = f"memory of {node}" if node else f"host memory ({limit.name})" if limit else "host memory"
+        usable = int(free * (1 - RESERVE))
+        budgets.append(Budget(name, usable, tuple(indices), homes=ON_HOST))
+        software = tuple(d for d in indices if (info := devices[d].physical) and info.is_cpu)
+        if software:
+            budgets.append(Budget(name, usable, software, homes=(*ON_DEVICE, *ON_HOST)))
+    return budgets + _pinned_budgets(devices)
+
+
+def _pinned_budgets(devices: Sequence[Device]) -> list[Budget]:
+    members: dict[str, list[int]] = {}
+    for d, device in enumerate(devices):
+        if device.physical and not device.physical.is_cpu:
+            members.setdefault(device.physical.uuid, []).append(d)
+    budgets = []
+    for indices in members.values():
+        info = devices[indices[0]].physical
+        assert info is not None
+        room = max((heap.budget or heap.nbytes for heap in info.heaps if not heap.device_local), default=0)
+        if room:
+            name = f"host memory that the driver of {devices[indices[0]].name} can pin"
+            budgets.append(Budget(name, int(room * (1 - RESERVE)), tuple(indices), homes=ON_HOST))
     return budgets
-
-
-def host_free_nbytes() -> int | None:
-    """Return the host memory available without swapping, or None if unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next((line for line in lines if line.startswith("MemAvailable:")), "")
-        return 1024 * int(available.split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:

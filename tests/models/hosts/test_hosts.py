@@ -39,6 +39,7 @@ from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.joining import place_of
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
+from vkbackend.models.placement.host_limits import HostLimit
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
@@ -449,12 +450,12 @@ def test_invalid_places(word: str) -> None:
 
 
 def test_host_memory_is_counted_per_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1000)
+    monkeypatch.setattr(fit, "least_host_limit", lambda: HostLimit("available", 1000))
     card = Card("numpy", Limits(), True, False, None, None)
     there = [Elsewhere(n, f"node {n}", card) for n in (1, 2)]
     there[0].host_free = 500
     budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
     assert [(b.name, b.nbytes, b.members) for b in budgets] == [
-        ("host memory", 980, (0, 3)),
+        ("host memory (available)", 980, (0, 3)),
         ("memory of node 1", 490, (1,)),  # node 2 reports no memory
     ]

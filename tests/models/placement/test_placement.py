@@ -17,6 +17,7 @@ from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
+from vkbackend.models.placement.host_limits import HostLimit
 from vkbackend.step import Run
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
@@ -216,7 +217,8 @@ def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.Monke
     assert held(5)[0] > on_device and held(3)[1] > on_host
     exact = 1 / (1 - fit.RESERVE)
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
-    monkeypatch.setattr(fit, "host_free_nbytes", lambda: int(on_host * exact) + 2)
+    limit = HostLimit("available", int(on_host * exact) + 2)
+    monkeypatch.setattr(fit, "least_host_limit", lambda: limit)
     assert run(models, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4
     with pytest.raises(OutOfDeviceMemory, match=r"4 layers on the devices \(-ngl 4\)"):
         run(models, ["numpy"])
@@ -235,9 +237,12 @@ def test_logical_devices_of_a_physical_one_share_its_budget() -> None:
 
 
 def test_host_memory_is_a_budget_too(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1 << 20)
+    monkeypatch.setattr(fit, "least_host_limit", lambda: HostLimit("limit of the control group", 1 << 20))
     path = models / "stories-narrow-F32.gguf"
-    with pytest.raises(OutOfDeviceMemory, match=r"host memory would hold .* MiB of tensors placed"):
+    with pytest.raises(
+        OutOfDeviceMemory,
+        match=r"host memory \(limit of the control group\) would hold .* MiB of tensors placed",
+    ):
         load_runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
 
 

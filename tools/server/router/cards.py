@@ -14,7 +14,8 @@ from vkbackend.meta.elsewhere import Card, HeapCard, PhysicalCard
 from vkbackend.meta.speed import measure_speed
 from vkbackend.models.arguments import HOST
 from vkbackend.models.engine.runner.open_devices import open_devices
-from vkbackend.models.placement.fit import budgets_of, host_free_nbytes
+from vkbackend.models.placement.fit import budgets_of
+from vkbackend.models.placement.host_limits import host_free_nbytes
 from vkbackend.runtime import Device
 
 LOOK_S = 180.0  # A driver's first start, and a second per device that is measured.
