@@ -175,7 +175,7 @@ def times_on(devices: Sequence[Device], shares: Shares, cost: Cost, rates: Rates
     here = [device for device in busy if not device.node]
     return times(
         cost,
-        [rates.speed(device) for device in devices],
+        rates.speeds(devices, cost.host),
         rates.resources(devices),
         lambda nbytes: rates.reduce(busy, nbytes),
         lambda nbytes: rates.reduce(here, nbytes),
@@ -190,7 +190,7 @@ def predict(
     rates: Rates = MEASURED,
 ) -> Prediction:
     """Predict the time for `shares`, and for a faster subset of the devices in which the model fits."""
-    speeds = tuple(rates.speed(device) for device in devices)
+    speeds = rates.speeds(devices, cost(shares).host)
     resources = rates.resources(devices)
     whole = times_on(devices, shares, cost(shares), rates)
     best: tuple[int, ...] = ()

@@ -101,13 +101,14 @@ def measure_pair(first: Device, second: Device) -> tuple[float, float]:
     return known[0], known[1]
 
 
-def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed]) -> list[Speed]:
-    """Lower the host rates of devices that slow each other, by their measured pairs. Devices of one
-    resource share its time already."""
+def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed], reads: Sequence[bool]) -> list[Speed]:
+    """Lower the host rates of devices that slow each other, by their measured pairs, if both of a pair read.
+    Devices of one resource share its time already."""
     part = [1.0] * len(devices)
     for a, first in enumerate(devices):
         for b, second in enumerate(devices[:a]):
-            if first.node or second.node or resource_of(first) == resource_of(second):
+            alike = resource_of(first) == resource_of(second)
+            if not (reads[a] and reads[b]) or first.node or second.node or alike:
                 continue
             for d, rate in zip((b, a), measure_pair(second, first), strict=True):
                 part[d] = min(part[d], rate / speeds[d].host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from vkbackend.meta.host_memory import shared_bus
 from vkbackend.meta.known_speed import Speed
 from vkbackend.meta.speed import measure_reduce, measure_speed, resource_of
 from vkbackend.runtime import Device
@@ -24,6 +25,12 @@ class Rates:
             return Speed(self.weights, self.host)
         measured = measure_speed(device)
         return Speed(self.weights or measured.weights, self.host or measured.host)
+
+    def speeds(self, devices: Sequence[Device], host: Sequence[int]) -> tuple[Speed, ...]:
+        """Return the speeds of devices that work at the same time. `host` has the bytes that each reads over
+        its bus. Devices on one bus get less than alone."""
+        speeds = [self.speed(device) for device in devices]
+        return tuple(speeds if self.host else shared_bus(devices, speeds, [n > 0 for n in host]))
 
     def resources(self, devices: Sequence[Device]) -> list[Hashable]:
         """Devices with equal labels share a speed. A given speed is the speed of each device."""

@@ -71,9 +71,11 @@ def test_devices_on_one_bus_share_its_rate(cache: Path) -> None:
     for first, second, *rates in ((0, 1, 6e9, 7e9), (0, 2, 12e9, 12e9), (1, 2, 12e9, 12e9)):
         remember(f"host pair {key_of(devices[first])}, {key_of(devices[second])}", rates)
     alone = [Speed(8e11, 12e9)] * 3
-    assert shared_bus(devices, alone) == [Speed(8e11, 6e9), Speed(8e11, 7e9), Speed(8e11, 12e9)]
+    every = [True] * 3
+    assert shared_bus(devices, alone, every) == [Speed(8e11, 6e9), Speed(8e11, 7e9), Speed(8e11, 12e9)]
+    assert shared_bus(devices, alone, [True, False, True]) == alone
     same = [NumpyDevice("a"), NumpyDevice("b")]
-    assert shared_bus(same, alone[:2]) == alone[:2], "devices of one processor are not measured"
+    assert shared_bus(same, alone[:2], every[:2]) == alone[:2], "devices of one processor are not measured"
 
 
 @pytest.mark.native

@@ -3,7 +3,8 @@
 Three machines have simulated cards of 24 GiB, which read 700 GB/s of device memory. All experts are in host
 memory, and the rest of the cards' memory is a cache of the most used experts. Prints the tokens per second
 that memory, bus and RAM allow: without the cache, with it for an even router and for Zipf's law, and if the
-CPU computed the experts. An exchange between two cards is assumed to take 83 us.
+CPU computed the experts. An exchange between two cards is assumed to take 83 us, and so is handing a layer's
+missed experts to a CPU device. The last table has the rate at which this device must read RAM to pay.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vkbackend.meta.rates import Rates
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import Options
 from vkbackend.models.placement.expert_use import Used, even, zipf
+from vkbackend.models.placement.mixture_plan import RAM
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.runtime import Device
 from vkbackend.tools.flags.assumed import Assumed
@@ -52,6 +54,7 @@ MACHINES = (
     Machine("two cards, PCIe 4.0 x8 each, DDR5", 2, 12.5e9, "DDR5"),
 )
 TOKENS = ("machine", "model", "GB a token", "no cache", "experts cached", *ROUTERS, "CPU", "CPU, even cache")
+CPU = ("machine", "model", *ROUTERS, "RAM at most")
 PROMPTS = ("machine", "model", "-ub", "scratch MiB", "bus MiB a token", "at most tokens/s")
 
 
@@ -74,8 +77,21 @@ def mixture(machine: Machine, spec: str) -> Mixture:
     return planned
 
 
-def rows_of(machine: Machine, spec: str) -> tuple[tuple[object, ...], list[tuple[object, ...]]]:
-    """Return the row of tokens, and the rows of prompts."""
+def break_even(missed: float, bus: float, n_layer: int) -> float | None:
+    """Return the bytes per second at which a CPU device must read `missed` bytes per token to take as long as
+    a bus of `bus` bytes per second, or None if handing over takes longer than the bus."""
+    left = missed / bus - n_layer * EXCHANGE_S
+    return missed / left if left > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    token: tuple[object, ...]
+    prompts: list[tuple[object, ...]]
+    cpu: tuple[object, ...]
+
+
+def rows_of(machine: Machine, spec: str) -> Rows:
     planned = mixture(machine, spec)
     plan, none, most = planned.plan, planned.caches[0], planned.caches[-1]
     cached = [
@@ -92,7 +108,12 @@ def rows_of(machine: Machine, spec: str) -> tuple[tuple[object, ...], list[tuple
         (machine.name, spec, row.n_rows, row.scratch / 2**20, row.bus[0] / 2**20, f"{row.at_most[0]:.0f}")
         for row in planned.steps
     ]
-    return tuple(token), prompts
+    missed = [row.bus * machine.n_cards for row in cached]
+    must = [break_even(n, machine.bus * machine.n_cards, len(plan.used)) for n in missed]
+    shown = [f"{n / 1e9:.2f}: {rate / 1e9:.0f}" if rate else f"{n / 1e9:.2f}: never"
+             for n, rate in zip(missed, must, strict=True)]  # fmt: skip
+    cpu = (machine.name, spec, *shown, RAM[machine.ram] / 1e9)
+    return Rows(tuple(token), prompts, cpu)
 
 
 def per_s(ms: float) -> str:
@@ -103,16 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS), help="shapes (default: %(default)s)")
     args = parser.parse_args(argv)
-    tokens, prompts = [], []
+    rows = []
     with exit_on_errors(), variable(env.CACHE, "off"):  # a simulated card has no measured speed
         for machine in MACHINES:
             for spec in args.models.split(","):
                 sys.stderr.write(f"{machine.name}, {spec}\n")
-                token, steps = rows_of(machine, spec)
-                tokens.append(token)
-                prompts += steps
-        table("Tokens per second (hit rate)", TOKENS, tokens)
-        table("Prompts, without a cache", PROMPTS, prompts)
+                rows.append(rows_of(machine, spec))
+        table("Tokens per second (hit rate)", TOKENS, [row.token for row in rows])
+        table("Prompts, without a cache", PROMPTS, [step for row in rows for step in row.prompts])
+        title = "GB missed per token: GB/s of RAM that a CPU device must read to be as fast as the bus"
+        table(title, CPU, [row.cpu for row in rows])
     return 0
 
 
