@@ -72,13 +72,16 @@ class SlotStack:
 
 @dataclass(slots=True)
 class LowRank:
-    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * rank, n_in], `b`
-    [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. For experts, `a` is [n *
-    n_expert, rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
+    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * width, n_in], `b`
+    [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. Matrices with the same input
+    share `a`, in which an adapter's rows for W begin at `first`. For experts, `a` is [n * n_expert, rank,
+    n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
 
     a: Weight
     b: Weight
     rank: int
+    width: int
+    first: int = 0
     starts: Weight | None = None
 
 
@@ -99,6 +102,8 @@ class Tensor:
     whole: Tensor | None = None
     # by device and format
     converted: dict[tuple[int, str], View] = field(default_factory=dict)
+    # products with the A of adapters, by device and name of A
+    low_rank: dict[tuple[int, str], View] = field(default_factory=dict)
 
     def __add__(self, other: Tensor) -> Tensor:
         return self.graph.add(self, other)

@@ -11,7 +11,7 @@ layout(constant_id = 2) const uint STACKED = 0;
 
 layout(push_constant) uniform Push {
     uint w_off, t_off, ids_off, scales_off, starts_off, x_off, y_off;
-    uint n, y_stride, w_stride, rank, n_rows, n_used, n_terms, s_stride, s_first, first, count;
+    uint n, y_stride, w_stride, rank, t_stride, n_rows, n_used, n_terms, s_stride, s_first, first, count;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer T { float t[]; };
@@ -49,7 +49,7 @@ void main() {
             } else if (used[r]) {
                 start[r] = row_start(i, w_stride) + e * rank * BLOCK_NBYTES;
             }
-            t_at[r] = t_off + (p * n_terms + u) * rank;
+            t_at[r] = t_off + (p * n_terms + u) * t_stride;
             part[r] = 0.0;
         }
         const uint rank4 = rank & ~3u;

@@ -20,16 +20,37 @@ from vkbackend.meta.ops.groups import groups_of
 from vkbackend.meta.tensor import LowRank, Tensor, TensorGraph, Weight
 from vkbackend.ops.moe import MAX_EXPERTS
 
+A, B, STARTS = ".lora_a", ".lora_b", "lora_starts."
+
 
 def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
-    """Attach to each weight its pairs, named like the weight with the suffix .lora_a or .lora_b."""
-    for name, weight in weights.items():
-        if (a := weights.get(f"{name}.lora_a")) is None:
+    """Give each weight its pairs. B has the weight's name and the suffix .lora_b. The name of A, with the
+    suffix .lora_a, is the weight's or `group_name` of several weights."""
+    for name, a in weights.items():
+        if not name.endswith(A):
             continue
-        b, is_stack = weights[f"{name}.lora_b"], len(a.shape) == 3
-        rank = a.shape[1] if is_stack else a.shape[0] // n_adapters
-        starts = None if is_stack else weights[f"lora_starts.{rank}"]
-        weight.low_rank = LowRank(a, b, rank, starts)
+        is_stack, members = len(a.shape) == 3, members_of(name.removesuffix(A))
+        width, first = a.shape[1] if is_stack else a.shape[0] // n_adapters, 0
+        starts = None if is_stack else weights[f"{STARTS}{width}"]
+        for member in members:
+            b = weights[member + B]
+            rank = width if is_stack else b.shape[1] // n_adapters
+            weights[member].low_rank = LowRank(a, b, rank, width, first, starts)
+            first += rank
+
+
+def group_name(names: Sequence[str]) -> str:
+    """Return the name of what several weights of a layer share, such as blk.0.attn_q,attn_k."""
+    if len(names) == 1:
+        return names[0]
+    parts = [name.removesuffix(".weight").rpartition(".") for name in names]
+    return f"{parts[0][0]}.{','.join(matrix for _, _, matrix in parts)}"
+
+
+def members_of(name: str) -> list[str]:
+    """Return the names of the weights of `group_name`."""
+    layer, _, matrices = name.rpartition(".")
+    return [f"{layer}.{matrix}.weight" for matrix in matrices.split(",")] if "," in matrices else [name]
 
 
 def adapters_of(graph: TensorGraph, d: int, *, of_outputs: bool = False) -> tuple[View, View]:
@@ -53,39 +74,48 @@ def adapt(x: Tensor, w: Weight, y: Tensor) -> None:
     graph.adapted.add(w.name)
     for d, out in enumerate(y.views):
         if out is not None:
-            rows, groups = adapters_of(graph, d), _groups(graph, d, w.low_rank)
-            _update(graph, d, w.low_rank, x.on(d), out, out, rows, groups)
+            rows, key = adapters_of(graph, d), (d, w.low_rank.a.name)
+            if key not in x.low_rank:
+                x.low_rank[key] = _product(
+                    graph, d, w.low_rank, x.on(d), rows[0], _groups(graph, d, w.low_rank)
+                )
+            _add(graph, d, w.low_rank, x.low_rank[key], out, out, rows)
 
 
 def adapt_logits(graph: TensorGraph, d: int, x: Tensor, w: Weight, product: View, y: View) -> None:
     """Set y to the product of the output rows plus the adapters' updates."""
     assert w.low_rank
     graph.adapted.add(w.name)
-    _update(graph, d, w.low_rank, x.on(d), product, y, adapters_of(graph, d, of_outputs=True), None)
+    rows = adapters_of(graph, d, of_outputs=True)
+    _add(graph, d, w.low_rank, _product(graph, d, w.low_rank, x.on(d), rows[0], None), product, y, rows)
 
 
-def _update(
-    graph: TensorGraph,
-    d: int,
-    pairs: LowRank,
-    x: View,
-    product: View,
-    y: View,
-    rows: tuple[View, View],
-    groups: device_ops.Groups | None,
-) -> None:
-    ids, scales = rows
-    starts, width = pairs.starts, y.shape[-1]
-    assert starts is not None
+def _product(
+    graph: TensorGraph, d: int, pairs: LowRank, x: View, ids: View, groups: device_ops.Groups | None
+) -> View:
+    """Return A x of each row and its adapters, f32 [n_rows, n_terms, pairs.width]."""
+    assert pairs.starts is not None
     if len(pairs.a.pieces[d]) > 1:
         raise PlanError(f"{pairs.a.name} exceeds one binding; load fewer adapters, or adapters of lower rank")
-    a = pairs.a.whole(d)
-    t = graph.scratch((*ids.shape, pairs.rank), "lora")
-    graph.on(d, pairs.a).mat_id(a, x, ids, starts.whole(d), t, axis=device_ops.ROWS, groups=groups)
+    t = graph.scratch((*ids.shape, pairs.width), "lora")
+    starts = pairs.starts.whole(d)
+    graph.on(d, pairs.a).mat_id(pairs.a.whole(d), x, ids, starts, t, axis=device_ops.ROWS, groups=groups)
+    return t
+
+
+def _add(
+    graph: TensorGraph, d: int, pairs: LowRank, t: View, product: View, y: View, rows: tuple[View, View]
+) -> None:
+    (ids, scales), width = rows, y.shape[-1]
+    slice_ = {}
+    if pairs.rank < pairs.width:
+        n = math.prod(t.shape) - pairs.width + pairs.rank
+        t, slice_ = View(t.buffer, t.offset + 4 * pairs.first, (n,)), {"t_stride": pairs.width}
     for first, b in pairs.b.pieces[d]:
         n = b.shape[0]
+        of_product, of_y = _columns(product, first, n), _columns(y, first, n)
         graph.on(d, pairs.b).low_rank_add(
-            b, t, ids, scales, _columns(product, first, n), _columns(y, first, n), n=n, y_stride=width
+            b, t, ids, scales, of_product, of_y, n=n, y_stride=width, rank=pairs.rank, **slice_
         )
 
 

@@ -8,18 +8,27 @@ update of a split product needs no additional exchange.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from vkbackend.errors import AdapterError, UnsupportedModel
 from vkbackend.formats import narrowed, widened
+from vkbackend.meta.ops.low_rank import STARTS, A, B, group_name
 from vkbackend.meta.plan import MIRROR, Role
 from vkbackend.models.adapters.adapter import Adapter, Pair
 from vkbackend.models.architectures.weight_specs import WeightSpec
 
-A, B, STARTS = ".lora_a", ".lora_b", "lora_starts."
+# Matrices of a layer that read the same input.
+SAME_INPUT = (
+    ("attn_q", "attn_k", "attn_v"),
+    ("attn_q_a", "attn_kv_a_mqa"),
+    ("ffn_gate", "ffn_up"),
+    ("ffn_gate_shexp", "ffn_up_shexp"),
+)
+MAX_SHARED_NBYTES = 1 << 27  # Vulkan's smallest limit of one binding
 Pairs = list[Pair | None]  # one per adapter
 
 
@@ -34,19 +43,41 @@ def low_rank_specs(
     for i, adapter in enumerate(adapters):
         for name, pair in _fitted(adapter, specs, unread).items():
             pairs.setdefault(name, [None] * len(adapters))[i] = pair
-    added: list[WeightSpec] = []
-    for name, of_adapters in pairs.items():
-        added += _stacked(by_name[name], of_adapters)
-    ranks = {
-        spec.shape[0] // len(adapters) for spec in added if spec.name.endswith(A) and len(spec.shape) == 2
+    halves: dict[str, tuple[Half, Half]] = {
+        name: _stacked(by_name[name], of_adapters) for name, of_adapters in pairs.items()
     }
-    return [*added, *(_starts(rank, len(adapters)) for rank in sorted(ranks))]
+    n, added = len(adapters), [half.spec(name + B) for name, (_, half) in halves.items()]
+    for names in _groups({name: a for name, (a, _) in halves.items()}):
+        shared = [halves[name][0] for name in names]
+        values = shared[0].values
+        if len(shared) > 1:
+            values = np.concatenate([a.values.reshape(n, -1, values.shape[1]) for a in shared], axis=1)
+            values = values.reshape(-1, values.shape[2])
+        types = set[str]().union(*(a.types for a in shared))
+        added.append(Half(values, types, shared[0].role).spec(group_name(names) + A))
+    widths = {spec.shape[0] // n for spec in added if spec.name.endswith(A) and len(spec.shape) == 2}
+    return [*added, *(_starts(width, n) for width in sorted(widths))]
 
 
-def _starts(rank: int, n: int) -> WeightSpec:
-    """Return the first row of each adapter in an A of this rank."""
-    values = np.arange(n + 1, dtype=np.uint32) * np.uint32(rank)
-    return WeightSpec(f"{STARTS}{rank}", values.shape, values=values, dtype="u32")
+def _groups(halves: Mapping[str, Half]) -> Iterator[list[str]]:
+    """Yield the names of weights that share an A. Halves A that are split, or too large, are not shared."""
+    for name, half in halves.items():
+        layer, _, matrix = name.removesuffix(".weight").rpartition(".")
+        same = next((group for group in SAME_INPUT if matrix in group), (matrix,))
+        names = [full for each in same if (full := f"{layer}.{each}.weight") in halves]
+        shared = [halves[each] for each in names]
+        fits = sum(a.values.nbytes for a in shared) <= MAX_SHARED_NBYTES
+        alike = {(a.role, a.values.shape[1:]) for a in shared} == {(MIRROR, half.values.shape[-1:])}
+        if len(names) < 2 or not (fits and alike):
+            yield [name]
+        elif name == names[0]:
+            yield names
+
+
+def _starts(width: int, n: int) -> WeightSpec:
+    """Return the first row of each adapter in an A with `width` rows per adapter."""
+    values = np.arange(n + 1, dtype=np.uint32) * np.uint32(width)
+    return WeightSpec(f"{STARTS}{width}", values.shape, values=values, dtype="u32")
 
 
 def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[str]) -> dict[str, Pair]:
@@ -95,7 +126,7 @@ def _checked(path: str, spec: WeightSpec, pair: Pair, *, whole: bool) -> Pair:
     return replace(pair, b=np.ascontiguousarray(rows))
 
 
-def _stacked(spec: WeightSpec, pairs: Pairs) -> Iterator[WeightSpec]:
+def _stacked(spec: WeightSpec, pairs: Pairs) -> tuple[Half, Half]:
     n, rank = len(pairs), max(pair.rank for pair in pairs if pair)
     *stack, n_out, n_in = spec.shape
     n_expert = stack[0] if stack else 1
@@ -114,17 +145,23 @@ def _stacked(spec: WeightSpec, pairs: Pairs) -> Iterator[WeightSpec]:
         a = a.reshape(n * rank, n_in)
         b = np.ascontiguousarray(b[:, 0].swapaxes(0, 1)).reshape(n_out, n * rank)
         a_role, b_role = (MIRROR, role) if role.axis == 0 else (role, MIRROR)
-    yield _spec(spec.name + A, a, types, a_role)
-    yield _spec(spec.name + B, b, types, b_role)
+    return Half(a, types, a_role), Half(b, types, b_role)
 
 
-def _spec(name: str, values: np.ndarray, types: set[str], role: Role) -> WeightSpec:
-    """Store the values in the file's type if this is exact, else in f32."""
-    dtype, raw = "f32", values.reshape(-1).view(np.uint8)
-    if len(types) == 1:
-        [dtype] = types
-        with np.errstate(over="ignore"):
-            raw = narrowed(raw, dtype)
-        if not np.array_equal(widened(raw, dtype).view(np.float32), values.reshape(-1)):
-            dtype, raw = "f32", values.reshape(-1).view(np.uint8)
-    return WeightSpec(name, values.shape, role, values=raw, dtype=dtype)
+class Half(NamedTuple):
+    """A or B of all adapters, float32. `types` are the types in the files."""
+
+    values: np.ndarray
+    types: set[str]
+    role: Role
+
+    def spec(self, name: str) -> WeightSpec:
+        """Store the values in the files' type if that is exact, else in f32."""
+        dtype, raw = "f32", self.values.reshape(-1).view(np.uint8)
+        if len(self.types) == 1:
+            [dtype] = self.types
+            with np.errstate(over="ignore"):
+                raw = narrowed(raw, dtype)
+            if not np.array_equal(widened(raw, dtype).view(np.float32), self.values.reshape(-1)):
+                dtype, raw = "f32", self.values.reshape(-1).view(np.uint8)
+        return WeightSpec(name, self.values.shape, self.role, values=raw, dtype=dtype)

@@ -12,7 +12,7 @@ from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
 from vkbackend.meta.expert_slots import attach_slots
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.ops.low_rank import attach
+from vkbackend.meta.ops.low_rank import B, attach
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.sizing import Sizing, StepShape, StepSizes, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
@@ -208,7 +208,7 @@ def unadapted(
         kinds = [kinds[0]._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))]
     elif model.n_ahead:
         kinds.append(kinds[0]._replace(wanted=Wanted(ahead=True)))
-    names = {spec.name.removesuffix(".lora_a") for spec in model.low_rank if spec.name.endswith(".lora_a")}
+    names = {spec.name.removesuffix(B) for spec in model.low_rank if spec.name.endswith(B)}
     for kind in kinds:
         graph = Graph(devices, inputs, Sizing(len(devices)), kind, layout.active, options.reduce_type)
         build(graph)

@@ -14,7 +14,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 class LowRankAdd(Case):
     """If `widths` is set, id e has widths[e] rows of a stack in `pieces` bindings, and the last `n_terms`
     columns of the scales are used. Otherwise B is [n, n_adapters * rank]. Parts of t without an adapter, and
-    elements of y past an id's rows, are NaN. `pad` is added to the stride of y."""
+    elements of y past an id's rows, are NaN. `pad` is added to the stride of y, and `t_pad` to the stride of
+    t, where it is NaN."""
 
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
@@ -25,6 +26,7 @@ class LowRankAdd(Case):
     rows: int = 1
     in_place: bool = True
     pad: int = 0
+    t_pad: int = 0
     widths: tuple[int, ...] = ()
     used: int = 1
     per_row: int = 1
@@ -49,7 +51,8 @@ class LowRankAdd(Case):
 
         def record(r: Recorder, v: Views) -> None:
             y = v["x" if self.in_place else "y"]
-            r.low_rank_add(v["b"], v["t"], v["ids"], v["scales"], v["x"], y, n=self.n)
+            wider = {"rank": self.rank, "t_stride": self.rank + self.t_pad} if self.t_pad else {}
+            r.low_rank_add(v["b"], v["t"], v["ids"], v["scales"], v["x"], y, n=self.n, **wider)
 
         return Setup(tensors, record)
 
@@ -95,8 +98,9 @@ class LowRankAdd(Case):
         """Return ids, of which about a third are NO_ADAPTER, and t."""
         ids = rng.integers(0, n, (rows, self.n_terms)).astype(np.uint32)
         ids[rng.random(ids.shape) < 1 / 3] = NO_ADAPTER
-        t = rng.uniform(-1, 1, (*ids.shape, self.rank)).astype(np.float32)
+        t = rng.uniform(-1, 1, (*ids.shape, self.rank + self.t_pad)).astype(np.float32)
         t[ids == NO_ADAPTER] = np.nan
+        t[..., self.rank :] = np.nan
         return Tensor(ids.shape, "u32", ids), Tensor(t.shape, "f32", t)
 
 
@@ -132,7 +136,8 @@ def quick() -> list[Case]:
         LowRankAdd(n=1, rank=1, n_adapters=1),
         LowRankAdd(n=33, rank=5, n_adapters=3, n_terms=4, rows=7, pad=3),
         LowRankAdd("f16", 257, 16, 2, 2, 9, in_place=False),
-        LowRankAdd("bf16", 64, 6, 3, 2, 5),
+        LowRankAdd("bf16", 64, 6, 3, 2, 5, t_pad=7),
+        LowRankAdd(n=65, rows=1, t_pad=16),
         LowRankAdd(rank=4, rows=3, widths=(32, 0, 17), used=2),
         LowRankAdd("f16", rank=3, rows=5, widths=(5, 0, 31, 2), used=3, per_row=4, pieces=2),
     ]

@@ -23,6 +23,8 @@ class LowRankOps(Target):
         *,
         n: int,
         y_stride: int | None = None,
+        rank: int | None = None,
+        t_stride: int | None = None,
         starts: View | None = None,
         n_used: int = 1,
         s_first: int = 0,
@@ -33,7 +35,7 @@ class LowRankOps(Target):
         the adapters e = ids[p, u] and i < n. `y` may be `x`.
 
         Row p of x and y starts at element p * y_stride, by default the width of y. If y_stride is larger than
-        n, x and y are slices of wider rows.
+        n, x and y are slices of wider rows. So is t, if t_stride is larger than `rank`, by default its width.
 
         Shapes: ids u32 [n_rows, n_terms], t [n_rows, n_terms, rank], scales f32 [n_rows / n_used, any]. `b`
         contains floats of any type.
@@ -45,11 +47,14 @@ class LowRankOps(Target):
         rows starts[e] to starts[e + 1], at most n rows. If a stack exceeds one binding, each dispatch gets
         the ids first..first + count and leaves other rows of y unchanged. Then n_terms is 1 and `y` is `x`.
         """
-        n_rows, n_terms, rank = t.shape
+        n_terms = 1 if starts else ids.shape[-1]
+        n_rows, rank = math.prod(ids.shape) // n_terms, t.shape[-1] if rank is None else rank
+        t_stride = rank if t_stride is None else t_stride
         y_stride, per_row = y.shape[-1] if y_stride is None else y_stride, scales.shape[-1]
         known = starts.shape[0] - 1 if starts else b.shape[1] // rank
         count = known - first if count is None else count
-        assert ids.dtype == "u32" and math.prod(ids.shape) == n_rows * n_terms, (ids, t)
+        assert ids.dtype == "u32" and rank <= t_stride, (ids, t)
+        assert rows_of(t, 1) >= (n_rows * n_terms - 1) * t_stride + rank, (t, ids, t_stride)
         assert b.dtype in ("f32", "f16", "bf16") and 0 <= first < first + count <= known, (b, first, count)
         least = (n_rows - 1) * y_stride + n
         assert min(rows_of(x, 1), rows_of(y, 1)) >= least and n <= y_stride, (x, y, n, y_stride)
@@ -57,7 +62,7 @@ class LowRankOps(Target):
         assert s_first + n_terms <= per_row, (scales, s_first, n_terms)
         assert b.nbytes <= self.limits.max_storage_range, f"{b!r} exceeds one binding"
         if starts:
-            assert starts.dtype == "u32" and n_terms == 1 and x == y and b.shape[1] == rank, (b, starts, t)
+            assert starts.dtype == "u32" and x == y and b.shape[1] == rank, (b, starts, t)
         else:
             assert b.shape == (n, known * rank) and first == 0, (b, t, n)
         local = 32 if self.limits.is_cpu else 64
@@ -72,6 +77,7 @@ class LowRankOps(Target):
                 "y_stride": y_stride,
                 "w_stride": b.shape[1],
                 "rank": rank,
+                "t_stride": t_stride,
                 "n_rows": n_rows,
                 "n_used": n_used,
                 "n_terms": n_terms,

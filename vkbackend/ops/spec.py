@@ -182,7 +182,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "low_rank_add",
             "w:r t:r ids:r scales:r starts:r x:r y:w",
-            "n y_stride w_stride rank n_rows n_used n_terms s_stride s_first first count",
+            "n y_stride w_stride rank t_stride n_rows n_used n_terms s_stride s_first first count",
             "N STACKED",
         ),
         op_spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),

@@ -10,8 +10,8 @@ from vkbackend.twins.arrays import Array, f64
 
 def low_rank_add(
     w: Array, t: Array, ids: Array, scales: Array, starts: Array, x: Array, y: Array, *, n: int,
-    y_stride: int, w_stride: int, rank: int, n_rows: int, n_used: int, n_terms: int, s_stride: int,
-    s_first: int, first: int, count: int, stacked: int = 0, **_: Any,
+    y_stride: int, w_stride: int, rank: int, t_stride: int, n_rows: int, n_used: int, n_terms: int,
+    s_stride: int, s_first: int, first: int, count: int, stacked: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """If stacked is 0, `w` is [n, w_stride], with `rank` columns per adapter. Otherwise adapter e has rows
     starts[e]..starts[e + 1] of w [., rank]."""
@@ -19,7 +19,7 @@ def low_rank_add(
     for p in range(n_rows):
         total, width = f64(x.reshape(-1)[p * y_stride :], n), 0 if stacked else n
         for u in range(n_terms):
-            e, at = int(ids[p * n_terms + u]), (p * n_terms + u) * rank
+            e, at = int(ids[p * n_terms + u]), (p * n_terms + u) * t_stride
             if not first <= e < first + count:
                 continue
             if stacked:
