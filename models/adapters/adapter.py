@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -62,6 +63,14 @@ class Adapter:
             digest.update(np.ascontiguousarray(pair.a).data)
             digest.update(np.ascontiguousarray(pair.b).data)
         return digest.hexdigest()
+
+
+def check_file(path: Path) -> None:
+    """Raise AdapterError unless the path is an existing regular file. Reading a pipe or a device may never
+    end."""
+    if not path.is_file():
+        why = "is not a regular file" if path.exists() else "does not exist"
+        raise AdapterError(f"{path} {why}; give a folder that PEFT saved")
 
 
 def check_pair(path: str, name: str, pair: Pair) -> None:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, deserialize
 
 from vkbackend.errors import AdapterError, UnsupportedModel
 from vkbackend.formats import widened
-from vkbackend.models.adapters.adapter import Adapter, Pair, check_pair
+from vkbackend.models.adapters.adapter import Adapter, Pair, check_file, check_pair
 from vkbackend.models.adapters.peft_config import PeftConfig, read_peft_config
 from vkbackend.models.adapters.peft_names import PeftNames, Target, plain_name
 
@@ -53,6 +53,7 @@ def read_peft_adapter(path: str, architecture: str, n_layer: int, n_expert: int,
 
 
 def _modules(path: Path) -> dict[str, dict[str, Half]]:
+    check_file(path)
     try:
         tensors = deserialize(path.read_bytes())
     except (OSError, SafetensorError) as error:

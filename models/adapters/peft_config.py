@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vkbackend.errors import AdapterError, UnsupportedModel
+from vkbackend.models.adapters.adapter import check_file
 
 MAX_NBYTES = 1 << 20
 MAX_PATTERN = 256  # characters
@@ -42,6 +43,7 @@ class PeftConfig:
 def read_peft_config(path: Path) -> PeftConfig:
     """Raises AdapterError for a damaged file, and UnsupportedModel for a kind of adapter that would produce
     other results."""
+    check_file(path)
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_NBYTES + 1)

@@ -51,6 +51,9 @@ def of_a_request(s: Servers) -> None:
     for wrong, name in (([{"id": 0}], "lora[0].scale"), ([{"scale": 1}], "lora[0].id"), ([1], "lora[0]")):
         status, answer, _ = s.plain.post("/completion", {"prompt": "a", "lora": wrong})
         assert status == 400 and answer["error"]["param"] == name, answer
+    for path in ("../other.gguf", "/etc/passwd"):  # requests cannot name files
+        status, answer, _ = s.plain.post("/completion", {"prompt": "a", "lora": [{"path": path, "scale": 1}]})
+        assert status == 400 and answer["error"]["param"] == "lora[0].id", answer
     status, answer, _ = s.plain.post("/completion", {"prompt": "a", "lora": [{"id": 0, "scale": 1e9}]})
     assert status == 400 and answer["error"]["param"] == "lora[0].scale"
 
@@ -76,7 +79,15 @@ def defaults(s: Servers) -> None:
     assert [row["scale"] for row in s.plain.get("/lora-adapters")[1]] == [1.0, 0.5]
     s.plain.post("/lora-adapters", FIRST)  # adapters that are not listed get 0
     assert native(s.plain)["content"] == changed and native(s.plain, lora=[])["content"] == base
-    for wrong in ({"id": 0, "scale": 1.0}, [{"id": 9, "scale": 1.0}], [{"id": 0}], [3], "x", [[]]):
+    for wrong in (
+        {"id": 0, "scale": 1.0},
+        [{"id": 9, "scale": 1.0}],
+        [{"id": 0}],
+        [3],
+        "x",
+        [[]],
+        [{"path": "../a.gguf", "scale": 1.0}],
+    ):
         assert s.plain.post("/lora-adapters", wrong)[0] == 400
     assert native(s.plain)["content"] == changed
     assert s.plain.post("/lora-adapters", [])[0] == 200 and native(s.plain)["content"] == base

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapters import ALPHA as ADAPTER_ALPHA
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from device_sets import nmse, wide
 from oracles.fixture import write
@@ -78,15 +79,26 @@ def test_peft(golden: dict[str, Any], tmp_path: Path, name: str) -> None:
     [name if name in ("llama", "qwen3moe") else wide(pytest.param(name, id=name)) for name in OF_LLAMA_CPP],
 )
 def test_llama_cpp(golden: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """Two GGUF adapters of ranks 4 and 6, with the scales 1 and -0.25."""
+    got = with_two_adapters(name, tmp_path, ADAPTER_ALPHA)
+    assert nmse(got, golden[f"llama.cpp {name}"]) <= BOUND
+
+
+def test_llama_cpp_without_alpha(golden: dict[str, Any], tmp_path: Path) -> None:
+    """llama.cpp then does not divide by the rank."""
+    got = with_two_adapters("llama", tmp_path, None)
+    assert nmse(got, golden["llama.cpp without alpha"]) <= BOUND
+    assert nmse(got, golden["llama.cpp llama"]) > 1e-3
+
+
+def with_two_adapters(name: str, folder: Path, alpha: float | None) -> np.ndarray:
+    """Return the logits with two GGUF adapters of ranks 4 and 6, with the scales 1 and -0.25."""
     fixture = build(name)
     files = [
         write_adapter(
-            tmp_path / f"{rank}.gguf", fixture.arch, random_pairs(fixture, rank, OF_LLAMA_CPP[name])
+            folder / f"{rank}.gguf", fixture.arch, random_pairs(fixture, rank, OF_LLAMA_CPP[name]), alpha
         )
         for rank in (4, 6)
     ]
-    model = write(fixture, tmp_path / "model.gguf")
+    model = write(fixture, folder / "model.gguf")
     # n_ctx is llama.cpp's, because it selects phi3's RoPE factors.
-    got = logits(model, 2, n_ctx=64, lora=[files[0], (files[1], -0.25)])
-    assert nmse(got, golden[f"llama.cpp {name}"]) <= BOUND
+    return logits(model, 2, n_ctx=64, lora=[files[0], (files[1], -0.25)])

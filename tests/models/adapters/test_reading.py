@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from vkbackend.models.adapters.peft import read_peft_adapter
 from vkbackend.models.adapters.peft_config import read_peft_config
 from vkbackend.models.adapters.stacks import low_rank_specs
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner.loading import Loading
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run
@@ -168,6 +170,7 @@ BAD_PAIRS: dict[str, tuple[Callable[[Pairs], Pairs], type[VkbackendError], str]]
     "ranks": (with_pair(Q, np.ones((4, 64)), np.ones((64, 3))), AdapterError, "expected \\(rank"),
     "vectors": (with_pair(Q, np.ones(64), np.ones(64)), AdapterError, "expected \\(rank"),
     "stack": (with_pair(Q, np.ones((2, 4, 64)), np.ones((2, 64, 4))), AdapterError, "base model"),
+    "rank 0": (with_pair(Q, np.ones((0, 64)), np.ones((64, 0))), GGUFError, "impossible shape"),
     "NaN": (with_pair(Q, np.full((4, 64), np.nan), np.ones((64, 4))), AdapterError, "NaN"),
     "infinity": (with_pair(Q, np.ones((4, 64)), np.full((64, 4), np.inf)), AdapterError, "infinity"),
     "embedding": (
@@ -178,7 +181,10 @@ BAD_PAIRS: dict[str, tuple[Callable[[Pairs], Pairs], type[VkbackendError], str]]
 
 
 @pytest.mark.parametrize("case", BAD_PAIRS)
-def test_a_bad_gguf_file_is_refused(model: Path, pairs: Pairs, tmp_path: Path, case: str) -> None:
+def test_a_bad_gguf_file_is_refused(
+    model: Path, pairs: Pairs, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loading, "open", None)  # it is refused before a device is opened
     change, error, words = BAD_PAIRS[case]
     path = write_adapter(tmp_path / "bad.gguf", "llama", change(pairs))
     with pytest.raises(error, match=words) as raised:
@@ -268,8 +274,56 @@ def test_bad_peft_tensors_are_refused(model: Path, fixture: Fixture, pairs: Pair
     refused({k: v for k, v in good.items() if k != f"{q}.lora_B"}, AdapterError, "lacks lora_B")
     refused({**good, f"{q}.lora_A": good[f"{q}.lora_A"].astype(np.float64)}, UnsupportedModel, "F64")
     refused({**good, f"{q}.lora_A": np.zeros((0, 64), np.float32)}, AdapterError, "rank|expected")
+    refused({**good, f"{q}.lora_A": np.full((4, 64), np.nan, np.float32)}, AdapterError, "NaN")
+    refused({**good, f"{q}.lora_A": np.ones((4, 32), np.float32)}, AdapterError, "another base model")
     refused({**good, f"{q}.other.lora_A": good[f"{q}.lora_A"]}, AdapterError, "lacks|not a module")
     refused({}, AdapterError, "no tensors")
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+TENSOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "header"),
+    "the header's length": ((1 << 62).to_bytes(8, "little"), "header"),
+    "no JSON": (b"\x02\0\0\0\0\0\0\0xx", "header"),
+    "cut": (safetensors({TENSOR: {"dtype": "F32", "shape": [4, 64], "data_offsets": [0, 1024]}}), "whole"),
+    "offsets": (
+        safetensors({TENSOR: {"dtype": "F32", "shape": [1, 1], "data_offsets": [8, 12]}}, bytes(12)), "offset"
+    ),
+    "an enormous shape": (
+        safetensors({TENSOR: {"dtype": "F32", "shape": [1 << 40] * 2, "data_offsets": [0, 4]}}, bytes(4)),
+        "overflow",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_safetensors(tmp_path: Path, case: str) -> None:
+    folder = write_peft(tmp_path / "a", {"x": np.ones(1, np.float32)})
+    raw, words = DAMAGED[case]
+    (folder / "adapter_model.safetensors").write_bytes(raw)
+    with pytest.raises(AdapterError, match=words):
+        read_peft_adapter(str(folder), "llama", 2, 0, 16)
+
+
+@pytest.mark.timeout(60)  # reading a pipe would never end
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_files_that_are_not_regular(tmp_path: Path, name: str) -> None:
+    folder = write_peft(tmp_path / "a", {"x": np.ones(1, np.float32)})
+    (folder / name).unlink()
+    with pytest.raises(AdapterError, match=f"{name} does not exist"):
+        read_peft_adapter(str(folder), "llama", 2, 0, 16)
+    os.mkfifo(folder / name)
+    with pytest.raises(AdapterError, match="not a regular file"):
+        read_peft_adapter(str(folder), "llama", 2, 0, 16)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(AdapterError, match="not a regular file"):
+        read_peft_adapter(str(folder), "llama", 2, 0, 16)
 
 
 def test_a_pickle_is_not_read(model: Path, tmp_path: Path) -> None:

@@ -180,8 +180,8 @@ def test_a_step_without_adapters_has_the_commands_of_a_model_without_adapters(
 
 @pytest.mark.no_vulkan
 def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) -> None:
-    """Each adapted product adds a dispatch, and so does each input of adapted products. Every exchange has the
-    same size."""
+    """Each adapted product adds a dispatch, and so does each input of adapted products. Every exchange has
+    the same size."""
     builder = plain_and_loaded[1].mesh.steps.builder
     kind = StepKind.of_run(1, 1)
     without, with_two = builder.recorded(kind), builder.recorded(kind._replace(adapters=2))

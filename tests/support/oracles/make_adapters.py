@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from adapters import ALPHA as ALPHA_OF_FILES
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from oracles import hf, llama_cpp
 from oracles.fixture import N_VOCAB, write
@@ -57,12 +58,14 @@ def of_peft(case: PeftCase) -> tuple[np.ndarray, dict[str, Any]]:
     return logits.float().numpy(), shapes
 
 
-def of_llama_cpp(name: str, pattern: str) -> np.ndarray:
+def of_llama_cpp(name: str, pattern: str, alpha: float | None = ALPHA_OF_FILES) -> np.ndarray:
     fixture = build(name)
     with tempfile.TemporaryDirectory() as folder:
         path = write(fixture, Path(folder) / "model.gguf")
         files = [
-            write_adapter(Path(folder) / f"{rank}.gguf", fixture.arch, random_pairs(fixture, rank, pattern))
+            write_adapter(
+                Path(folder) / f"{rank}.gguf", fixture.arch, random_pairs(fixture, rank, pattern), alpha
+            )
             for rank in (4, 6)
         ]
         adapters = list(zip(files, SCALES, strict=True))
@@ -81,6 +84,7 @@ def main() -> None:
     for name, pattern in OF_LLAMA_CPP.items():
         arrays[f"llama.cpp {name}"] = of_llama_cpp(name, pattern)
         print("llama.cpp", name, flush=True)
+    arrays["llama.cpp without alpha"] = of_llama_cpp("llama", OF_LLAMA_CPP["llama"], None)
     np.savez_compressed(GOLDEN / "adapters.npz", about=json.dumps(about), **arrays)
 
 
