@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
@@ -107,15 +108,14 @@ def _add(
     graph: TensorGraph, d: int, pairs: LowRank, t: View, product: View, y: View, rows: tuple[View, View]
 ) -> None:
     (ids, scales), width = rows, y.shape[-1]
-    slice_ = {}
-    if pairs.rank < pairs.width:
-        n = math.prod(t.shape) - pairs.width + pairs.rank
-        t, slice_ = View(t.buffer, t.offset + 4 * pairs.first, (n,)), {"t_stride": pairs.width}
+    n_last = math.prod(t.shape) - pairs.width + pairs.rank  # the end of W's part of the last row
+    part = View(t.buffer, t.offset + 4 * pairs.first, (n_last,))
     for first, b in pairs.b.pieces[d]:
         n = b.shape[0]
         of_product, of_y = _columns(product, first, n), _columns(y, first, n)
+        strides: dict[str, Any] = {"y_stride": width, "t_stride": pairs.width}
         graph.on(d, pairs.b).low_rank_add(
-            b, t, ids, scales, of_product, of_y, n=n, y_stride=width, rank=pairs.rank, **slice_
+            b, part, ids, scales, of_product, of_y, n=n, rank=pairs.rank, **strides
         )
 
 

@@ -22,12 +22,12 @@ def test_llama_cpp_embeds_the_same_texts_in_turn(
     calls_of, asked = install(tmp_path, monkeypatch), []
     embed = embeddings.LlamaCpp.embed
 
-    def counted(self: embeddings.LlamaCpp, texts: list[list[int]]) -> tuple[float, np.ndarray]:
-        seconds, vectors = embed(self, texts)
+    def counted(self: embeddings.LlamaCpp, texts: list[list[int]]) -> tuple[float, float, np.ndarray]:
+        seconds, cpu_s, vectors = embed(self, texts)
         asked.append(len(texts))
         assert vectors.shape == (len(texts), 256)
         assert vectors[:, :3].tolist() == [[sum(text), 0 + 1 + 2 + 3, 4] for text in texts]
-        return seconds, vectors
+        return seconds, cpu_s, vectors
 
     monkeypatch.setattr(embeddings.LlamaCpp, "embed", counted)
     embeddings.main("--synthetic tiny:f16 -dev 0 -ub 8 -l 4 -r 2 --compare llama-cpp".split())
@@ -37,8 +37,10 @@ def test_llama_cpp_embeds_the_same_texts_in_turn(
     assert context["embeddings"] is True and context["n_ubatch"] == 8
     assert [call["decode"] for call in calls] == [4, 8, 8, 4] * 3  # two texts fit into a micro-batch
     *_, header, _, one, five = capsys.readouterr().out.splitlines()
-    assert header.split(" | ")[-2:] == ["llama.cpp texts/s", "ratio |"]
+    columns = header.strip("| ").split(" | ")
+    assert columns[-4:] == ["llama.cpp texts/s", "ratio", "llama.cpp CPU ms/text", "ratio"]
     for row in (one, five):
-        cells = row.strip("| ").split(" | ")
-        assert float(cells[-1]) == pytest.approx(float(cells[3]) / float(cells[-2]), rel=0.02)
+        cells = dict(enumerate(map(float, row.strip("| ").split(" | "))))
+        assert cells[7] == pytest.approx(cells[2] / cells[6], rel=0.02)
+        assert cells[9] == pytest.approx(cells[8] / cells[5], rel=0.02)
     assert [row.split(" | ")[1] for row in (one, five)] == ["1", "3"]  # steps

@@ -113,10 +113,11 @@ class LlamaCpp:
         }
         return float(self._ask(ask)["seconds"])
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> tuple[float, np.ndarray]:
-        """Return the time in seconds, and the mean of each text's hidden states, float32 [n, n_embd]."""
+    def embed(self, texts: Sequence[Sequence[int]]) -> tuple[float, float, np.ndarray]:
+        """Return seconds, seconds of CPU time, and the mean of each text's hidden states, float32 [n,
+        n_embd]."""
         answer = self._ask({"texts": texts})
-        return float(answer["seconds"]), np.array(answer["embeddings"], np.float32)
+        return answer["seconds"], answer["cpu_s"], np.array(answer["embeddings"], np.float32)
 
     def _ask(self, ask: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

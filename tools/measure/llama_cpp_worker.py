@@ -3,7 +3,7 @@
 In `python -m vkbackend.tools.measure.llama_cpp_worker JSON`, JSON describes the model. The first line of
 output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth, tokens), the
 process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench. For {"texts": T},
-lists of token ids, it writes {"seconds": S, "embeddings": the mean of each text's hidden states}.
+lists of token ids, it writes {"seconds": S, "cpu_s": S, "embeddings": the mean of each text's states}.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Loaded:
         """Compute as many texts at once as fit into a micro-batch."""
         lib, left, rows = self._lib, list(texts), list[list[float]]()
         width = lib.llama_model_n_embd_out(self._model)
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         while left:
             group, n_tokens = list[Sequence[int]](), 0
             while left and n_tokens + len(left[0]) <= self._n_ubatch:
@@ -100,7 +100,8 @@ class Loaded:
             vectors = [lib.llama_get_embeddings_seq(self._context, text) for text in range(len(group))]
             rows += [vector[:width] for vector in vectors]
             lib.llama_batch_free(batch)
-        return {"seconds": time.perf_counter() - began, "embeddings": rows}
+        took = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+        return {**took, "embeddings": rows}
 
     def seconds(self, ask: dict[str, Any]) -> float:
         tokens, depth, prompt = ask["tokens"], ask["n_depth"], ask["n_prompt"]

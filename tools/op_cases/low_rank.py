@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,8 +51,8 @@ class LowRankAdd(Case):
 
         def record(r: Recorder, v: Views) -> None:
             y = v["x" if self.in_place else "y"]
-            wider = {"rank": self.rank, "t_stride": self.rank + self.t_pad} if self.t_pad else {}
-            r.low_rank_add(v["b"], v["t"], v["ids"], v["scales"], v["x"], y, n=self.n, **wider)
+            wider: dict[str, Any] = {"n": self.n, "rank": self.rank, "t_stride": self.rank + self.t_pad}
+            r.low_rank_add(v["b"], v["t"], v["ids"], v["scales"], v["x"], y, **wider)
 
         return Setup(tensors, record)
 

@@ -3,7 +3,8 @@ model.gguf`.
 
 A batch is one request of n texts with `-l` tokens each, pooled by the mean. Batch sizes alternate, so that
 other load slows all of them. `--compare llama-cpp` alternates with llama-cpp-python on the same file and
-device. `--synthetic minilm:F16` measures random weights.
+device. `--synthetic minilm:F16` measures random weights. The CPU time of a software device depends less on
+other load than its speed.
 """
 
 from __future__ import annotations
@@ -71,40 +72,45 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(engine: Engine, other: LlamaCpp | None, name: str, length: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
     texts = rng.integers(0, engine.runner.n_vocab, (max(SIZES), length)).tolist()
-    took: dict[int, list[float]] = {n: [] for n in SIZES}
-    theirs: dict[int, list[float]] = {n: [] for n in SIZES}
+    took: dict[int, list[tuple[float, float]]] = {n: [] for n in SIZES}  # seconds, of CPU time
+    theirs: dict[int, list[tuple[float, float]]] = {n: [] for n in SIZES}
     steps: dict[int, int] = {}
     n_asked, error = 0, 0.0
     for turn in range(rounds + 1):  # the first turn compiles
         for n in SIZES:
-            before, began = engine.stats()["n_steps"], time.perf_counter()
+            before, began, cpu = engine.stats()["n_steps"], time.perf_counter(), time.process_time()
             ours = embed(engine, texts[:n], n_asked)
-            seconds = time.perf_counter() - began
+            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
             steps[n] = engine.stats()["n_steps"] - before
             n_asked += n
             if turn:
-                took[n].append(seconds)
+                took[n].append((seconds, cpu))
             if other:
-                seconds, vectors = other.embed(texts[:n])
+                seconds, cpu, vectors = other.embed(texts[:n])
                 error = max(error, float(((vectors - ours) ** 2).sum() / (ours**2).sum()))
                 if turn:
-                    theirs[n].append(seconds)
-    single = statistics.median(took[1])
+                    theirs[n].append((seconds, cpu))
+    single = statistics.median(seconds for seconds, _ in took[1])
     rows: list[tuple[float, ...]] = []
     for n in SIZES:
-        seconds = statistics.median(took[n])
-        rate = n / seconds
-        row: tuple[float, ...] = n, steps[n], 1e3 * seconds, rate, rate * length, rate * single
+        seconds, cpu = medians(took[n])
+        row: tuple[float, ...] = n, steps[n], n / seconds, n / seconds * length, n / seconds * single
+        row += (1e3 * cpu / n,)
         if other:
-            their_rate = n / statistics.median(theirs[n])
-            row += their_rate, rate / their_rate
+            other_s, other_cpu = medians(theirs[n])
+            row += n / other_s, other_s / seconds, 1e3 * other_cpu / n, other_cpu / cpu
         rows.append(row)
-    columns = ["texts", "steps", "ms a batch", "texts/s", "tokens/s", "of one at a time"]
+    columns = ["texts", "steps", "texts/s", "tokens/s", "of one at a time", "CPU ms/text"]
     title = f"{name}: texts of {length} tokens, medians of {rounds} rounds"
     if other:
-        columns += ["llama.cpp texts/s", "ratio"]
+        columns += ["llama.cpp texts/s", "ratio", "llama.cpp CPU ms/text", "ratio"]
         title += f"; llama-cpp-python {other.build['version']}, NMSE of its embeddings {error:.2g}"
     table(title, columns, rows)
+
+
+def medians(turns: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    seconds, cpu = zip(*turns, strict=True)
+    return statistics.median(seconds), statistics.median(cpu)
 
 
 if __name__ == "__main__":
