@@ -8,6 +8,7 @@ import pytest
 from llama_server_adapters import demo_adapters
 
 from vkbackend.tools.cli import main, parse
+from vkbackend.tools.flags.text import demo_model
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -28,11 +29,17 @@ def test_the_flags_change_the_text(tmp_path: Path, capsys: pytest.CaptureFixture
     def text(*words: str) -> str:
         prompt = ("-p", "Once upon a time", "-n", "8", "--temp", "0", "-dev", "numpy")
         assert main(["generate", *prompt, *words]) == 0
-        return capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert ("of these adapters" in err) == bool(words)  # the table of memory
+        return out
 
     base = text()
     assert text("--lora", str(path)) != base
     assert text("--lora", str(path), "--lora-init-without-apply") == base
     assert text("--lora-scaled", f"{path}:0") == base
+    for words in ([], ["--lora", str(path)]):
+        assert main(["plan", "-m", demo_model(), "-dev", "numpy", *words]) == 0
+        out = capsys.readouterr().out
+        assert ("of these adapters" in out) == ("+ adapters" in out) == bool(words)
     assert main(["generate", "--lora", str(tmp_path / "none.gguf"), "-dev", "numpy", "-p", "a"]) == 2
     assert "none.gguf" in capsys.readouterr().err

@@ -14,8 +14,10 @@ from oracles.heads import with_head
 from runners import load_runner
 
 from vkbackend.buffer import Home
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement import fit
 from vkbackend.models.placement.fit import sizes_with
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes
@@ -95,7 +97,9 @@ def test_the_memory_report_counts_a_head(tmp_path: Path, n: int) -> None:
 @pytest.mark.parametrize(
     "options", [{"tensor_split": [3, 1]}, {"split_mode": "layer"}, {"n_gpu_layers": 0}], ids=str
 )
-def test_the_memory_report_counts_adapters(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_memory_report_counts_adapters(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fixture = build("qwen3moe")
     path = write(fixture, tmp_path / "model.gguf")
     pairs = [random_pairs(fixture, rank, f"{DENSE}|{EXPERTS}") for rank in (2, 4)]
@@ -113,6 +117,9 @@ def test_the_memory_report_counts_adapters(tmp_path: Path, options: dict[str, An
     for (without, _), (total, adapters) in zip(*held, strict=True):
         padding = total - without - adapters
         assert 0 <= padding < 300 * len(parts[1]), "each tensor is aligned"
+    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", 1000, (0, 1))])
+    with pytest.raises(OutOfDeviceMemory, match=r"\(these include .* MiB of LoRA adapters\)"):
+        load_runner(path, devices=["numpy"] * 2, n_ctx=64, n_ubatch=4, lora=lora, **options)
 
 
 def check_report(path: Path, devices: list[str], **options: Any) -> None:
