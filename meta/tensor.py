@@ -72,10 +72,10 @@ class SlotStack:
 
 @dataclass(slots=True)
 class LowRank:
-    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * width, n_in], `b`
-    [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. Matrices with the same input
-    share `a`, in which an adapter's rows for W begin at `first`. For experts, `a` is [n * n_expert, rank,
-    n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
+    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * width, n_in],
+    `b` [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. Matrices with the same
+    input share `a`, in which an adapter's rows for W begin at `first`. For experts, `a` is [n * n_expert,
+    rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
 
     a: Weight
     b: Weight
