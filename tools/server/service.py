@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from vkbackend.checks import whole_number
-from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server.adapter_fields import adapter_options
 from vkbackend.tools.server.body import Fields
@@ -20,7 +20,8 @@ from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
 T = TypeVar("T")
-MOST_RESUMES = 5  # of an answer
+# How often an answer continues after losses of its engine, and after losses at the same token.
+MOST_RESUMES, MOST_STUCK = 8, 2
 
 
 class Service(Front):
@@ -125,7 +126,7 @@ class Service(Front):
         """Yield the pieces of a job. If the engine is lost, wait until the model has been opened again, and
         continue after the last token."""
         tokens: list[int] = []
-        n_heads = n_before = n_resumed = 0
+        n_heads = n_before = n_resumed = n_stuck = 0
         pieces = job.start(llm)
         while True:
             repeats, heads = len(tokens), n_heads
@@ -145,12 +146,16 @@ class Service(Front):
             except VkbackendError as error:
                 is_lost = self._is_lost(error, llm)
                 # A request that ends each engine must not end the engine of others for ever.
-                is_stuck = n_resumed and len(tokens) == n_before
-                if not is_lost or is_stuck or n_resumed == MOST_RESUMES:
+                n_stuck = n_stuck + 1 if n_resumed and len(tokens) == n_before else 0
+                if not is_lost or n_stuck == MOST_STUCK or n_resumed == MOST_RESUMES:
                     raise
+                lost = error
             n_resumed, n_before = n_resumed + 1, len(tokens)
             llm = await self.model.reopened(llm)
-            pieces = job.resume(llm, tokens)
+            try:
+                pieces = job.resume(llm, tokens)
+            except InvalidArgument:  # The context was shifted.
+                raise lost from None
 
     def _add(self, tally: Tally, piece: Piece, began: float) -> None:
         tally.add(piece)

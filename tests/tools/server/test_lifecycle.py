@@ -96,7 +96,7 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_an_answer_that_ends_each_engine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second engine is lost at the same token. The stream ends with an error event."""
+    """Three engines are lost at the same token. The stream ends with an error event."""
     models: list[FakeModel] = []
 
     def open_(progress: Progress) -> FakeModel:
@@ -107,7 +107,7 @@ def test_an_answer_that_ends_each_engine_is_given_up(monkeypatch: pytest.MonkeyP
         until(lambda: address.get("/health")[0] == 200)
         stream = address.send("/completions", {"prompt": "a", "max_tokens": 30, "stream": True})
         *events, last = read_to_end(stream)
-        assert "".join(json.loads(event)["content"] for event in events) == 5 * "x" and len(models) == 2
+        assert "".join(json.loads(event)["content"] for event in events) == 5 * "x" and len(models) >= 3
         error = json.loads(last)["error"]
         assert error["type"] == "unavailable_error" and "being reopened" in error["message"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vkbackend.errors import OutOfDeviceMemory, VkbackendError
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.arguments import HOST
 from vkbackend.models.llm import LLM
@@ -245,13 +245,16 @@ class Pool:
         except Exception as error:
             failed = _typed(error)
         await in_thread(gc.collect)  # Frees the tokenizer and its vocabulary.
-        place, tenant.task = tenant.place, None
+        place, was_closing, tenant.task = tenant.place, tenant.is_closing, None
         tenant.end()
         self._gone.discard(tenant)
         if not self._open_ones():
             self._left = dict(self._budgets)
-        if failed is not None and not self._has_shrunk(failed, place):
-            self._failed(tenant, failed)
+        if failed is not None and not (was_closing or self._has_shrunk(failed, place)):
+            if isinstance(failed, DeviceLost) and not tenant.is_retried:
+                tenant.is_retried = True  # The process was killed, which need not be the model's fault.
+            else:
+                self._failed(tenant, failed)
         self.schedule()
 
     def _has_shrunk(self, error: VkbackendError, place: Place | None) -> bool:

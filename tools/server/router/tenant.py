@@ -54,6 +54,7 @@ class Tenant:
     is_closing: bool = False
     is_gone: bool = False  # No longer in the list.
     sleeps: bool = False  # The model was unloaded because it was idle.
+    is_retried: bool = False  # Its process was lost while it loaded.
     failure: VkbackendError | None = None
     n_failures: int = 0
     retry_at: float = 0.0
@@ -104,14 +105,14 @@ class Tenant:
         if not self.is_ready:
             self.loaded_at = self.last_used = now
         self.is_ready, self.wanted_at = True, None
-        self.failure, self.n_failures = None, 0
+        self.failure, self.n_failures, self.is_retried = None, 0, False
 
     def end(self) -> None:
         self.place, self.model = None, None
         self.is_ready = self.is_closing = False
 
     def failed(self, error: VkbackendError, now: float) -> None:
-        self.failure, self.wanted_at = error, None
+        self.failure, self.wanted_at, self.is_retried = error, None, False
         self.n_failures += 1
         self.retry_at = now + min(2.0 ** (self.n_failures - 1), LONGEST_WAIT_S)
 

@@ -183,7 +183,9 @@ def test_a_limit_of_waiting_requests() -> None:
 )
 def test_a_model_that_cannot_be_loaded(error: Exception, status: int, code: str) -> None:
     """Each waiting request gets the reason, without folders. After a delay, the next request tries again."""
-    machine = FakeMachine(shut={"a"}, errors={"a": [error]})
+    # A model whose process is lost while it loads is tried again once.
+    errors = [error, error] if isinstance(error, DeviceLost) else [error]
+    machine = FakeMachine(shut={"a"}, errors={"a": errors})
 
     async def test() -> None:
         async with running(machine.pool(ABC)) as pool:
@@ -199,6 +201,33 @@ def test_a_model_that_cannot_be_loaded(error: Exception, status: int, code: str)
             machine.now += 1.1
             async with request(pool, "a"):
                 assert a.failure is None
+
+    run(test)
+
+
+def test_a_process_that_is_killed_while_its_model_loads() -> None:
+    machine = FakeMachine(errors={"a": [DeviceLost("the engine's process ended (exit code -9)")]})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC)) as pool:
+            async with request(pool, "a") as a:
+                assert a.failure is None and len(machine.opened) == 1
+
+    run(test)
+
+
+def test_two_models_at_once_while_others_are_idle() -> None:
+    machine = FakeMachine()
+    entries = [entry(name) for name in "abcd"]
+
+    async def test() -> None:
+        async with running(machine.pool(entries)) as pool:
+            async with request(pool, "a"), request(pool, "b"):
+                pass
+            await asyncio.gather(*(pool.acquire(pool.tenants[name]) for name in "cd"))
+            assert statuses(pool) == {"a": "unloaded", "b": "unloaded", "c": "loaded", "d": "loaded"}
+            for name in "cd":
+                pool.release(pool.tenants[name])
 
     run(test)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
+import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +75,9 @@ def test_two_models_with_room_for_one(tmp_path: Path, models: Path) -> None:
         assert command.end() == 0, command.log
 
 
-def run_on_two_devices(folder: Path, models: Path, n: int, seed: int) -> None:
-    """Three models share two devices with room for one each. An answer may come from either device."""
+def run_on_two_devices(folder: Path, models: Path, n: int, seed: int, kill_s: float | None = None) -> None:
+    """Three models share two devices with room for one each. An answer may come from either device. Every
+    `kill_s` seconds, an engine is killed, which may be loading or answering."""
     paths = lay_out(folder, models)
     known = known_requests(paths, ["0", "1"], seed, n=20)
     command = Command(
@@ -86,14 +91,28 @@ def run_on_two_devices(folder: Path, models: Path, n: int, seed: int) -> None:
         while not ended.wait(0.5):
             seen.extend(command.address.get("/models")[1]["data"])
 
+    killed: list[int] = []
+
+    def kill() -> None:
+        draw = random.Random(seed)
+        while not ended.wait(kill_s):
+            with suppress(OSError, IndexError):
+                killed.append(draw.choice(engines_of(command)))
+                os.kill(killed[-1], signal.SIGKILL)
+
     try:
         base = resident_nbytes(command.process.pid)
         watcher = threading.Thread(target=watch)
         watcher.start()
+        killer = threading.Thread(target=kill)
+        if kill_s is not None:
+            killer.start()
         load = Load(command.address.port, known, n, seed, clients=24)
         load.run()
         ended.set()
         watcher.join()
+        if kill_s is not None:
+            killer.join()
         metrics = command.address.get("/metrics")[1]
         counts = {
             name: int(re.findall(rf"{name}_total (\d+)", metrics)[-1]) for name in ("loads", "evictions")
@@ -105,7 +124,17 @@ def run_on_two_devices(folder: Path, models: Path, n: int, seed: int) -> None:
         assert engines_of(command) == []
         after = resident_nbytes(command.process.pid)
         sizes = {"base": base // MIB, "loaded": loaded // MIB, "after": after // MIB}
-        print(json.dumps({"answered": load.answered, "wrong": len(load.wrong), **counts, "MiB": sizes}))
+        print(
+            json.dumps(
+                {
+                    "answered": load.answered,
+                    "wrong": len(load.wrong),
+                    **counts,
+                    "kills": len(killed),
+                    "MiB": sizes,
+                }
+            )
+        )
         assert not load.wrong, load.wrong[:3]
         assert sum(load.answered.values()) == n and counts["evictions"] > 0
         assert after - base < (loaded - base) / 2
@@ -119,8 +148,8 @@ def run_on_two_devices(folder: Path, models: Path, n: int, seed: int) -> None:
 @pytest.mark.wide
 @pytest.mark.timeout(3600)
 @two_drivers
-def test_random_requests_on_two_devices(tmp_path: Path, models: Path) -> None:
-    run_on_two_devices(tmp_path, models, n=60, seed=2)
+def test_random_requests_while_engines_are_killed(tmp_path: Path, models: Path) -> None:
+    run_on_two_devices(tmp_path, models, n=150, seed=2, kill_s=20.0)
 
 
 @pytest.mark.wide
