@@ -173,7 +173,9 @@ class ExpertSlots:
         self._words = [_host_words(inputs[d]) for d in self._here]
         counting = {next((d for d in self._here if stacks[0].width(d)), None) for stacks in self._stacks}
         self._counts = [
-            (devices[d], view) for d in self._here if d in counting and (view := inputs[d].counts)
+            (devices[d], view, _array(view).reshape(2, -1))
+            for d in self._here
+            if d in counting and (view := inputs[d].counts)
         ]
         for words, d in zip(self._words, self._here, strict=True):
             for table, stacks in zip(self.tables, self._stacks, strict=True):
@@ -181,8 +183,8 @@ class ExpertSlots:
                 empty = accumulate([stacks[0].width(d)] * table.n_slots, initial=0)
                 starts = np.repeat(list(empty), table.strides[d])[: table.n_ids(d) + 1]
                 words[table.starts_at : table.starts_at + len(starts)] = starts
-        for _, view in self._counts:
-            _array(view)[:] = 0
+        for _, _, counts in self._counts:
+            counts[:] = 0
 
     @property
     def n_moving(self) -> int:
@@ -236,14 +238,14 @@ class ExpertSlots:
                 stack, at = self._stacks[layer][0], table.starts_at + 2 * slot
                 words[at + 1] = words[at] + stack.widths[d][expert]
 
-    def take_counts(self, totals: np.ndarray) -> None:
-        """Add the counts of the last step to `totals`, uint64 [sum of n_experts], and clear them."""
-        for device, view in self._counts:
+    def take_counts(self, totals: np.ndarray, halves: bool = False) -> None:
+        """Add the counts of the last step to `totals`, uint32 [experts of all layers], and clear them. The
+        step may have computed its rows in two halves."""
+        for device, view, counts in self._counts:
             device.invalidate(view.buffer)  # type: ignore[arg-type]
-            counts = _array(view)
-            for half in counts.reshape(2, -1):
+            for half in counts if halves else counts[:1]:
                 np.add(totals, half, out=totals)
-            counts[:] = 0
+                half[:] = 0
             device.flush(view.buffer)  # type: ignore[arg-type]
 
     def faults(self) -> list[str]:

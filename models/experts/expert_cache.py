@@ -36,8 +36,7 @@ class ExpertCache:
         n_experts = [table.n_experts for table in slots.tables]
         self.uses = Uses(slots.names, n_experts)
         self.choose: Choose = choose or (lambda uses, resident: replacements(uses, resident, len(n_experts)))
-        self._firsts = np.cumsum([0, *n_experts])
-        self._totals = np.zeros(sum(n_experts), np.uint64)
+        self._totals = np.zeros(sum(n_experts), np.uint32)
         self._is_resident = np.zeros(sum(n_experts), bool)
         self._n_steps = self._n_rows = 0
         self.hits = self.misses = self.n_replaced = 0
@@ -54,9 +53,10 @@ class ExpertCache:
                 time.sleep(POLL_S)
         self._note_residents()
 
-    def after_step(self, n_rows: int) -> None:
-        """Count the uses of the step that has just ended, and replace experts. No step may be running."""
-        self.slots.take_counts(self._totals)
+    def after_step(self, n_rows: int, halves: bool = False) -> None:
+        """Count the uses of the step that has just ended, in two halves or not, and replace experts. No step
+        may be running."""
+        self.slots.take_counts(self._totals, halves)
         self._n_steps += 1
         self._n_rows += n_rows
         if self.slots.n_moving or self._n_steps % self.period == 0:
@@ -85,7 +85,7 @@ class ExpertCache:
 
     def _note_residents(self) -> None:
         self._is_resident[:] = False
-        for first, resident in zip(self._firsts, self.slots.resident, strict=False):
+        for first, resident in zip(self.uses.firsts, self.slots.resident, strict=True):
             self._is_resident[first + resident[resident >= 0]] = True
 
     def stats(self) -> dict[str, int]:

@@ -23,17 +23,26 @@ def most_used(uses: Uses, n_slots: Sequence[int]) -> list[list[int]]:
 def replacements(uses: Uses, resident: Sequence[np.ndarray], most: int, margin: float = MARGIN) -> list[Move]:
     """Return at most `most` moves, one per layer. `resident[layer]` lists each slot's expert, or -1. The most
     used expert without a slot replaces the least used expert in a slot, if it has over `margin` more uses."""
-    gains: list[tuple[float, Move]] = []
-    for layer, (held, slots) in enumerate(zip(uses.of_layers, resident, strict=True)):
-        if len(slots) == len(held) and (slots >= 0).all():
-            continue
-        scores = np.where(slots >= 0, held[slots], -margin - 1.0)
-        slot = int(scores.argmin())
-        outside = held.copy()
-        outside[slots[slots >= 0]] = -1.0
-        expert = int(outside.argmax())
-        gain = float(outside[expert] - scores[slot])
-        if outside[expert] >= 0 and gain > margin:
-            gains.append((gain, Move(layer, slot, expert)))
-    gains.sort(key=lambda item: -item[0])
-    return [move for _, move in gains[:most]]
+    # Vectors over all layers first, because few layers gain.
+    n_slots = [len(slots) for slots in resident]
+    every = np.concatenate(resident)
+    filled = every >= 0
+    is_resident = np.zeros(len(uses.flat), bool)
+    is_resident[(every + np.repeat(uses.firsts, n_slots))[filled]] = True
+    outside = np.where(is_resident, -1.0, uses.flat)
+    inside = np.where(is_resident, uses.flat, np.inf)
+    best = np.maximum.reduceat(outside, uses.firsts)
+    gains = best - np.minimum.reduceat(inside, uses.firsts)
+    if not filled.all():
+        has_room = [bool((slots < 0).any()) for slots in resident]
+        gains[has_room] = best[has_room] + margin + 1
+    gains[best < 0] = -np.inf  # all experts of the layer have slots
+    moves = []
+    for layer in np.argsort(-gains, kind="stable")[:most].tolist():
+        if not gains[layer] > margin:
+            break
+        held, slots = uses.of_layers[layer], resident[layer]
+        slot = int(np.where(slots >= 0, held[slots], -1.0).argmin())
+        first = uses.firsts[layer]
+        moves.append(Move(layer, slot, int(outside[first : first + len(held)].argmax())))
+    return moves

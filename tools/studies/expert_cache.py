@@ -78,8 +78,8 @@ def recorded(path: str, text: str, device: str, most: int) -> tuple[np.ndarray, 
     try:
         if (cache := runner.expert_cache) is None:
             raise SystemExit(f"error: {path} is no mixture")
-        counts = np.zeros(cache.uses.flat.size, np.uint64)
-        cache.after_step = lambda n_rows: cache.slots.take_counts(counts)  # type: ignore[method-assign]
+        counts = np.zeros(cache.uses.flat.size, np.uint32)
+        cache.after_step = lambda *_: cache.slots.take_counts(counts)  # type: ignore[method-assign]
         sizes = [t.n_experts for t in cache.slots.tables]
         for i, token in enumerate(tokens):
             at = i % (runner.n_ctx - 1)  # each context begins anew

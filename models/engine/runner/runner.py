@@ -266,7 +266,7 @@ class Runner:
         self.mesh.write_step(self._params, tables or self._ropes.at(positions), second, adapters)
         self.mesh.run(step)
         if self.expert_cache:
-            self.expert_cache.after_step(n_rows)
+            self.expert_cache.after_step(n_rows, step.kind.halves)
 
     @property
     def pools(self) -> list[Pool]:

@@ -3,24 +3,31 @@ replacement."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse, wide
+from device_sets import DEVICE_SETS, needs_layer, nmse, wide
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
 
 from vkbackend import hazards
+from vkbackend.buffer import Home
 from vkbackend.meta.expert_slots import Move
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.experts.uses import Uses
 from vkbackend.models.placement.layout import slot_nbytes_of
+from vkbackend.models.placement.memory_report import allocations
+from vkbackend.models.placement.traced_steps import step_sizes
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
@@ -63,7 +70,7 @@ def at_random(rng: np.random.Generator, most: int = 3):  # type: ignore[no-untyp
 
 
 FAMILIES = [name for name in FIXTURES if any(key.endswith("expert_count") for key in build(name).keys)]
-UNEVEN = {"tensor_split": (5, 3, 2)}
+UNEVEN, UNEVEN_TWO = {"tensor_split": (5, 3, 2)}, {"tensor_split": (5, 3)}
 THREE = pytest.param(["numpy"] * 3, UNEVEN, id="numpy*3")
 SETS: list[Any] = [
     pytest.param(devices, {"tensor_split": (5, 3, 2)[: len(devices)]}, id=",".join(devices), marks=p.marks)
@@ -290,3 +297,76 @@ def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path) -> None:
         saved_state.save(runner, saved, 0, SlotContent(PROMPT, N), 0, N)
         runner.close()
     assert np.array_equal(got, want[N : N + 1])
+
+
+def test_the_report_counts_slots_exactly(tmp_path: Path) -> None:
+    """The planned bytes equal the allocated bytes of every kind of memory."""
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    plain = opened(path, ["numpy"] * 2, **UNEVEN_TWO)
+    mib = slot_mib(plain)
+    plain.close()
+    runner = opened(path, ["numpy"] * 2, 3 * mib, **UNEVEN_TWO)
+    shape, devices = runner._shape, runner.mesh.devices
+    limits = [device.limits for device in devices]
+    steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
+    for held, device in zip(allocations(runner.layout, devices, steps), devices, strict=True):
+        assert held.items["slots"] > 0
+        for home in (Home.WEIGHTS, Home.HOST, Home.KV, Home.SCRATCH):
+            assert held.homes[home.value] == device.nbytes[home], home
+    runner.close()
+
+
+VALIDATED = """
+import json, sys
+from vkbackend.meta.expert_slots import Move
+from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.options import Options
+from vkbackend.step import Run
+from vkbackend.vulkan import instance
+devices, mib, prompt = sys.argv[2].split(","), float(sys.argv[3]), [3 + i for i in range(20)]
+experts = [("_exps", "CPU")]
+runner = Runner(Options.of(
+    sys.argv[1], devices=devices, n_ctx=64, override_tensor=experts, moe_cache_mib=mib,
+    tensor_split=[1] * len(devices),
+))
+if sys.argv[4] == "semaphores":
+    for device in runner.mesh.devices:
+        device.copies_ended(), device.copies.close()
+        device.copies, device.transfer_family = None, device.family
+cache = runner.expert_cache
+turns = iter(range(1000))
+def choose(uses, resident):
+    turn = next(turns)
+    outside = [[e for e in range(8) if e not in slots] for slots in resident]
+    return [Move(layer, turn % 3, experts[turn % 5]) for layer, experts in enumerate(outside)]
+cache.choose = choose
+cache.period = 1
+runner.step(prompt, [Run(0, 0, 20, 0)], [19])
+for step in range(20):
+    runner.step([5], [Run(0, 0, 1, 20 + step)], [0])
+assert cache.n_replaced > 20, cache.n_replaced
+runner.close()
+print(json.dumps(instance.validation_messages))
+"""
+
+
+@pytest.mark.wide
+@needs_layer
+@pytest.mark.parametrize("order", ["barriers", "semaphores"])
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+def test_replacements_cause_no_messages(tmp_path: Path, devices: list[str], order: str) -> None:
+    """Synchronization validation sees the copies of every step, on one queue, or ordered as for a transfer
+    queue."""
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    plain = opened(path, devices)
+    mib = slot_mib(plain)
+    plain.close()
+    done = subprocess.run(
+        [sys.executable, "-c", VALIDATED, str(path), ",".join(devices), str(3 * mib), order],
+        env=os.environ | {"VKBACKEND_VALIDATION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
