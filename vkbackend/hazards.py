@@ -52,6 +52,7 @@ class _Access:
     is_write: bool
     is_copy: bool
     name: str
+    apart: int = 0
     open_to_copies: bool = True
     open_to_dispatches: bool = True
 
@@ -92,6 +93,7 @@ def check(recording: Recording) -> list[Hazard]:
             host_wrote = True
         elif isinstance(command, Dispatch | Copy):
             name, is_copy = _name(index, command), isinstance(command, Copy)
+            part = command.apart if isinstance(command, Dispatch) else 0
             accesses = [(r, False) for r in command.reads] + [(w, True) for w in command.writes]
             for where, is_write in accesses:
                 is_host = isinstance(where.buffer, Buffer) and where.buffer.home in HOST_HOMES
@@ -101,6 +103,7 @@ def check(recording: Recording) -> list[Hazard]:
                     host_pending.append((where, name))
                 for other in unordered[where.buffer]:
                     conflict = (is_write or other.is_write) and where.overlaps(other.where)
+                    conflict = conflict and not (is_write and other.is_write and 0 < part == other.apart)
                     if conflict and (other.open_to_copies if is_copy else other.open_to_dispatches):
                         kind = (
                             f"{'write' if is_write else 'read'}-after-{'write' if other.is_write else 'read'}"
@@ -113,7 +116,7 @@ def check(recording: Recording) -> list[Hazard]:
                 if w.overlaps(r)
             ]
             for where, is_write in accesses:
-                unordered[where.buffer].append(_Access(where, is_write, is_copy, name))
+                unordered[where.buffer].append(_Access(where, is_write, is_copy, name, part))
     end_of_segment()
     return hazards
 

@@ -54,6 +54,8 @@ class Dispatch:
     # the shader gets 64-bit addresses of the args, not bindings
     addressed: bool = False
     rows: bool = False  # whether the shader reads the step's rows
+    # Dispatches with the same number write different parts of one output, so they may run together (0: none).
+    apart: int = field(default=0, compare=False)
     reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
     writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
 
@@ -141,6 +143,13 @@ class Cut:
 
 
 Access = Dispatch | Copy
+
+
+def apart(a: Access, b: Access) -> bool:
+    """Return whether the writes of two commands conflict in no word, although their ranges overlap."""
+    return isinstance(a, Dispatch) and isinstance(b, Dispatch) and a.apart == b.apart > 0
+
+
 Command = Access | Barrier | Exchange | Cut
 
 HOST_HOMES = (Home.STAGING, Home.PAGES)
@@ -312,10 +321,11 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
-    barrier, or writes a range read since then. A segment begins with a FROM_HOST barrier. This barrier also
-    makes earlier segments' writes visible, because waiting for a segment orders only execution. A segment
-    that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was
-    recorded since the previous barrier. A barrier delays copies only if a copy follows in the segment.
+    barrier, or writes a range read since then. Dispatches that are `apart` need none between their writes. A
+    segment begins with a FROM_HOST barrier. This barrier also makes earlier segments' writes visible, because
+    waiting for a segment orders only execution. A segment that writes host memory ends with a TO_HOST
+    barrier. A barrier waits for copies only if a copy was recorded since the previous barrier. A barrier
+    delays copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -324,19 +334,25 @@ def derive_barriers(recording: Recording) -> Recording:
             commands.append(marks[i - 1])
         commands.append(Barrier(Scope.FROM_HOST))
         reads: list[Range] = []
-        writes: list[Range] = []
+        writes: list[tuple[Range, Access]] = []
         wrote_host = copied = False
         last_copy = max((at for at, c in enumerate(segment) if isinstance(c, Copy)), default=-1)
         for at, command in enumerate(segment):
             if isinstance(command, Dispatch | Copy):
-                conflict = any(
-                    r.overlaps(w) for r in (*command.reads, *command.writes) for w in writes
-                ) or any(w.overlaps(r) for w in command.writes for r in reads)
+                conflict = (
+                    any(r.overlaps(w) for r in command.reads for w, _ in writes)
+                    or any(
+                        own.overlaps(w) and not apart(command, writer)
+                        for own in command.writes
+                        for w, writer in writes
+                    )
+                    or any(w.overlaps(r) for w in command.writes for r in reads)
+                )
                 if conflict:
                     commands.append(Barrier(Scope.DEVICE, copied, at <= last_copy))
                     reads, writes, copied = [], [], False
                 reads += command.reads
-                writes += command.writes
+                writes += [(w, command) for w in command.writes]
                 wrote_host |= _is_host(command.writes)
                 copied |= isinstance(command, Copy)
             commands.append(command)

@@ -22,20 +22,21 @@ def by_depth(recording: Recording) -> Recording:
 
 
 def _sorted(segment: list[Command]) -> list[Command]:
-    reads: dict[object, list[tuple[Range, int]]] = {}
-    writes: dict[object, list[tuple[Range, int]]] = {}
+    reads: dict[object, list[tuple[Range, int, int]]] = {}
+    writes: dict[object, list[tuple[Range, int, int]]] = {}
     depths: list[int] = []
     for command in segment:
         assert isinstance(command, Dispatch | Copy) and not isinstance(command, Cut), command
         own_reads, own_writes = command.reads, command.writes
-        depth = 0
+        depth, part = 0, command.apart if isinstance(command, Dispatch) else 0
         for table, ranges in ((writes, own_reads), (writes, own_writes), (reads, own_writes)):
             for buffer, begin, end in ranges:
-                for other, d in table.get(buffer, ()):
+                for other, d, of in table.get(buffer, ()):
                     if d >= depth and begin < other.end and other.begin < end:
-                        depth = d + 1
+                        if not (part and part == of and ranges is own_writes and table is writes):
+                            depth = d + 1
         for table, ranges in ((reads, own_reads), (writes, own_writes)):
             for access in ranges:
-                table.setdefault(access.buffer, []).append((access, depth))
+                table.setdefault(access.buffer, []).append((access, depth, part))
         depths.append(depth)
     return [command for _, command in sorted(zip(depths, segment, strict=True), key=lambda item: item[0])]

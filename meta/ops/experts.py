@@ -176,9 +176,11 @@ def _experts(
         stride, at = table.strides[d], region.offset + 4 * table.starts_at
         starts = View(region.buffer, at, (table.n_ids(d) + 1,), "u32")
         pieces = [(stride * first, view) for first, view in w.slots.pieces[d]]
+        # Reads over the bus take longer, so they begin first.
+        _product(graph, d, w, w.pieces[d], w.shape[0], w.starts[d], x, pairs.misses, out)
         _product(graph, d, w, pieces, table.n_ids(d), starts, x, pairs.hits, out)
-        pairs = pairs.misses
-    _product(graph, d, w, w.pieces[d], w.shape[0], w.starts[d], x, pairs, out)
+    else:
+        _product(graph, d, w, w.pieces[d], w.shape[0], w.starts[d], x, pairs, out)
     if bias:
         values, bias_starts = bias.whole(d), bias.starts.get(d)
         graph.on(d, bias).add_id(out, values, ids, out, starts=bias_starts)

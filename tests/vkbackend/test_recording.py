@@ -150,6 +150,20 @@ def test_bytes_that_do_not_overlap_do_not_conflict() -> None:
     assert len(scopes(recording_of(dispatch([], [view(a, 0, 9)]), dispatch([view(a, 8, 16)], [])))) == 2
 
 
+@pytest.mark.parametrize(("first", "second", "n_barriers"), [(7, 7, 0), (7, 8, 1), (0, 0, 1), (0, 7, 1)])
+def test_dispatches_of_one_output_need_no_barrier_if_they_write_different_parts(
+    first: int, second: int, n_barriers: int
+) -> None:
+    """A read of the output waits for both, and the next write waits for the read."""
+    x, y, z = (view(buffer(), 0, 16) for _ in range(3))
+    writers = [replace(dispatch([x], [y]), apart=apart) for apart in (first, second, first)]
+    recording = recording_of(*writers[:2], dispatch([y], [z]), writers[2])
+    assert len(scopes(recording)) == 1 + n_barriers + 2
+    assert not check(recording)
+    bare = check(Recording("bare", [Barrier(Scope.FROM_HOST), *writers[:2]]))
+    assert [hazard.kind for hazard in bare] == n_barriers * ["write-after-write"]
+
+
 def test_an_update_in_place_is_a_hazard() -> None:
     a = buffer()
     assert [h.kind for h in check(recording_of(dispatch([view(a, 0, 8)], [view(a, 7, 9)])))] == ["in-place"]

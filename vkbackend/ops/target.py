@@ -27,6 +27,7 @@ class Target:
         groups: tuple[int, int, int],
         step: View | None = None,
         flops: int = 0,
+        apart: int = 0,
     ) -> None:
         spec = SPECS[op] if isinstance(op, str) else op
         assert len(push) == len(spec.push), (spec.name, tuple(push))
@@ -51,6 +52,7 @@ class Target:
                 flops,
                 spec.addressed,
                 spec.rows,
+                apart,
             )
         )
 
