@@ -94,7 +94,7 @@ def tables_of(layers: Mapping[str, Sequence[Load]], n_devices: int, n_slots: int
         n = min(n_slots, n_experts, MAX_LAYER_SLOTS)
         tables[prefix] = SlotTable(n_experts, n, strides, at, counts_at)
         at += tables[prefix].n_words
-        counts_at += n_experts
+        counts_at += tables[prefix].n_counts
     return tables
 
 
@@ -103,6 +103,18 @@ def slot_views(
 ) -> list[tuple[tuple[int, ...], str]]:
     """Return (shape, type) of all pieces of slots on device `d`, in the order of allocation."""
     return [(shape, load.dtype) for load, _, shape in _pieces(layers, tables, d, max_range)]
+
+
+def views_of_layer(table: SlotTable, stacks: Sequence[Weight], inputs: Inputs, d: int) -> list[View]:
+    """Return a layer's slots, its table and its counts on device `d`, in an order that equal layers share."""
+    slots = [view for weight in stacks if weight.slots for _, view in weight.slots.pieces[d]]
+    tables, counts = inputs.experts, inputs.counts
+    assert tables and counts
+    views = [View(tables.buffer, tables.offset + 4 * table.at, (table.n_words,), "u32")]
+    for half in range(2):
+        at = counts.offset + 4 * (half * counts.shape[1] + table.counts_at)
+        views.append(View(counts.buffer, at, (table.n_counts,), "u32"))
+    return [*slots, *views]
 
 
 def attach_slots(
@@ -238,9 +250,17 @@ class ExpertSlots:
                 stack, at = self._stacks[layer][0], table.starts_at + 2 * slot
                 words[at + 1] = words[at] + stack.widths[d][expert]
 
+    @property
+    def n_counts(self) -> int:
+        return sum(table.n_counts for table in self.tables)
+
+    def counts_of_experts(self, totals: np.ndarray) -> np.ndarray:
+        """Return `totals` without the padding between layers, [experts of all layers]."""
+        return np.concatenate([totals[t.counts_at : t.counts_at + t.n_experts] for t in self.tables])
+
     def take_counts(self, totals: np.ndarray, halves: bool = False) -> None:
-        """Add the counts of the last step to `totals`, uint32 [experts of all layers], and clear them. The
-        step may have computed its rows in two halves."""
+        """Add the counts of the last step to `totals`, uint32 [n_counts], and clear them. The step may have
+        computed its rows in two halves."""
         for device, view, counts in self._counts:
             device.invalidate(view.buffer)  # type: ignore[arg-type]
             for half in counts if halves else counts[:1]:

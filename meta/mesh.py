@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -76,11 +76,11 @@ class Mesh:
         shape: StepShape,
         sizes: StepSizes | None = None,
         n_places: int = 1,
-        layers: Sequence[Layer] = (),
+        layers_of: Callable[[Sequence[Inputs]], Sequence[Layer]] = lambda inputs: (),
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
         `n_places` steps may have output rows in transfer from other nodes. Steps record equal ones of
-        `layers` only a few times."""
+        `layers_of(inputs)` only a few times."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -95,6 +95,7 @@ class Mesh:
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
+        layers = layers_of(self._inputs)
         repeated = RepeatedLayers(layers) if layers and self.reuse and env.repeating() else None
         self._steps = RecordedSteps(builder, arenas, self.reuse, repeated)
         self.outputs = Outputs(self.devices, self._inputs, shape.vocab, sizes.logits, self.nodes, n_places)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vkbackend.buffer import View
+from vkbackend.buffer import ALIGN, View, aligned
 from vkbackend.meta.split import State
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.ops import Groups, Recorder
@@ -37,6 +37,9 @@ class Weight:
         return view
 
 
+ALIGN_WORDS = ALIGN // 4  # Layers' tables differ by multiples of this, so equal layers are recorded once.
+
+
 @dataclass(frozen=True, slots=True)
 class SlotTable:
     """A layer's expert cache. In `Inputs.experts`, a table of `n_experts` ids begins at word `at`, followed
@@ -58,7 +61,11 @@ class SlotTable:
 
     @property
     def n_words(self) -> int:
-        return self.n_experts + 2 * self.n_slots + 1
+        return aligned(self.n_experts + 2 * self.n_slots + 1, ALIGN_WORDS)
+
+    @property
+    def n_counts(self) -> int:
+        return aligned(self.n_experts, ALIGN_WORDS)
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class ExpertCache:
         n_experts = [table.n_experts for table in slots.tables]
         self.uses = Uses(slots.names, n_experts)
         self.choose: Choose = choose or (lambda uses, resident: replacements(uses, resident, len(n_experts)))
-        self._totals = np.zeros(sum(n_experts), np.uint32)
+        self._totals = np.zeros(slots.n_counts, np.uint32)
         self._is_resident = np.zeros(sum(n_experts), bool)
         self._n_steps = self._n_rows = 0
         self.hits = self.misses = self.n_replaced = 0
@@ -76,10 +76,11 @@ class ExpertCache:
 
     def _settle(self) -> None:
         """Add the counts since the last change of residents."""
-        hits = int(self._totals[self._is_resident].sum())
+        counts = self.slots.counts_of_experts(self._totals)
+        hits = int(counts[self._is_resident].sum())
         self.hits += hits
-        self.misses += int(self._totals.sum()) - hits
-        self.uses.add(self._totals, self._n_rows)
+        self.misses += int(counts.sum()) - hits
+        self.uses.add(counts, self._n_rows)
         self._totals[:] = 0
         self._n_rows = 0
 

@@ -5,31 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from vkbackend.buffer import Buffer, View
+from vkbackend.meta.expert_slots import views_of_layer
 from vkbackend.meta.repeated_layers import Layer
-from vkbackend.meta.tensor import Weight
+from vkbackend.meta.tensor import Inputs, Weight
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory
 from vkbackend.models.placement.layout import layer_of
 
 
 def graph_layers(
-    weights: Mapping[str, Weight], memories: Sequence[LayerMemory], forms: Mapping[str, int], n_devices: int
+    weights: Mapping[str, Weight],
+    memories: Sequence[LayerMemory],
+    forms: Mapping[str, int],
+    inputs: Sequence[Inputs],
 ) -> list[Layer]:
-    """Return the layers with their arrays. `forms` numbers the layers' ops (StepSizes). Layers with equal
-    keys have equal ops, and arrays of equal formats and shapes on equal kinds of memory. Arrays
-    of equal shapes have equal distances in memory, because one binding of a fused product spans two of
-    them."""
+    """Return the layers with their arrays and the inputs of their expert caches. `forms` numbers the layers'
+    ops (StepSizes). Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal
+    kinds of memory. Arrays of equal shapes have equal distances in memory, because one binding of a fused
+    product spans two of them."""
     held: list[list[tuple[str, Weight]]] = [[] for _ in memories]
     for name, weight in weights.items():
         if (il := layer_of(name)) is not None:
             held[il].append((name.split(".", 2)[2], weight))
-    layers = []
+    layers, n_devices = [], len(inputs)
     for il, (arrays, memory) in enumerate(zip(held, memories, strict=True)):
         section, cached = f"blk.{il}", list(_arrays(memory))
         placed = [[view for _, weight in arrays for view in _views(weight, d)] for d in range(n_devices)]
         in_memory = [[view for _, array in cached for view in _views(array, d)] for d in range(n_devices)]
+        stacks = [weight for _, weight in arrays if weight.slots]
+        if stacks and stacks[0].slots:
+            table = stacks[0].slots.table
+            for d, of_device in enumerate(in_memory):
+                of_device += views_of_layer(table, stacks, inputs[d], d)
         key = (
             forms.get(section),
             [(name, w.dtype, w.shape, w.state, _shapes(w)) for name, w in (*arrays, *cached)],
+            [
+                [(first, v.shape) for pieces in w.slots.pieces for first, v in pieces]
+                for w in stacks
+                if w.slots
+            ],
             [_distances(of_device) for of_device in placed],
             _traits(memory),
         )

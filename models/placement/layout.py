@@ -47,7 +47,7 @@ class Layout:
     def experts(self) -> tuple[int, int]:
         """Return the words of all tables, and the experts of their layers."""
         every = self.tables.values()
-        return sum(table.n_words for table in every), sum(table.n_experts for table in every)
+        return sum(table.n_words for table in every), sum(table.n_counts for table in every)
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
-from vkbackend.recording import Cut, Recording
+from vkbackend.recording import Cut, Dispatch, Recording
 from vkbackend.repeats import RepeatingRecording
 from vkbackend.step import Mix
 from vkbackend.tools.measure import synthetic
@@ -41,12 +42,19 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(synthetic.SHAPES, name, shape)
 
 
-def opened(name: str, shares: tuple[float, ...], chunk: int | None = None) -> Runner:
+def opened(name: str, shares: tuple[float, ...], chunk: int | None = None, **more: Any) -> Runner:
     limits = replace(LIMITS, max_allocation_nbytes=chunk) if chunk else LIMITS
     devices = [SimulatedDevice(d, 1 << 40, limits) for d in range(len(shares))]
     names = [device.name for device in devices]
     options = Options.of(
-        name, devices=names, tensor_split=shares, n_ctx=256, n_ubatch=128, n_slots=4, use_mmap=False
+        name,
+        devices=names,
+        tensor_split=shares,
+        n_ctx=256,
+        n_ubatch=128,
+        n_slots=4,
+        use_mmap=False,
+        **more,
     )
     return Runner(options, Hollow(f"{name}:f16"), devices=devices)
 
@@ -81,6 +89,25 @@ def test_repeated_layers_are_those_of_the_complete_model(
     runner = opened(name, shares)
     kinds = [*KINDS, *([StepKind.of_run(128, 1, halves=True)] if len(shares) > 1 else [])]
     assert all(is_repeated(compare(runner, kind)) for kind in kinds)
+
+
+@pytest.mark.parametrize("shares", [(1,), (3, 1)])
+def test_layers_with_expert_caches_repeat(
+    shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers have different slots, tables and counts. Simulated devices cannot fill the slots."""
+    for name in ("ExpertSlots", "ExpertCache"):
+        monkeypatch.setattr(loading, name, Mock())
+    runner = opened("experts", shares, override_tensor=[("_exps", "CPU")], moe_cache_mib=3.0)
+    assert all(0 < table.n_slots < table.n_experts for table in runner.layout.tables.values())
+    kinds = [*KINDS, *([StepKind.of_run(128, 1, halves=True)] if len(shares) > 1 else [])]
+    for kind in kinds:
+        step = compare(runner, kind)
+        assert is_repeated(step)
+        for executable in step.executables:
+            lookups = [c for c in executable.recording.accesses() if getattr(c, "op", "") == "moe_lookup"]
+            tables = {lookup.args[1] for lookup in lookups if isinstance(lookup, Dispatch)}
+            assert len(tables) == DENSE["block_count"] == len(lookups) // (1 + kind.halves)
 
 
 def test_cuts_are_those_of_the_complete_model(shapes: None, monkeypatch: pytest.MonkeyPatch) -> None:

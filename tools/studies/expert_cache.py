@@ -78,13 +78,18 @@ def recorded(path: str, text: str, device: str, most: int) -> tuple[np.ndarray, 
     try:
         if (cache := runner.expert_cache) is None:
             raise SystemExit(f"error: {path} is no mixture")
-        counts = np.zeros(cache.uses.flat.size, np.uint32)
+        counts = np.zeros(cache.slots.n_counts, np.uint32)
         cache.after_step = lambda *_: cache.slots.take_counts(counts)  # type: ignore[method-assign]
         sizes = [t.n_experts for t in cache.slots.tables]
         for i, token in enumerate(tokens):
             at = i % (runner.n_ctx - 1)  # each context begins anew
             runner.step([token], [Run(0, 0, 1, at)], [])
-            rows.append([np.flatnonzero(of) for of in np.split(counts, np.cumsum(sizes)[:-1])])
+            rows.append(
+                [
+                    np.flatnonzero(of)
+                    for of in np.split(cache.slots.counts_of_experts(counts), np.cumsum(sizes)[:-1])
+                ]
+            )
             counts[:] = 0
     finally:
         runner.expert_cache = None  # its counts are not saved

@@ -220,9 +220,9 @@ class Loading:
         ranges = [piece_nbytes(device) for device in mesh.devices]
         attach_slots(mesh.weights, layout.stacks, layout.tables, ranges, mesh.stores.slots)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
-        layers = graph_layers(mesh.weights, kv.layers, self._steps.forms, len(limits))
+        layers_of = partial(graph_layers, mesh.weights, kv.layers, self._steps.forms)
         build = partial(model.forward, w=weights, caches=kv.layers)
-        mesh.prepare(build, self.shape, self._steps, n_places, layers)
+        mesh.prepare(build, self.shape, self._steps, n_places, layers_of)
         if layout.tables:
             slots = ExpertSlots(mesh.devices, mesh.inputs, mesh.weights, layout.stacks, layout.tables, ranges)
             self.expert_cache = ExpertCache(slots, self.fingerprint)
