@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -37,6 +37,7 @@ class Graph:
     wire: str = "f32"
     lane: int = 0  # Reduces use this half (0 or 1) of the slots.
     skipped: Collection[int] = ()  # Layers that are not recorded, because they repeat earlier layers.
+    check: Callable[[], None] = lambda: None  # called before every layer; may raise
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
@@ -69,7 +70,10 @@ class Graph:
 
     def recorded_layers(self, layers: Sequence[T]) -> Iterator[tuple[int, T]]:
         """Yield (number, layer) of the layers that are recorded."""
-        return ((il, layer) for il, layer in enumerate(layers) if il not in self.skipped)
+        for il, layer in enumerate(layers):
+            if il not in self.skipped:
+                self.check()
+                yield il, layer
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return sums.add(a, b)

@@ -11,7 +11,7 @@ from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.compiling import compile_all
+from vkbackend.meta.compiling import begin_all, compile_all
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.repeated_layers import RepeatedLayers
@@ -20,9 +20,12 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
-# At least MIN_STEPS steps are stored, and more up to MAX_COMMANDS commands. A command takes 1 KB in Python,
-# up to 2 KB in a driver, and 1 ms to record again.
-MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
+# At least MIN_STEPS steps are stored, and more up to MAX_NBYTES of estimated host memory. A stored command
+# takes 1.6 KB in Python, and every command 3.4 KB in lavapipe (RSS of 20 steps of 40 layers). GPU drivers are
+# assumed to need 128 words for the commands and descriptors of a dispatch.
+MAX_NBYTES, MIN_STEPS = 2 << 30, 32
+STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
+COMPILING_SLICE_S = 0.002  # A step that is recorded ahead stops compiling within this time.
 
 Values = dict[str, list[View | None]]
 
@@ -35,10 +38,18 @@ class Step:
     values: Values  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
     used: int = 0
+    on_cpu: bool = False  # whether the driver of a device is a software driver
 
     @property
-    def n_commands(self) -> int:
-        return sum(executable.recording.n_commands for executable in self.executables)
+    def nbytes(self) -> int:
+        """Estimate the host memory of the step."""
+        recordings = [executable.recording for executable in self.executables]
+        driver = CPU_NBYTES if self.on_cpu else DRIVER_NBYTES
+        return sum(STORED_NBYTES * len(r.stored) + driver * r.n_commands for r in recordings)
+
+
+class _Awaited(Exception):
+    """A request arrived while a step was recorded ahead."""
 
 
 class RecordedSteps:
@@ -54,10 +65,49 @@ class RecordedSteps:
         layers: RepeatedLayers | None = None,
     ) -> None:
         self.builder, self.arenas, self._reuse, self._layers = builder, list(arenas), reuse, layers
+        self.repeating = layers is not None  # whether equal layers are recorded once
         self.by_kind: dict[StepKind, Step] = {}
         self.while_recording: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
         self.n_recorded, self.record_s = 0, 0.0
         self._n_asked = 0
+        self._is_awaited: Callable[[], bool] | None = None
+
+    def record_ahead(self, kind: StepKind, is_awaited: Callable[[], bool]) -> bool:
+        """Record a step that no request needs yet. Return whether the step was recorded. The recording stops
+        as soon as `is_awaited` returns true, which is called before every layer of the graph and of each
+        device. Steps recorded ahead are closed first, and leave half of the memory to others."""
+        if kind in self.by_kind or self.nbytes > MAX_NBYTES // 2:
+            return False
+        self._is_awaited = is_awaited
+        try:
+            self.by_kind[kind] = self._record(kind)
+            return True
+        except _Awaited:
+            for device in self.builder.devices:
+                device.stop_compiling()
+            return False
+        finally:
+            self._is_awaited = None
+
+    def _check(self) -> None:
+        if self._is_awaited and self._is_awaited():
+            raise _Awaited
+
+    def _compile(self, recordings: Sequence[Recording]) -> None:
+        """Compile the pipelines of a step. Ahead of need, they compile in the background."""
+        devices = self.builder.devices
+        if self._is_awaited is None:
+            compile_all(devices, recordings)
+            return
+        begin_all(devices, recordings)
+        pairs = list(zip(devices, recordings, strict=True))
+        while not all(device.node or device.has_compiled(recording) for device, recording in pairs):
+            self._check()
+            time.sleep(COMPILING_SLICE_S)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(step.nbytes for step in self.by_kind.values())
 
     def of(self, kind: StepKind) -> Step:
         step = self.by_kind.get(kind)
@@ -67,21 +117,21 @@ class RecordedSteps:
                 step = self._record(kind)
             self.n_recorded += 1
             self.record_s += time.perf_counter() - began
-            self._make_room(step.n_commands)
+            self._make_room(step.nbytes)
             self.by_kind[kind] = step
         self._n_asked += 1
         step.used = self._n_asked
         return step
 
-    def _make_room(self, n_commands: int) -> None:
-        """Close the least recently used steps until `n_commands` more commands fit. Runs end before the next
-        call, so no recorded step is running."""
-        n_commands += sum(step.n_commands for step in self.by_kind.values())
+    def _make_room(self, nbytes: int) -> None:
+        """Close the least recently used steps until `nbytes` more fit. Runs end before the next call, so no
+        recorded step is running."""
+        nbytes += self.nbytes
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
-            if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:
+            if nbytes <= MAX_NBYTES or len(self.by_kind) < MIN_STEPS:
                 break
             step = self.by_kind.pop(kind)
-            n_commands -= step.n_commands
+            nbytes -= step.nbytes
             self._close(step)
 
     def _close(self, step: Step) -> None:
@@ -90,12 +140,12 @@ class RecordedSteps:
                 executable.close()
 
     def _record(self, kind: StepKind) -> Step:
-        repeated = self._repeated(kind) if self._layers else None
+        repeated = self._repeated(kind) if self.repeating else None
         if repeated:
             recordings, reduces, values = repeated
         else:
-            built = self.builder.recorded(kind)
-            compile_all(self.builder.devices, built.recordings)
+            built = self.builder.recorded(kind, check=self._check)
+            self._compile(built.recordings)
             recordings, values = self._placed(built)
             reduces = built.reduces
         executables: list[Executable] = []
@@ -103,10 +153,12 @@ class RecordedSteps:
             for device, recording in zip(self.builder.devices, recordings, strict=True):
                 if env.debug() >= 3:
                     env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(recording)]}")
+                self._check()
                 executables.append(device.build(recording))
                 undo.callback(executables[-1].close)
             undo.pop_all()
-        return Step(kind, executables, reduces, values, lag=2 if kind.halves else 1)
+        on_cpu = any(device.limits.is_cpu for device in self.builder.devices)
+        return Step(kind, executables, reduces, values, lag=2 if kind.halves else 1, on_cpu=on_cpu)
 
     def _repeated(self, kind: StepKind) -> tuple[Sequence[Recording], list[Reduce | None], Values] | None:
         """Record a few of equal layers, or return None if the others would not repeat them."""
@@ -114,8 +166,9 @@ class RecordedSteps:
         if kind.stage >= 0:  # one layer
             return None
         for way in self._layers.ways(kind):
-            built = self.builder.recorded(kind, [il for repetition in way for il in repetition.skipped])
-            compile_all(self.builder.devices, built.recordings)
+            skipped = [il for repetition in way for il in repetition.skipped]
+            built = self.builder.recorded(kind, skipped, self._check)
+            self._compile(built.recordings)
             with collection_paused():
                 recordings, _ = self._placed(built, cut=False)
                 if repeated := self._layers.repeat(recordings, built.reduces, way):
@@ -131,6 +184,7 @@ class RecordedSteps:
         end within segments."""
         recordings, values = [], {name: list(views) for name, views in built.values.items()}
         for d, (device, recording) in enumerate(zip(self.builder.devices, built.recordings, strict=True)):
+            self._check()
             offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
             # fewer rows may need slightly more memory
             if nbytes > self.arenas[d].nbytes:

@@ -41,11 +41,13 @@ class StepBuilder:
     reduce_type: str = "auto"
 
     @collection_paused()
-    def recorded(self, kind: StepKind, skipped: Collection[int] = ()) -> Built:
+    def recorded(
+        self, kind: StepKind, skipped: Collection[int] = (), check: Callable[[], None] = lambda: None
+    ) -> Built:
         """Record a step without the `skipped` layers. Segments of two halves alternate, so that one half
         computes during the other half's exchanges. A segment waits only for the exchange before the latest
         one."""
-        graphs = self.graphs(kind, skipped)
+        graphs = self.graphs(kind, skipped, check)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
             return Built(recordings, list(graphs[0].reduces), graphs[0].values)
@@ -55,20 +57,27 @@ class StepBuilder:
         values = first.values | {f"second half {name}": views for name, views in second.values.items()}
         return Built(recordings, reduces, values)
 
-    def graphs(self, kind: StepKind, skipped: Collection[int] = ()) -> list[Graph]:
+    def graphs(
+        self, kind: StepKind, skipped: Collection[int] = (), check: Callable[[], None] = lambda: None
+    ) -> list[Graph]:
         """Return the graphs that the model records: one graph, or one per half."""
-        skipped = frozenset(skipped)
+        how = frozenset(skipped), check
         if not kind.halves:
-            return [self._graph(self.inputs, kind, skipped)]
+            return [self._graph(self.inputs, kind, *how)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
         later = [second_half(inputs, kind) for inputs in self.inputs]
-        first = self._graph(self.inputs, first_half(kind), skipped)
-        return [first, self._graph(later, half, skipped, lane=1)]
+        first = self._graph(self.inputs, first_half(kind), *how)
+        return [first, self._graph(later, half, *how, lane=1)]
 
     def _graph(
-        self, inputs: Sequence[Inputs], kind: StepKind, skipped: Collection[int], lane: int = 0
+        self,
+        inputs: Sequence[Inputs],
+        kind: StepKind,
+        skipped: Collection[int],
+        check: Callable[[], None],
+        lane: int = 0,
     ) -> Graph:
-        shape = self.active, self.reduce_type, lane, skipped
+        shape = self.active, self.reduce_type, lane, skipped, check
         graph = Graph(self.devices, inputs, self.provider, kind, *shape)
         graph.begin()
         self.build(graph)

@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # The garbage collector took a tenth of a run's time.
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
+    os.environ["VKBACKEND_AHEAD"] = "0"  # Idle servers would take the processor from other tests.
     if runtime := config.getoption("--runtime"):
         os.environ["VKBACKEND_RUNTIME"] = runtime
     for marker in MARKERS:

@@ -71,6 +71,14 @@ def repeating() -> bool:
     return os.environ.get(REPEAT, "") != "0"
 
 
+AHEAD = "VKBACKEND_AHEAD"
+
+
+def records_ahead() -> bool:
+    """Return whether an idle engine process records steps that are likely next."""
+    return os.environ.get(AHEAD, "") != "0"
+
+
 RUNTIME = "VKBACKEND_RUNTIME"
 
 

@@ -151,6 +151,13 @@ class Device(ABC):
         """Start to compile pipelines in the background. Pipelines that are requested later are compiled
         first. Requesting a pipeline raises its compile error."""
 
+    def has_compiled(self, recording: Recording) -> bool:
+        """Return whether the recording's pipelines, which `compile_ahead` got, are ready."""
+        return True
+
+    def stop_compiling(self) -> None:  # noqa: B027 - as above
+        """Forget pipelines of `compile_ahead` whose compilation has not begun."""
+
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
         """Build an executable from a recording that has addresses and barriers."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vkbackend import env
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.engine.budget import PrefillBudget
@@ -160,6 +162,15 @@ class Engine:
         if self._speculation is not None:
             self._speculation.close()
         self.runner.close()
+
+    def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
+        """While no request is running, record a step that is likely next, until `is_awaited` returns true.
+        Return whether more steps may be recorded."""
+        try:
+            return not self._broken and self.runner.record_ahead(is_awaited)
+        except VkbackendError as error:  # A request that needs the step gets the error.
+            env.log(1, f"no step is recorded ahead: {error}")
+            return False
 
     def submit(self, request: Request) -> None:
         """Errors of the request become an event."""

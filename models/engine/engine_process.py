@@ -38,6 +38,7 @@ from vkbackend.models.options import Options
 ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish and report.
 CLOSE_S = 10.0  # Time to release everything before the process is killed.
 WAIT_SLICE_S = 0.5
+IDLE_S = 0.2  # An idle engine process records steps ahead after this time.
 STUCK_S = 0.02  # An engine without rows checks for work after this time.
 
 Open = Callable[[Options, Progress | None], Engine]
@@ -242,14 +243,20 @@ def serve(
         threading.Thread(target=_read, args=(conn, inbox), daemon=True).start()
         conn.send(engine.info)
         engine.runner.tell_of_compiling(compiled)
+        more = env.records_ahead()
         while True:
             try:
                 timeout = STUCK_S if engine.is_stuck and engine.busy else None
+                if more and not engine.busy:
+                    timeout = IDLE_S
                 request = inbox.get(not engine.busy or timeout is not None, timeout)
             except Empty:
-                if news := engine.step():
+                while more and not engine.busy and inbox.empty():
+                    more = engine.record_ahead(lambda: not inbox.empty())
+                if engine.busy and (news := engine.step()):
                     conn.send((news.ids, news.answers))
                 continue
+            more = env.records_ahead()
             if isinstance(request, Close):
                 break
             if isinstance(request, VkbackendError):

@@ -62,10 +62,10 @@ def opened(name: str, shares: tuple[float, ...], chunk: int | None = None, **mor
 def compare(runner: Runner, kind: StepKind) -> Step:
     """Compare a step with the step of all layers, and return it."""
     steps = runner.mesh.steps
-    step, layers = steps._record(kind), steps._layers
-    steps._layers = None
+    step = steps._record(kind)
+    steps.repeating = False
     complete = steps._record(kind)
-    steps._layers = layers
+    steps.repeating = True
     assert step.reduces == complete.reduces and step.lag == complete.lag
     assert step.executables[0].n_segments == complete.executables[0].n_segments
     for repeated, every in zip(step.executables, complete.executables, strict=True):

@@ -57,6 +57,10 @@ class FakeRunner:
     adapters: tuple[AdapterInfo, ...] = ()
     default_adapters: tuple[tuple[int, float], ...] = ()
     n_recorded, record_s = 0, 0.0
+
+    def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
+        return False
+
     n_embd, encodes, n_stages = N_VOCAB, False, 0
 
     def __init__(

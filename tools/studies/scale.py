@@ -1,20 +1,24 @@
 """Computes the demands of large models, without a card: `python -m vkbackend.tools.studies.scale`.
 
 Plans, lays out and records models of 8B, 70B and 235B weights on 1, 2, 4 and 8 simulated devices
-(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start, the memory of a
-card, and the longest context that fits in 8, 16 and 24 GiB.
+(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start and of recording a
+step, with equal layers recorded once and with every layer in turns, the memory of a card, and the longest
+context that fits in 8, 16 and 24 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from vkbackend import env
 from vkbackend.buffer import Home
@@ -33,11 +37,13 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
+TURNS, HELD = 3, 8  # recordings of a step, and steps whose memory is measured
 ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB lists real sizes.
 MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter of this.
 
 HOST = (
-    *("model", "cards", "start s", "token s", "prompt s", "host MiB"),
+    *("model", "cards", "start s", "token s", "every layer", "prompt s", "every layer", "host MiB"),
+    *("KiB of a token's step", "every layer"),
     *("dispatches, token", "prompt", "descriptors, token", "prompt", "pipelines, token", "prompt", "both"),
     *("submissions of a prompt, unknown speed", "400 GB/s"),
 )
@@ -82,10 +88,45 @@ def context_in(memory_gib: int, fixed: int, kv: int) -> str:
     return f"{n_ctx}k" if n_ctx > 0 else "-"
 
 
-def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
-    began = time.process_time()
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A step, and the median CPU seconds to record it with equal layers once and with every layer."""
+
+    step: Step
+    once_s: float
+    every_s: float
+
+
+def recorded(runner: Runner, n_rows: int, top_k: int) -> Recorded:
     halves = n_rows > 1 and in_halves(runner.mesh.devices, runner.options)
-    return runner.mesh.recorded_step(StepKind.of_run(n_rows, 1, top_k, halves)), time.process_time() - began
+    kind, steps = StepKind.of_run(n_rows, 1, top_k, halves), runner.mesh.steps
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(TURNS):
+        for once in took:
+            steps.repeating = once
+            steps.by_kind.pop(kind, None)
+            began = time.process_time()
+            step = steps.of(kind)
+            took[once].append(time.process_time() - began)
+    steps.repeating = True
+    return Recorded(step, statistics.median(took[True]), statistics.median(took[False]))
+
+
+def held_kib(runner: Runner, kind: StepKind, once: bool) -> float:
+    """Return the growth of the resident memory per step of `kind`."""
+    steps = runner.mesh.steps
+    steps.repeating, held = once, []
+    for i in range(1 + HELD):
+        if i == 1:
+            before = resident()
+        steps.by_kind.pop(kind, None)
+        held.append(steps.of(kind))
+    steps.repeating = True
+    return (resident() - before) / HELD / 1024
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def measure(
@@ -109,12 +150,15 @@ def measure(
     with variable(env.CACHE, "off"):  # The speed of simulated cards cannot be measured.
         runner = Runner(options, Hollow(spec), devices=devices)
         start_s = time.process_time() - began
-        token, token_s = recorded(runner, 1, 1)  # Startup does not record top_k = 1.
-        prompt, prompt_s = recorded(runner, N_PROMPT, runner.max_top_k)
+        of_token = recorded(runner, 1, 1)  # Startup does not record top_k = 1.
+        of_prompt = recorded(runner, N_PROMPT, runner.max_top_k)
+        token, prompt = of_token.step, of_prompt.step
+        step_kib = [held_kib(runner, token.kind, once) for once in (True, False)]
     host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     first, last = pipelines(token), pipelines(prompt)
     (d_token, b_token), (d_prompt, b_prompt) = counts(token), counts(prompt)
-    host: tuple[object, ...] = spec, n, start_s, token_s, prompt_s, host_mib
+    host: tuple[object, ...] = spec, n, start_s, of_token.once_s, of_token.every_s
+    host += (of_prompt.once_s, of_prompt.every_s, host_mib, *step_kib)
     host += (d_token, d_prompt, b_token, b_prompt, len(first), len(last), len(first & last))
     host += (submissions(prompt, Pace()), submissions(prompt, MEASURED))
     most = max(devices, key=lambda device: device.heaps[0])

@@ -33,8 +33,8 @@ POLL_S = 0.01
 READY_S = 300.0
 
 
-def tiny(vocab: str, path: Path) -> None:
-    """Write a llama model with the vocabulary of `vocab` and a few thousand weights."""
+def tiny(vocab: str, path: Path, n_layer: int = N_LAYER) -> None:
+    """Write a llama model with the vocabulary of `vocab` and small random layers."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
     n_vocab = len(kept["tokenizer.ggml.tokens"])
@@ -48,7 +48,7 @@ def tiny(vocab: str, path: Path) -> None:
             writer.add_uint32(key, value)
         else:
             writer.add_array(key, np.asarray(value).tolist())
-    writer.add_block_count(N_LAYER)
+    writer.add_block_count(n_layer)
     writer.add_context_length(512)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(2 * N_EMBD)
@@ -65,7 +65,7 @@ def tiny(vocab: str, path: Path) -> None:
 
     add("token_embd", n_vocab, N_EMBD)
     add("output_norm", N_EMBD)
-    for i in range(N_LAYER):
+    for i in range(n_layer):
         for norm in ("attn_norm", "ffn_norm"):
             add(f"blk.{i}.{norm}", N_EMBD)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):

@@ -133,6 +133,12 @@ class VulkanDevice(LogicalDevice, Device):
     def compile_ahead(self, recording: Recording) -> None:
         self.programs.begin([c for c in recording.accesses() if isinstance(c, Dispatch)])
 
+    def has_compiled(self, recording: Recording) -> bool:
+        return bool(self.programs.are_ready([c for c in recording.accesses() if isinstance(c, Dispatch)]))
+
+    def stop_compiling(self) -> None:
+        self.programs.stop()
+
     def build(self, recording: Recording, *, timed: bool = False) -> VulkanExecutable:
         executable = VulkanExecutable(self, self.programs, recording, timed=timed)
         try:

@@ -67,6 +67,15 @@ class Programs:
         first."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
+    def are_ready(self, dispatches: Sequence[Dispatch]) -> bool:
+        """Return whether the dispatches wait for no pipeline. A pipeline may have failed to compile."""
+        keys = {key for key, _ in self._used(dispatches)} - self._pipelines.keys()
+        return all(key in self._begun and self._begun[key][1].done() for key in keys)
+
+    def stop(self) -> None:
+        """Forget queued pipelines whose compilation has not begun."""
+        self._begun = {key: begun for key, begun in self._begun.items() if not begun[1].cancel()}
+
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
         used: list[tuple[Key, PipelineLayout]] = []
         for d in dispatches:

@@ -20,6 +20,7 @@ from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
 from vkbackend.models.engine.runner.group import Group
+from vkbackend.models.engine.runner.likely_steps import likely_kinds
 from vkbackend.models.engine.runner.loading import Loading, n_stages
 from vkbackend.models.engine.runner.memory_report import memory_report
 from vkbackend.models.engine.runner.micro_batch import MicroBatch, Rows, StepHandle
@@ -90,6 +91,7 @@ class Runner:
         self.n_vocab, self.n_ctx = self.model.n_vocab, self.options.n_ctx
         self.n_slots, self.n_ubatch = self.options.n_slots, loading.n_ubatch
         self._shape = shape = loading.shape
+        self._tried: set[StepKind] = set()  # kinds that were recorded ahead, or could not be
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         self.max_hidden, self.n_embd, self.encodes = shape.n_hidden, self.model.n_embd, shape.encodes
         self._tables = self.kv.groups
@@ -236,6 +238,22 @@ class Runner:
         for n in sizes:
             if n <= min(self.n_ubatch, self.max_outputs):
                 self.mesh.recorded_step(StepKind(n, n, mix_of(n), Wanted(self.max_top_k)))
+
+    def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
+        """Record one step that is likely next, unless `is_awaited` returns true before its end. Return
+        whether more may be recorded. Encoders and groups of nodes record no steps ahead."""
+        if self.group or self.encodes:
+            return False
+        steps = self.mesh.steps
+        used = sorted(steps.by_kind.values(), key=lambda step: -step.used)
+        kinds = [step.kind for step in used if step.used]
+        for kind in likely_kinds(kinds, self._shape, self.n_slots, self.max_top_k):
+            if kind not in self._tried and kind not in steps.by_kind and kind.n_outputs <= self.max_outputs:
+                recorded = steps.record_ahead(kind, is_awaited)
+                if recorded or not is_awaited():
+                    self._tried.add(kind)
+                return recorded or is_awaited()
+        return False
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` contains rows of cos

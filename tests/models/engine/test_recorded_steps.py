@@ -35,7 +35,7 @@ def test_unused_steps_are_replaced(models: Path, devices: list[str], monkeypatch
     runner.close()
     assert all(not device.counts for device in runner.mesh.devices)
 
-    monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(recorded_steps, "MAX_NBYTES", 1)
     monkeypatch.setattr(recorded_steps, "MIN_STEPS", 2)
     runner = open_runner(models, devices)
     for n in SIZES:
@@ -56,10 +56,10 @@ def test_unused_steps_are_replaced(models: Path, devices: list[str], monkeypatch
 def test_the_limit_on_commands_limits_the_steps(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, ["numpy"] * 2)
     last_logits(runner, 1)
-    n_commands = next(iter(runner.mesh.steps.by_kind.values())).n_commands
-    assert n_commands > 100
+    nbytes = next(iter(runner.mesh.steps.by_kind.values())).nbytes
+    assert nbytes > 100_000
     monkeypatch.setattr(recorded_steps, "MIN_STEPS", 1)
-    monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
+    monkeypatch.setattr(recorded_steps, "MAX_NBYTES", 3 * nbytes + 3 * nbytes // 4)
     for n in (2, 5, 9):
         last_logits(runner, n)
     assert recorded_sizes(runner) == [2, 8, 12]
