@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, covering, device_infos, needs_layer
+from device_sets import DEVICE_SETS, covering, device_infos, needs_layer, wide
 
 from vkbackend.ops import measured
 
@@ -70,7 +70,10 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
 
 
 @needs_layer
-@pytest.mark.parametrize(("devices", "disable"), covering(DEVICE_SETS, ["", "timeline", "host_import"]))
+SETS = [p if p.id in ("0,0", "0,0,0", "0,1") else wide(p) for p in DEVICE_SETS]
+
+
+@pytest.mark.parametrize(("devices", "disable"), covering(SETS, ["", "timeline", "host_import"]))
 def test_model_causes_no_messages(models: Path, devices: list[str], disable: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     assert messages(RUN, str(path), ",".join(devices), VKBACKEND_DISABLE=disable) == []
