@@ -69,10 +69,10 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
     return list(json.loads(result.stdout.splitlines()[-1]))
 
 
-@needs_layer
 SETS = [p if p.id in ("0,0", "0,0,0", "0,1") else wide(p) for p in DEVICE_SETS]
 
 
+@needs_layer
 @pytest.mark.parametrize(("devices", "disable"), covering(SETS, ["", "timeline", "host_import"]))
 def test_model_causes_no_messages(models: Path, devices: list[str], disable: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
