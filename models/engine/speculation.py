@@ -24,9 +24,8 @@ from vkbackend.ops import MAX_VEC_ROWS
 # often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 2  # Tokens per try; the second token measures a step of the draft model.
-# A draft model that has not drafted for n steps must first compute n rows. A try may take this share of the
-# time since the last draft.
-TRY_SHARE = 0.02
+TRY_SHARE = 0.02  # of the time since the last draft may be spent on a try of a model or head
+PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SURE = 0.5  # share of the expected saving that may be spent first, because the acceptance is not known
 
 Reserve = Callable[[int, int], bool]
@@ -57,6 +56,7 @@ class Speculation:
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
+        self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
 
@@ -135,21 +135,25 @@ class Speculation:
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
             return self._max_rows
-        if not self._prices.is_sure(n_rows):
+        if not self._prices.is_sure(n_rows) or (self._n_steps < self._paused.get(drafter, 0) and not tries):
             return 0
         rates = [self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]
         rate = sum(rates) / n
         best = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
-        if not best.n and not tries:
-            return 0
+        if not best.n:
+            self._paused[drafter] = self._n_steps + PAUSE
+            if not tries:
+                return 0
         owed = drafter.owed([_want(sequence, 1) for sequence, _ in waiting])
         if best.n:
             n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
             return best.n if owed < SURE * best.saved_s * n_left else 0
         if not best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds).n and drafter.measure():
             return 0  # even right drafts would save no time
+        plain = self._prices.known(n_rows)
+        price = owed + N_TRIED * seconds + self._prices.known(n_rows + 1) - plain
         passed = self._n_steps - self._asked_at.get(drafter, 0)
-        return N_TRIED if owed <= TRY_SHARE * passed * self._prices.known(n_rows) else 0
+        return N_TRIED if price <= TRY_SHARE * passed * plain else 0
 
     def _n_left(self, sequence: Sequence) -> int:
         """Return how many tokens the sequence may still generate."""
