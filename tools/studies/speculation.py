@@ -214,9 +214,12 @@ def main(words: list[str]) -> int:
             "chosen": lambda of=of: of(StepPrices),  # type: ignore[misc]
         }
         taken: dict[str, list[Outcome]] = {way: [] for way in ways}
-        for _ in range(args.rounds):
-            for way, make in ways.items():
-                taken[way].append(run(case, runner, make))
+        for number in range(args.rounds):
+            first = number % len(ways)
+            for way in [*ways, *ways][
+                first : first + len(ways)
+            ]:  # each way is the first as often as the others
+                taken[way].append(run(case, runner, ways[way]))
         plain, plain_cpu = (median(getattr(o, of) for o in taken["plain"]) for of in ("seconds", "cpu_s"))
         for way, outcomes in taken.items():
             last = outcomes[-1]
