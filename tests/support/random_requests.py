@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from device_sets import nmse
 
+from vkbackend.models.engine.completion import Completion
 from vkbackend.models.llm import LLM
 
+TIE = 1e-3  # Rounding changes a log probability by at most 1e-4 here.
 LONGEST_S = 900.0  # A request may wait for several loads on a busy machine.
 TEXTS = ("Once upon a time", "The little dog", "A girl named Lily", "One day", "They went to the park and")
 # An answer and the sum of all devices' memory must not depend on what else runs.
@@ -37,7 +39,7 @@ class Known:
 
 
 def known_requests(models: Mapping[str, Path], devices: Sequence[str], seed: int, n: int) -> list[Known]:
-    """Return `n` random requests for each model. Encoders embed; other models generate."""
+    """Return at most `n` random requests for each model. Encoders embed; other models generate."""
     draw, known = random.Random(seed), list[Known]()
     for name, path in models.items():
         alone = [LLM(path, devices=[device], **OPTIONS) for device in devices]
@@ -51,11 +53,19 @@ def known_requests(models: Mapping[str, Path], devices: Sequence[str], seed: int
             body = {"prompt": text, "max_tokens": draw.randrange(1, 24), "ignore_eos": True}
             body |= draw.choice(({"temperature": 0.0}, {"temperature": 1.0, "seed": draw.randrange(1 << 30)}))
             options = {name: value for name, value in body.items() if name != "prompt"}
-            texts = [llm.generate(text, **options).text for llm in alone]
-            known.append(Known(name, "/v1/completions", body, texts))
+            answers = [llm.generate(text, **options, logprobs=2) for llm in alone]
+            if not (body["temperature"] == 0 and any(map(has_tie, answers))):
+                known.append(Known(name, "/v1/completions", body, [answer.text for answer in answers]))
         for llm in alone:
             llm.close()
     return known
+
+
+def has_tie(answer: Completion) -> bool:
+    """Return whether two tokens were almost equally likely. Their order depends on how many rows of a prompt
+    a step has, because sums are rounded in another order."""
+    rows = answer.logprobs or []
+    return any(row.top[0][1] - row.top[1][1] < TIE for row in rows)
 
 
 @dataclass

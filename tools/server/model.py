@@ -28,6 +28,7 @@ LASTED_S = 10.0
 CLOSE_S = 15.0
 REOPEN_S = 300.0  # How long an answer waits to continue.
 LOADING_RETRY_S = 2
+NOT_READY = "model_not_ready"
 
 log = logging.getLogger("vkbackend.serve")
 Open = Callable[[Progress], LLM]
@@ -72,7 +73,7 @@ class Model:
             State.RESTARTING: "the model was lost and is being reopened; retry the request",
         }.get(self.state, self._end)
         extra = {"state": self.state.value, "progress": round(done, 4)}
-        return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
+        return Refusal(503, message, code=NOT_READY, retry_s=LOADING_RETRY_S, extra=extra)
 
     async def run(self) -> None:
         """Keep the model open until `close`. A reopened model gets the scales of adapters that clients set.
@@ -134,7 +135,7 @@ class Model:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
-    async def reopened(self, lost: LLM) -> LLM:
+    async def reopened(self, lost: LLM | None) -> LLM:
         """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REOPEN_S):
@@ -143,6 +144,19 @@ class Model:
                         return self._llm
                     await self._opened.wait()
         raise self.not_ready()
+
+    async def recovered(self, error: VkbackendError) -> bool:
+        """Return whether an error means that the model was lost, after it has been opened again. The loss may
+        be of an engine that is already replaced. Raises Refusal (503)."""
+        llm, refuses = self._llm, getattr(error, "code", "") == NOT_READY
+        if llm is not None and not llm.is_open:
+            self.failed(error, llm)
+        elif llm is not None:
+            return refuses or isinstance(error, DeviceLost | Timeout)
+        elif self.state is State.ENDED:
+            return False
+        await self.reopened(llm)
+        return True
 
     def failed(self, error: BaseException, llm: LLM) -> None:
         """Make `run` reopen the model if the error means that the model is lost."""

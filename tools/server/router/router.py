@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from vkbackend.errors import VkbackendError
 from vkbackend.tools.server import (
     adapters,
     chat_completions,
@@ -26,6 +27,7 @@ from vkbackend.tools.server.front import Endpoint, Events, Handler
 from vkbackend.tools.server.router.catalog import Catalog
 from vkbackend.tools.server.router.endpoints import ENDPOINTS
 from vkbackend.tools.server.router.tenant import Tenant
+from vkbackend.tools.server.service import MOST_STUCK
 from vkbackend.tools.server.unsupported import UNSUPPORTED
 
 STREAMING: frozenset[Endpoint] = frozenset(
@@ -87,8 +89,15 @@ class Router(Catalog):
             raise
 
     async def _call(self, endpoint: Endpoint, request: Request, tenant: Tenant) -> Response:
+        """Call the endpoint, and again if the engine is lost before the answer begins."""
         service = self.service_of(tenant)
         assert service is not None, "the request is admitted"
+        for _ in range(MOST_STUCK):
+            try:
+                return await endpoint(service, request)
+            except VkbackendError as error:
+                if not await service.model.recovered(error):
+                    raise
         return await endpoint(service, request)
 
     async def _events(
