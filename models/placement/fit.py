@@ -62,7 +62,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per node with known free memory, one for the software devices of this node, whose own
+    """Return a budget per node with known free memory, one for its software devices, whose own
     memory is host memory, and one per GPU for what its driver can pin. A driver may allocate more than this,
     and fail later."""
     members: dict[str, list[int]] = {}
@@ -70,11 +70,14 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
         members.setdefault(device.node, []).append(d)
     budgets = []
     for node, indices in members.items():
-        stand_in, limit = devices[indices[0]], None if node else least_host_limit()
-        free = stand_in.host_free if isinstance(stand_in, Elsewhere) else limit and limit.nbytes
+        stand_in = devices[indices[0]]
+        if isinstance(stand_in, Elsewhere):
+            name, free = f"memory of {node}", stand_in.host_free
+        else:
+            limit = least_host_limit()
+            name, free = (f"host memory ({limit.name})", limit.nbytes) if limit else ("", None)
         if free is None:
             continue
-        name = f"memory of {node}" if node else f"host memory ({limit.name})" if limit else "host memory"
         usable = int(free * (1 - RESERVE))
         budgets.append(Budget(name, usable, tuple(indices), homes=ON_HOST))
         software = tuple(d for d in indices if (info := devices[d].physical) and info.is_cpu)
