@@ -26,7 +26,7 @@ from vkbackend.models.placement.fit import ON_DEVICE, Budget
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import allocations
 from vkbackend.models.placement.step_rows import chosen_rows
-from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
+from vkbackend.models.placement.traced_steps import fitting_steps, most_rows, step_shape, token_recordings
 from vkbackend.ops import Groups, tile_count, tile_size
 from vkbackend.recording import Dispatch
 from vkbackend.step import MAX_ROWS, Run
@@ -124,6 +124,24 @@ def chosen_experts(routed: str, n_rows: int, n_used: int, n_experts: int) -> np.
     if routed == "evenly":
         return rng.permuted(np.tile(np.arange(n_experts), (n_rows, 1)), axis=1)[:, :n_used].reshape(-1)
     return np.tile(np.arange(n_used), n_rows)
+
+
+@pytest.mark.no_vulkan
+def test_a_token_has_the_same_dispatches_for_every_largest_step() -> None:
+    model, types, devices, options = mixture(n_ctx=4096, override_tensor=["exps=CPU"])
+    layout, limits = lay_out(model, types, 1, options), [devices[0].limits]
+    forms = []
+    for n in (512, MAX_ROWS):
+        shape = step_shape(model, layout, options, n)
+        [recording] = token_recordings(model, layout, options, limits, shape)
+        forms.append(
+            [
+                (c.op, c.variant, c.push, c.consts, c.groups, [(v.shape, v.dtype) for v in c.args])
+                for c in recording.commands
+                if isinstance(c, Dispatch)
+            ]
+        )
+    assert forms[0] == forms[1] and len(forms[0]) > 30
 
 
 @pytest.mark.no_vulkan
