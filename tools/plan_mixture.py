@@ -19,6 +19,7 @@ from vkbackend.models.placement.expert_use import Used, even, of_counts
 from vkbackend.models.placement.layout import Layout, lay_out, slots_in
 from vkbackend.models.placement.mixture_plan import RAM, CacheRow, MixturePlan, StepRow
 from vkbackend.models.placement.traced_steps import fitting_steps
+from vkbackend.ops import tile_size
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, table
 
@@ -81,7 +82,8 @@ def mixture_of(
         shape, sizes = fitting_steps(model, layout, options, limits, rows, halves=halves)
         if shape.n_rows == rows:
             scratch = max(sizes.scratch(d) for d in range(n))
-            steps.append(plan.steps(rows, slots[-1], scratch))
+            tile = tile_size(limits[0], rows, model.n_used, plan.n_experts) or 1
+            steps.append(plan.steps(rows, slots[-1], scratch, tile))
     return Mixture(plan, counted, tuple(map(plan.with_cache, slots)), tuple(steps))
 
 
@@ -101,10 +103,11 @@ def show_mixture(out: Console, mixture: Mixture) -> None:
     steps = [
         (
             *(row.n_rows, row.scratch / MIB),
-            *(n / MIB for n in row.bus),
-            *("-" if rate is None else f"{rate:.4g}" for rate in row.at_most),
+            *(n / MIB for n in (*row.bus, row.bus_of_tiles)),
+            *("-" if rate is None else f"{rate:.4g}" for rate in (*row.at_most, row.at_most_of_tiles)),
         )
         for row in mixture.steps
     ]
-    names = ("bus MiB a token", "with the largest cache", "at most tokens/s", "with the largest cache")
+    ways = ("with the largest cache", "if the GPU caches no host memory")
+    names = ("bus MiB a token", *ways, "at most tokens/s", *ways)
     out.print(table("prompts in steps of several sizes", ("-ub", "scratch MiB", *names), steps))

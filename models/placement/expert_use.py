@@ -59,3 +59,14 @@ def experts_read(used: Used, n_rows: int, n_slots: int = 0) -> float:
     """
     read = np.where(resident(used, n_slots), 0, 1 - (1 - used) ** n_rows)
     return float(read.sum(-1).mean())
+
+
+def tiles_read(used: Used, n_rows: int, tile: int) -> float:
+    """Return the mean number of tiles of at most `tile` tokens per layer, in a step of `n_rows` tokens. The
+    number of tokens of an expert has a binomial distribution."""
+    n = np.arange(n_rows + 1)
+    chances = np.clip(used.reshape(-1, 1), 1e-12, 1 - 1e-12)
+    of_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n_rows + 1)))])
+    choose = of_factorials[-1] - of_factorials - of_factorials[::-1]
+    probability = np.exp(choose + n * np.log(chances) + (n_rows - n) * np.log1p(-chances))
+    return float((probability * -(-n // tile)).sum() / (used.size // used.shape[-1]))

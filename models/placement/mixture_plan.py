@@ -16,7 +16,7 @@ import numpy as np
 from vkbackend.meta.balance import Cost, Times, times
 from vkbackend.meta.known_speed import Speed
 from vkbackend.models.architectures.base import Model
-from vkbackend.models.placement.expert_use import Used, experts_read, hit_rate
+from vkbackend.models.placement.expert_use import Used, experts_read, hit_rate, tiles_read
 from vkbackend.models.placement.layout import Layout, slot_nbytes_of, weight_nbytes
 
 # Bytes per second of expert weights that a CPU reads from two channels, of at most 51 GB/s (DDR4-3200) and 96
@@ -40,12 +40,16 @@ class CacheRow:
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """Steps of `n_rows` tokens of a prompt. `bus` is what the busiest device reads per token, without and
-    with the cache, and `at_most` the tokens per second that the bus allows (None: no limit)."""
+    with the cache, and `at_most` the tokens per second that the bus allows (None: no limit). They assume that
+    a step reads an expert once. `bus_of_tiles` and `at_most_of_tiles`, without the cache, assume that every
+    tile of pairs reads its expert over the bus, because the GPU does not cache host memory."""
 
     n_rows: int
     scratch: int
     bus: tuple[float, float]
     at_most: tuple[float | None, float | None]
+    bus_of_tiles: float
+    at_most_of_tiles: float | None
 
 
 @dataclass(frozen=True)
@@ -87,20 +91,32 @@ class MixturePlan:
         share = float(np.mean(rates))
         return CacheRow(n_slots * self.slot_nbytes, n_slots, share, max(host), taken, cpu)
 
-    def steps(self, n_rows: int, n_slots: int, scratch: int) -> StepRow:
-        each = [self._bus_of_step(n_rows, slots) for slots in (0, n_slots)]
+    def steps(self, n_rows: int, n_slots: int, scratch: int, tile: int) -> StepRow:
+        """`tile` is the most pairs (row, expert) of a tile."""
         without, cached = (
-            min((of.host / n for n, of in zip(bus, self.speeds, strict=True) if n > 1e-9), default=None)
-            for bus in each
+            self._bus_of_step(n_rows, [experts_read(used, n_rows, slots) for used in self.used])
+            for slots in (0, n_slots)
         )
-        return StepRow(n_rows, scratch, (max(each[0]), max(each[1])), (without, cached))
+        tiles = self._bus_of_step(n_rows, [tiles_read(used, n_rows, tile) for used in self.used])
+        return StepRow(
+            n_rows,
+            scratch,
+            (max(without), max(cached)),
+            (self._at_most(without), self._at_most(cached)),
+            max(tiles),
+            self._at_most(tiles),
+        )
 
-    def _bus_of_step(self, n_rows: int, n_slots: int) -> list[float]:
-        """Return the bytes that each device reads over its bus per row of a step. Matrices that are not
-        experts are read once."""
+    def _at_most(self, bus: Sequence[float]) -> float | None:
+        rates = (of.host / n for n, of in zip(bus, self.speeds, strict=True) if n > 1e-9)
+        return min(rates, default=None)
+
+    def _bus_of_step(self, n_rows: int, n_read: Sequence[float]) -> list[float]:
+        """Return the bytes that each device reads over its bus per row of a step that reads `n_read` experts
+        of each layer. Matrices that are not experts are read once."""
         experts = [0.0 for _ in self._devices]
         for il, stack in self._stacks():
-            part = experts_read(self.used[il], n_rows, n_slots) / self.model.n_used
+            part = n_read[il] / self.model.n_used
             experts = [n + of * part for n, of in zip(experts, stack, strict=True)]
         in_stacks = [sum(stack[d] for _, stack in self._stacks()) for d in self._devices]
         others = [host - n for host, n in zip(self.cost.host, in_stacks, strict=True)]

@@ -55,7 +55,10 @@ MACHINES = (
 )
 TOKENS = ("machine", "model", "GB a token", "no cache", "experts cached", *ROUTERS, "CPU", "CPU, even cache")
 CPU = ("machine", "model", *ROUTERS, "RAM at most")
-PROMPTS = ("machine", "model", "-ub", "scratch MiB", "bus MiB a token", "at most tokens/s")
+PROMPTS = (
+    *("machine", "model", "-ub", "scratch MiB", "bus MiB a token", "at most tokens/s"),
+    "if the GPU caches no host memory",
+)
 
 
 def mixture(machine: Machine, spec: str) -> Mixture:
@@ -105,7 +108,15 @@ def rows_of(machine: Machine, spec: str) -> Rows:
     token += [f"{per_s(row.times.total_ms)} ({100 * row.hit_rate:.0f} %)" for row in cached]
     token += [per_s(row.cpu_ms[machine.ram]) for row in (none, most)]
     prompts: list[tuple[object, ...]] = [
-        (machine.name, spec, row.n_rows, row.scratch / 2**20, row.bus[0] / 2**20, f"{row.at_most[0]:.0f}")
+        (
+            machine.name,
+            spec,
+            row.n_rows,
+            row.scratch / 2**20,
+            row.bus[0] / 2**20,
+            f"{row.at_most[0]:.0f}",
+            f"{row.at_most_of_tiles:.0f}",
+        )
         for row in planned.steps
     ]
     missed = [row.bus * machine.n_cards for row in cached]

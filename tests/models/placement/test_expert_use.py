@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vkbackend.models.placement.expert_use import even, experts_read, hit_rate, of_counts, resident, zipf
+from vkbackend.models.placement.expert_use import (
+    even,
+    experts_read,
+    hit_rate,
+    of_counts,
+    resident,
+    tiles_read,
+    zipf,
+)
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -35,6 +43,18 @@ def test_a_simulated_router_has_these_rates(used: np.ndarray) -> None:
     steps = rows.reshape(trials, n_rows, -1).any(1)
     for slots, read in ((0, steps), (n_slots, steps & ~in_cache)):
         assert abs(read.sum(1).mean() - experts_read(used, n_rows, slots)) < 0.5
+
+
+def test_tiles_of_a_simulated_router() -> None:
+    used, rng = zipf(32, 4), np.random.default_rng(5)
+    for n_rows, tile in ((40, 8), (64, 32), (3, 1)):
+        pairs = sampled(used, n_rows * 200, rng).reshape(200, n_rows, -1).sum(1)
+        want = (-(-pairs // tile)).sum(1).mean()
+        assert tiles_read(used, n_rows, tile) == pytest.approx(want, rel=0.05)
+    layers = np.stack([used, even(32, 4)])
+    both = [tiles_read(of, 64, 8) for of in layers]
+    assert tiles_read(layers, 64, 8) == pytest.approx(sum(both) / 2)
+    assert tiles_read(of_counts([1, 1, 0, 0], 2), 100, 32) == pytest.approx(2 * 4)
 
 
 def test_counts_of_several_layers() -> None:

@@ -57,13 +57,17 @@ def test_a_token_takes_its_bytes_over_the_rates(plan: MixturePlan) -> None:
 
 def test_steps_read_an_expert_once(plan: MixturePlan) -> None:
     for n_rows in (1, 16, 2048):
-        step = plan.steps(n_rows, N_EXPERT // 2, scratch=7)
+        step = plan.steps(n_rows, N_EXPERT // 2, scratch=7, tile=8)
         want = max(bus_bytes_per_row(plan.model, plan.layout, n_rows))
         assert step.bus[0] == pytest.approx(want, rel=1e-5) and step.bus[1] == pytest.approx(
             want / 2, rel=1e-5
         )
         assert step.at_most[0] == pytest.approx(BUS / step.bus[0]) and step.scratch == 7
-    assert plan.steps(512, N_EXPERT, 0).at_most == (pytest.approx(BUS / plan.steps(512, 0, 0).bus[0]), None)
+    few, every = plan.steps(512, 0, 0, 8), plan.steps(512, N_EXPERT, 0, 512)
+    assert every.at_most == (pytest.approx(BUS / few.bus[0]), None)
+    # Each of 16 experts has 64 of 1,024 pairs: 8 or 9 tiles of 8 pairs.
+    assert 8 * few.bus[0] < few.bus_of_tiles < 9 * few.bus[0]
+    assert every.bus_of_tiles == pytest.approx(every.bus[0], rel=1e-3)
 
 
 def test_a_router_with_favourites_hits_more(plan: MixturePlan) -> None:
