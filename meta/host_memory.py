@@ -4,6 +4,7 @@ the device, and both at once. Reports on one and the same bus range from 2 to 26
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -123,7 +124,7 @@ def _rates(device: Device) -> list[float]:
         copies = [Copy(View(w, 0, to.shape, "u32"), to, "measured copy") for w in reading.matrices]
         try:
             read = reading.rate()
-            seconds = min(run_times(lambda: _copy(device, copies)))
+            seconds = statistics.median(run_times(lambda: _copy(device, copies)))
             copy = reading.nbytes / seconds
             repeats = max(1, min(64, round(MEASURE_S / seconds)))
             read_with, copy_with = _both(device, reading, copies * repeats, repeats * reading.nbytes)

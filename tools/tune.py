@@ -21,6 +21,7 @@ from vkbackend.meta.host_memory import chosen_kind, forget_host_memory, measure_
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.ops import measured
+from vkbackend.runtime import Device
 from vkbackend.tools.console import console, printable, table
 from vkbackend.tools.measure import matrix_times
 from vkbackend.tools.report.host_memory import HEAD, cells
@@ -64,19 +65,24 @@ def run(args: argparse.Namespace) -> int:
         ]
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *matrix_times.TYPES), rows))
-        rows_of_hosts = [
-            (device.name, *cells(kind, of), "chosen" if kind == chosen_kind(device) else "")
-            for device in devices
-            for kind, of in measure_host_memory(device).items()
-        ]
-        if rows_of_hosts:
-            out.print(table("pinned host memory", ("device", *HEAD, ""), rows_of_hosts))
+        if rows_of_host := [row for device in devices for row in host_rows(device)]:
+            out.print(table("pinned host memory", ("device", *HEAD, ""), rows_of_host))
         if measured.save(info, ranking):
             err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False, soft_wrap=True)
     finally:
         for device in devices:
             device.close()
     return 0
+
+
+def host_rows(device: Device) -> list[list[str]]:
+    """Return a row of rates for each kind of host memory, and which one is chosen."""
+    rows = []
+    for name, of in measure_host_memory(device).items():
+        kind, *rates = cells(name, of)
+        chosen = "chosen" if name == chosen_kind(device) else ""
+        rows.append([device.name, str(kind), *(f"{rate:.3g}" for rate in rates), chosen])
+    return rows
 
 
 if __name__ == "__main__":
