@@ -216,8 +216,8 @@ class ExpertSlots:
         self._moving = tuple(moves)
         for d in self._here:
             if copies := self.copies(d):
+                self._copying.add(d)  # also if this fails, so that no table names the slots
                 self._devices[d].begin_copies(copies)
-                self._copying.add(d)
 
     def copies(self, d: int) -> list[Copy]:
         """Return device `d`'s copies for the current moves."""

@@ -26,10 +26,13 @@ def with_cache_size(
     reuse: bool = True,
 ) -> Options:
     """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. numpy
-    devices have no limit, so all experts fit."""
+    devices have no limit, so all experts fit. Software devices get no slots, because host memory is their own
+    memory."""
     if options.moe_cache_mib != "auto":
         return options
     without = replace(options, moe_cache_mib=0.0)
+    if all(device.limits.is_cpu for device in devices):
+        return without
     layout = lay_out(model, types, len(devices), without)
     of_each = slot_nbytes_of(layout.stacks, len(devices))
     if not of_each:

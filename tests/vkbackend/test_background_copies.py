@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from device_sets import device_params, for_every_runtime
 
+from vkbackend import faults
 from vkbackend.buffer import Home, View
 from vkbackend.device_info import DeviceInfo
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.open_device import open_device
 from vkbackend.recording import Copy, Recording
 from vkbackend.runtime import Device
@@ -99,5 +101,19 @@ def test_closing_waits_for_copies(info: DeviceInfo) -> None:
     values = np.zeros(1 << 18, np.uint32)
     source, target = words(device, Home.HOST, values), words(device, Home.WEIGHTS, values)
     device.begin_copies([Copy(source, target)])
+    device.close()
+    assert not device.counts and not device.abandoned
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("info", device_params()[:1])
+def test_copies_that_were_not_submitted_never_end(info: DeviceInfo) -> None:
+    device = VulkanDevice(info)
+    values = np.zeros(64, np.uint32)
+    source, target = words(device, Home.HOST, values), words(device, Home.WEIGHTS, values)
+    fault = faults.Fault(device.name, "vkQueueSubmit of copies", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
+    with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
+        device.begin_copies([Copy(source, target)])
+    assert not device.copies_ended()
     device.close()
     assert not device.counts and not device.abandoned

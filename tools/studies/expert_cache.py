@@ -73,7 +73,7 @@ def recorded(path: str, text: str, device: str, most: int) -> tuple[np.ndarray, 
     with GGUF.open(path) as gguf:
         tokens = Tokenizer.from_gguf(gguf).encode(text)[:most]
     experts = (r"\.ffn_(up|down|gate)_exps", "CPU")
-    options = Options.of(path, devices=[device], override_tensor=[experts], moe_cache_mib="auto")
+    options = Options.of(path, devices=[device], override_tensor=[experts], moe_cache_mib=1e6)
     runner, rows = Runner(options), []
     try:
         if (cache := runner.expert_cache) is None:

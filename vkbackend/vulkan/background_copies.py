@@ -23,8 +23,8 @@ POISON = 0xFFFFFFFF
 
 
 class BackgroundCopies:
-    """One batch of copies at a time. With VKBACKEND_POISON, targets are NaN until the first poll, so a step
-    that reads a target too early computes NaN."""
+    """One batch of copies at a time. A batch that could not be submitted never ends. With VKBACKEND_POISON,
+    targets are NaN until the first poll, so a step that reads a target too early computes NaN."""
 
     def __init__(self, device: LogicalDevice, queue: TimelineQueue | Any) -> None:
         self._device, self._queue = device, queue
@@ -33,7 +33,7 @@ class BackgroundCopies:
         self._command: Any = None
         self._n_signalled = 0
         self._pending: Sequence[Copy] = ()  # copies that follow their poison
-        self.busy = False
+        self.busy = self._failed = False
         try:
             self._create()
         except VkbackendError:
@@ -80,6 +80,8 @@ class BackgroundCopies:
         device = self._device
         if not self.busy:
             return True
+        if self._failed:
+            return False
         result = lib.vkGetFenceStatus(device.vk, self._fence[0])
         if result == C.VK_NOT_READY:
             return False
@@ -125,9 +127,10 @@ class BackgroundCopies:
                 signalSemaphoreCount=1,
                 pSignalSemaphores=self._semaphore,
             )
-        device.check(
-            lib.vkQueueSubmit(device.transfer_queue, 1, info, self._fence[0]), "vkQueueSubmit of copies"
-        )
+        self._failed = True
+        result = lib.vkQueueSubmit(device.transfer_queue, 1, info, self._fence[0])
+        device.check(result, "vkQueueSubmit of copies")
+        self._failed = False
 
     def _make_visible(self) -> None:
         """Make all later submissions to the compute queue wait for the signalled semaphore."""
@@ -147,7 +150,7 @@ class BackgroundCopies:
 
     def settle(self, timeout_s: float) -> bool:
         """Wait for submitted copies. Returns False on timeout."""
-        if not self.busy:
+        if not self.busy or self._failed:
             return True
         result = lib.vkWaitForFences(self._device.vk, 1, self._fence, 1, int(timeout_s * 1e9))
         return result != C.VK_TIMEOUT

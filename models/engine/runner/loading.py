@@ -195,7 +195,10 @@ class Loading:
                 "moe_cache_mib='auto' does not know the memory of several hosts; give a number of MiB"
             )
         sizes = self.model, self._types, mesh.devices, self.options, self.n_ubatch
-        return with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
+        options = with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
+        if not options.moe_cache_mib:
+            self.notes.append("no experts are cached: none is in host memory, or software devices compute")
+        return options
 
     def held(self, mesh: Mesh) -> list[Held]:
         """Return the bytes on each device according to the plan."""
