@@ -12,7 +12,7 @@ import pytest
 from pools import FakeMachine, entry
 from serving import Address, front_served, until
 
-from vkbackend.errors import GGUFError
+from vkbackend.errors import DeviceLost, GGUFError
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Limits
@@ -175,6 +175,22 @@ def test_a_client_that_leaves_a_stream_ends_its_request() -> None:
         assert router.pool.tenants["a"].n_active == 1
         sock.close()
         until(lambda: router.pool.tenants["a"].n_active == 0)
+
+
+def test_a_request_to_a_model_that_has_just_died() -> None:
+    """The request arrives before the server has noticed the loss, and gets the next engine's answer."""
+    machine = FakeMachine()
+    with routed(machine) as address:
+        complete(address, model="a")
+        lost = machine.models["a"][0]
+
+        def tokenize(*given: Any, **options: Any) -> list[int]:
+            lost.lost = DeviceLost("the engine's process ended")
+            raise lost.lost
+
+        lost.tokenize = tokenize  # type: ignore[method-assign]
+        assert complete(address, model="a")[1]["choices"][0]["text"] == "aaa"
+        assert len(machine.models["a"]) == 2
 
 
 def test_a_new_list() -> None:
