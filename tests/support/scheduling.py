@@ -8,7 +8,9 @@ from typing import Any
 
 from fake_runner import FakeRunner
 
+from vkbackend.models.drafting.draft_model import DraftModel
 from vkbackend.models.drafting.drafter import Drafter
+from vkbackend.models.drafting.heads import HeadDrafter
 from vkbackend.models.drafting.prices import StepPrices
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import limits_of
@@ -55,6 +57,9 @@ class Constant(StepPrices):
 def drafting(runner: Any, *drafters: Drafter | None) -> Speculation | None:
     """Return a speculation that always drafts, or None without drafters."""
     given = [drafter for drafter in drafters if drafter is not None]
+    for drafter in given:
+        if isinstance(drafter, DraftModel | HeadDrafter):
+            drafter._clock = lambda: 0.0  # drafted tokens are free
     return Speculation(given, limits_of(runner), Constant()) if given else None
 
 

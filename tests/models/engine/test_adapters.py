@@ -164,7 +164,6 @@ def test_a_head_drafts_with_the_adapters(tmp_path: Path) -> None:
         drafts = drafting(runner, *drafters)
         for drafter in drafters:
             asked: list[list[Draft]] = []
-            drafter._clock = lambda: 0.0  # type: ignore[attr-defined]  # lengths do not depend on time
             drafter.draft = recorded(drafter.draft, asked)  # type: ignore[method-assign]
             drafted.append(asked)
         engine = Engine(runner, speculation=drafts)
