@@ -263,7 +263,7 @@ def of_two_slots(runner: Runner) -> np.ndarray:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", wide(pytest.param("glm4moe", id="glm4moe"))])
+@pytest.mark.parametrize("name", ["qwen3vlmoe", wide(pytest.param("glm4moe", id="glm4moe"))])
 def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
     """A step in two halves counts the experts of both. Every node has its own cache."""
     path = write(build(name), tmp_path / "model.gguf")
