@@ -1,9 +1,10 @@
 """Times the first requests of a new server: `python -m vkbackend.tools.studies.cold_clients [-m MODEL]`.
 
 Starts a server for each way to record steps, in turns: every layer of every step, equal layers once, and
-also steps ahead while the server is idle. Then `-np` clients ask at once. The columns are the milliseconds
-to the first token and between tokens, the seconds until all texts are complete, the failed answers, and the
-machine's load. `--layers N` replaces the model by N small random layers with the model's vocabulary.
+also steps ahead while the server is idle. Then `-np` clients ask at once, and later again with other words,
+when all steps are known. The columns are the milliseconds to the first token and between tokens, the failed
+answers, and the machine's load. `--layers N` replaces the model by N small random layers with the model's
+vocabulary.
 """
 
 from __future__ import annotations
@@ -11,31 +12,56 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from vkbackend import env
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.http_load import HttpLoad, measure, model_of
+from vkbackend.tools.measure.http_load import (
+    WORDS,
+    Endpoint,
+    HttpLoad,
+    Text,
+    body_of,
+    load_of,
+    model_of,
+    text_of,
+)
 from vkbackend.tools.measure.turns import table, variable
 from vkbackend.tools.studies.serving import N_CTX, command
+from vkbackend.tools.studies.serving_beside import llama_server
 from vkbackend.tools.studies.serving_start import tiny
 
 # (name, VKBACKEND_REPEAT, VKBACKEND_AHEAD)
 WAYS = ("every layer", "0", "0"), ("equal layers once", "1", "0"), ("also ahead", "1", "1")
-COLUMNS = "steps", "round", "first ms p50", "first ms p99", "next ms p99", "all texts s", "errors", "load"
+COLUMNS = (
+    *("steps", "round", "first ms p50", "first ms p99", "next ms p99", "again: first ms p50", "first ms p99"),
+    *("next ms p99", "errors", "load"),
+)
 
 
-def cold(flags: Sequence[str], n: int, n_gen: int, idle_s: float) -> tuple[HttpLoad, float]:
-    with command("vkbackend", "serve", *flags, "--port", "0") as (_, endpoint):
-        time.sleep(idle_s)
-        model = asyncio.run(model_of(endpoint))
-        began = time.perf_counter()
-        load = asyncio.run(measure(endpoint, "completions", model, n, 1, n_gen))
-        return load, time.perf_counter() - began
+async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, seed: int) -> HttpLoad:
+    model = await model_of(endpoint)
+    began = time.perf_counter()
+
+    async def client(i: int) -> Text:
+        words = random.Random(seed + i).choices(WORDS, k=n_words)
+        return await text_of(endpoint, *body_of("completions", model, words, n_gen, i))
+
+    texts = await asyncio.gather(*map(client, range(n)))
+    return load_of(n, texts, time.perf_counter() - began)
+
+
+def waves(endpoint: Endpoint, name: str, turn: int, args: argparse.Namespace) -> tuple[object, ...]:
+    """Return a row of the table."""
+    time.sleep(args.idle)
+    sizes = args.parallel, args.words, args.n_gen
+    loads = [asyncio.run(wave(endpoint, *sizes, seed)) for seed in (0, args.parallel)]
+    times = [t for load in loads for t in (load.ttft_p50, load.ttft_p99, load.itl_p99)]
+    return name, turn, *times, sum(load.n_errors for load in loads), os.getloadavg()[0]
 
 
 def main() -> None:
@@ -49,8 +75,10 @@ def main() -> None:
     add("--layers", type=int, default=0, help="in its place: this many small layers with its vocabulary")
     add("-dev", "--device", default="0", help="device list (default: %(default)s)")
     add("-np", "--parallel", type=int, default=16, help="clients (default: %(default)s)")
+    add("--words", type=int, default=8, help="words of a prompt (default: %(default)s)")
     add("-n", "--n-gen", type=int, default=16, help="tokens of a text (default: %(default)s)")
     add("-r", "--repetitions", type=int, default=2, help="rounds (default: %(default)s)")
+    add("--python", help="a Python that has xllamacpp: llama-server on the processor is measured as well")
     add("--idle", type=float, default=30.0, help="seconds before the requests (default: %(default)s)")
     args = parser.parse_args()
     rows: list[tuple[object, ...]] = []
@@ -64,10 +92,15 @@ def main() -> None:
         for turn in range(args.repetitions):
             for name, repeats, ahead in WAYS:
                 sys.stderr.write(f"{name}, round {turn}\n")
-                with variable(env.REPEAT, repeats), variable(env.AHEAD, ahead):
-                    load, took_s = cold(flags, args.parallel, args.n_gen, args.idle)
-                times = load.ttft_p50, load.ttft_p99, load.itl_p99, took_s
-                rows.append((name, turn, *times, load.n_errors, os.getloadavg()[0]))
+                with (
+                    variable(env.REPEAT, repeats),
+                    variable(env.AHEAD, ahead),
+                    command("vkbackend", "serve", *flags, "--port", "0") as (_, endpoint),
+                ):
+                    rows.append(waves(endpoint, name, turn, args))
+            if args.python:
+                with llama_server(args.python, path, args.n_gen) as (_, endpoint):
+                    rows.append(waves(endpoint, "llama-server", turn, args))
     table(f"{args.parallel} clients of a new server, {args.idle:g} s after its start", COLUMNS, rows)
 
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import resource
 import statistics
 import sys
 import time
+import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from vkbackend import env
 from vkbackend.buffer import Home
@@ -37,7 +36,7 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
-TURNS, HELD = 3, 8  # recordings of a step, and steps whose memory is measured
+TURNS = 3  # recordings of a step
 ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB lists real sizes.
 MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter of this.
 
@@ -112,21 +111,19 @@ def recorded(runner: Runner, n_rows: int, top_k: int) -> Recorded:
     return Recorded(step, statistics.median(took[True]), statistics.median(took[False]))
 
 
-def held_kib(runner: Runner, kind: StepKind, once: bool) -> float:
-    """Return the growth of the resident memory per step of `kind`."""
+def step_kib(runner: Runner, kind: StepKind, once: bool) -> float:
+    """Return the memory that Python allocates for a step."""
     steps = runner.mesh.steps
-    steps.repeating, held = once, []
-    for i in range(1 + HELD):
-        if i == 1:
-            before = resident()
-        steps.by_kind.pop(kind, None)
-        held.append(steps.of(kind))
+    steps.repeating = once
+    steps.by_kind.pop(kind, None)
+    steps.of(kind)  # fills the tables that steps share
+    del steps.by_kind[kind]
+    tracemalloc.start()
+    steps.of(kind)
+    nbytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     steps.repeating = True
-    return (resident() - before) / HELD / 1024
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return nbytes / 1024
 
 
 def measure(
@@ -153,12 +150,12 @@ def measure(
         of_token = recorded(runner, 1, 1)  # Startup does not record top_k = 1.
         of_prompt = recorded(runner, N_PROMPT, runner.max_top_k)
         token, prompt = of_token.step, of_prompt.step
-        step_kib = [held_kib(runner, token.kind, once) for once in (True, False)]
+        python_kib = [step_kib(runner, token.kind, once) for once in (True, False)]
     host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     first, last = pipelines(token), pipelines(prompt)
     (d_token, b_token), (d_prompt, b_prompt) = counts(token), counts(prompt)
     host: tuple[object, ...] = spec, n, start_s, of_token.once_s, of_token.every_s
-    host += (of_prompt.once_s, of_prompt.every_s, host_mib, *step_kib)
+    host += (of_prompt.once_s, of_prompt.every_s, host_mib, *python_kib)
     host += (d_token, d_prompt, b_token, b_prompt, len(first), len(last), len(first & last))
     host += (submissions(prompt, Pace()), submissions(prompt, MEASURED))
     most = max(devices, key=lambda device: device.heaps[0])

@@ -1,0 +1,67 @@
+"""Models of many layers record equal layers once: the commands are those of a step that records every layer.
+
+The layers of a fixture follow one another several times, so windows, experts and recurrent layers repeat in
+periods.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.fixture import Fixture, write
+from oracles.fixtures import FIXTURES, build
+from runners import load_runner
+
+from vkbackend import hazards
+from vkbackend.meta.step_kind import StepKind
+from vkbackend.repeats import RepeatingRecording
+
+pytestmark = pytest.mark.no_vulkan
+TIMES = 5
+KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
+FEW = "llama", "qwen3moe", "mamba2"
+
+
+def deepened(fixture: Fixture) -> Fixture:
+    """Repeat all layers after leading dense ones TIMES times."""
+    n, dense = fixture.n_layer, fixture.keys.get("leading_dense_block_count", 0)
+    layers = [*range(n), *list(range(dense, n)) * (TIMES - 1)]
+    tensors: dict[str, np.ndarray] = {}
+    for name, values in fixture.tensors.items():
+        if match := re.match(r"blk\.(\d+)\.", name):
+            rest = name[match.end() :]
+            tensors |= {f"blk.{il}.{rest}": values for il, of in enumerate(layers) if of == int(match[1])}
+        else:
+            tensors[name] = values
+    keys = {
+        key: [value[of] for of in layers] if isinstance(value, list | tuple) and len(value) == n else value
+        for key, value in fixture.keys.items()
+    }
+    return replace(fixture, keys=keys | {"block_count": len(layers)}, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.wide]) for name in FIXTURES]
+)
+def test_deep_models(name: str, tmp_path: Path) -> None:
+    fixture = build(name)
+    if fixture.keys.get("nextn_predict_layers") or "per_layer_token_embd.weight" in fixture.tensors:
+        pytest.skip("a head follows the layers, or each layer has columns of an embedding")
+    path = write(deepened(fixture), tmp_path / "deep.gguf")
+    runner = load_runner(path, devices=["numpy", "numpy"], n_ctx=64, n_slots=2, n_ubatch=16)
+    steps = runner.mesh.steps
+    for kind in KINDS:
+        once = steps._record(kind)
+        steps.repeating = False
+        every = steps._record(kind)
+        steps.repeating = True
+        assert once.reduces == every.reduces
+        for a, b in zip(once.executables, every.executables, strict=True):
+            assert a.recording.commands == b.recording.commands
+            assert {hazard.kind for hazard in hazards.check(a.recording)} <= {"in-place"}
+            assert isinstance(a.recording, RepeatingRecording), kind
+    runner.close()
