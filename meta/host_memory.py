@@ -119,17 +119,19 @@ def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed], reads: Sequen
 def _rates(device: Device) -> list[float]:
     """Return [read, copy, read with copy, copy with read]."""
     with Reading(device, Home.HOST) as reading:
-        target = device.buffer(reading.matrices[0].nbytes, Home.WEIGHTS, "measured copy")
-        to = View(target, 0, (target.nbytes // 4,), "u32")
-        copies = [Copy(View(w, 0, to.shape, "u32"), to, "measured copy") for w in reading.matrices]
+        targets = [device.buffer(w.nbytes, Home.WEIGHTS, "measured copy") for w in reading.matrices]
+        words = [(w.nbytes // 4,) for w in reading.matrices]
+        copies = [
+            Copy(View(w, 0, shape, "u32"), View(to, 0, shape, "u32"), "measured copy")
+            for w, to, shape in zip(reading.matrices, targets, words, strict=True)
+        ]
         try:
             read = reading.rate()
-            seconds = statistics.median(run_times(lambda: _copy(device, copies)))
-            copy = reading.nbytes / seconds
-            repeats = max(1, min(64, round(MEASURE_S / seconds)))
-            read_with, copy_with = _both(device, reading, copies * repeats, repeats * reading.nbytes)
+            copy = reading.nbytes / statistics.median(run_times(lambda: _copy(device, copies)))
+            read_with, copy_with = _both(device, reading, copies)
         finally:
-            device.free(target)
+            for target in targets:
+                device.free(target)
     return [read, copy, read_with or read, copy_with or copy]
 
 
@@ -146,17 +148,38 @@ def _await_copies(device: Device) -> None:
         time.sleep(IDLE_S)
 
 
-def _both(device: Device, reading: Reading, copies: Sequence[Copy], nbytes: int) -> tuple[float, float]:
-    """Return the rates of reads and of copies while both run, or zeros if the host waits for copies."""
-    began, n_read = time.perf_counter(), 0
-    device.begin_copies(copies)
-    if device.copies_ended():
-        return 0.0, 0.0
-    while not device.copies_ended():
-        reading.run()
-        n_read += reading.nbytes
+def _both(device: Device, reading: Reading, copies: Sequence[Copy]) -> tuple[float, float]:
+    """Return the rates of reads and of copies while both run, or zeros if the host waits for copies. Copies
+    wait for reads that were submitted before, as those of an expert cache wait for steps."""
+    n_read = n_copied = running = 0
+    began = time.perf_counter()
+    copying, deadline = False, time.monotonic() + env.timeout_s()
+    while True:
+        more = time.perf_counter() - began < MEASURE_S
+        if not running and more:
+            running = _start(device, reading)
+        if not copying and more:
+            device.begin_copies(copies)
+            if device.copies_ended() and not n_copied:
+                _await_reads(device, running)
+                return 0.0, 0.0
+            copying = True
+        if running and device.queue.completed() >= running:
+            n_read, running = n_read + reading.nbytes, 0
+        if copying and device.copies_ended():
+            n_copied, copying = n_copied + reading.nbytes, False
+        if not (running or copying or more):
+            break
+        if time.monotonic() > deadline:
+            raise Timeout(f"{device.name}: reads and copies of host memory did not end")
+        time.sleep(IDLE_S)
     seconds = time.perf_counter() - began
-    return n_read / seconds, nbytes / seconds
+    return n_read / seconds, n_copied / seconds
+
+
+def _await_reads(device: Device, number: int) -> None:
+    if not device.queue.wait(number, env.timeout_s()):
+        raise Timeout(f"{device.name}: reads of host memory did not end in {env.timeout_s()} s")
 
 
 def _together(devices: Sequence[Device], readings: Sequence[Reading]) -> list[float]:
