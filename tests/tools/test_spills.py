@@ -90,11 +90,7 @@ def test_counts_equal_the_recorded_counts(gpu: str) -> None:
     if compilers.version(compilers.GPUS[gpu]) != recorded[0]["mesa"]:
         pytest.skip(f"{gpu} is recorded with Mesa {recorded[0]['mesa']}, which is not here")
     names = {row["kernel"] for row in recorded}
-    counted = {
-        row.kernel: row
-        for row in rows(gpu, SAMPLES[gpu] if gpu == "NAVI31" else RECORDED)
-        if row.kernel in names
-    }
+    counted = {row.kernel: row for row in rows(gpu, RECORDED) if row.kernel in names}
     assert set(counted) == names
     for name in ("instructions", "registers", "spills", "vector", "matrix", "loads", "load_nbytes"):
         now = {kernel: str(getattr(row, name)) for kernel, row in counted.items()}

@@ -95,7 +95,7 @@ def soak(seed: int, n: int) -> None:
     asyncio.run(asyncio.wait_for(actions(seed, n, pool, machine)(), 60))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in (1, 2))])
 def test_random_requests(seed: int) -> None:
     """Memory stays within the budget, no answer is truncated except by request, and every request ends."""
     soak(seed, 100)
