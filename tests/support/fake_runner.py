@@ -212,7 +212,7 @@ class FakeRunner:
         self.closed += 1
 
 
-def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
+def fake(options: Options, progress: Progress | None = None, group: object = None) -> FakeRunner:
     sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch or DEFAULT_ROWS}
     how = {"prefix_cache": options.prefix_cache, "context_shift": options.context_shift}
     return FakeRunner(**sizes, **how, n_queue=options.n_queue, speculation=options.speculation)

@@ -28,11 +28,10 @@ def test_a_card_is_full_at_its_size() -> None:
     with pytest.raises(OutOfDeviceMemory, match="at once"):
         card.buffer(ALLOCATION_NBYTES + 1, Home.WEIGHTS, "b")
     card.buffer(4 * GIB - 4096, Home.KV, "c")
-    card.buffer(128 << 20, Home.KV, "d")
-    assert card.heaps[2] == 128 << 20 and card.allocations == 3
+    assert card.allocations == 2
     with pytest.raises(OutOfDeviceMemory, match="no heap"):
-        card.buffer(129 << 20, Home.KV, "e")
-    card.buffer(9 * GIB // 4, Home.HOST, "f")
+        card.buffer(128 << 20, Home.KV, "d")  # The small BAR has room, and is not used.
+    card.buffer(9 * GIB // 4, Home.HOST, "e")
     assert card.heaps[1] == 9 * GIB // 4
 
 
@@ -57,7 +56,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
     monkeypatch.setattr(scale, "N_CTX", 1024)
     table = scale.measure("tiny:F16", n)
-    host = dict(zip([*scale.HOST[:6], *"abcdefghi"], table.host, strict=True))
+    host = dict(zip([*scale.HOST[:4], *range(6), *"abcdefghi"], table.host, strict=True))
     cards = dict(zip(scale.columns_of(scale.MEMORY_GIB), table.cards, strict=True))
     assert host["cards"] == cards["cards"] == n and min(host["start s"], host["token s"]) > 0
     assert 20 < host["a"] < host["b"] and host["c"] > 3 * host["a"], "dispatches, and descriptors of them"

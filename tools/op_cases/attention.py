@@ -192,6 +192,7 @@ class AttnCombine(Case):
             np.float32
         )
         part[..., -2] = rng.uniform(-200, 200, part.shape[:-1])
+        part[0, 0, 0, -2] = 200  # No sink is so much larger that every output underflows.
         part[..., -1] = rng.uniform(1, 50, part.shape[:-1])
         for empty in (part[:, :, 1:][:, :, -1:], part[self.rows - 1 :] if self.rows > 1 else part[:0]):
             empty[...] = 0
