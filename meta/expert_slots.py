@@ -271,7 +271,7 @@ class ExpertSlots:
     def faults(self) -> list[str]:
         """Return every table entry whose slot is being written or has another expert. Slower than `poll`, for
         checks."""
-        found = []
+        faults = []
         for words, d in zip(self._words, self._here, strict=True):
             for layer, table in enumerate(self.tables):
                 ids = words[table.at : table.at + table.n_experts]
@@ -279,8 +279,8 @@ class ExpertSlots:
                 for expert in np.flatnonzero(ids != NONE):
                     slot = int(ids[expert]) // table.strides[d]
                     if slot in moving or self.resident[layer][slot] != expert:
-                        found.append(f"{self.names[layer]} expert {expert} is read from slot {slot} on {d}")
-        return found
+                        faults.append(f"{self.names[layer]} expert {expert} is read from slot {slot} on {d}")
+        return faults
 
 
 class _Stack:

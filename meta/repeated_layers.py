@@ -74,7 +74,7 @@ class Repetition(NamedTuple):
 
 def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
     """Find repetitions that leave out as many layers as possible, from the first layer on."""
-    found: list[Repetition] = []
+    repetitions: list[Repetition] = []
     first = 0
     while first < len(keys):
         best = Repetition(way.lead, first + way.lead, 1, RECORDED, way.trail)
@@ -87,11 +87,11 @@ def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
             if len(candidate.skipped) > len(best.skipped):
                 best = candidate
         if best.n_more:
-            found.append(best)
+            repetitions.append(best)
             first = best.skipped.stop
         else:
             first += 1
-    return found
+    return repetitions
 
 
 class RepeatedLayers:

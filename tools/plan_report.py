@@ -227,10 +227,10 @@ def plan_of(
     except OutOfDeviceMemory as error:
         misfit = str(error)
     sizes = planned(options)
-    found = Report(
+    report = Report(
         model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft, mixture=mixture
     )
-    return replace(found, gains=_gains(found, cost, assumed)) if options.speculation else found
+    return replace(report, gains=_gains(report, cost, assumed)) if options.speculation else report
 
 
 def _gains(planned: Report, cost: CostFunction, assumed: Assumed) -> tuple[Gain, ...]:

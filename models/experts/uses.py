@@ -1,5 +1,4 @@
-"""Counts how often the router uses each expert, and predicts the hit rate of a cache of the most used
-experts.
+"""Counts how often the router uses each expert.
 
 The cache folder stores the counts by the model's fingerprint, so that the next start begins with the most
 used experts.
@@ -8,7 +7,6 @@ used experts.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,12 +57,3 @@ class Uses:
 
 def entry_name(fingerprint: str) -> str:
     return f"experts-{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.json"
-
-
-def hit_rate(counts: Sequence[np.ndarray] | None, n_slots: int, n_experts: int) -> float:
-    """Return the share of uses that `n_slots` slots per layer hit, if they hold each layer's most used
-    experts. Without counts, the router is assumed to use all experts equally often."""
-    total = sum(float(held.sum()) for held in counts or ())
-    if not counts or not total:
-        return min(1.0, n_slots / n_experts) if n_experts else 0.0
-    return math.fsum(float(np.sort(held)[::-1][:n_slots].sum()) for held in counts) / total

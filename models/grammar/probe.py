@@ -36,8 +36,8 @@ tokenizer = LLTokenizer(Bytes(), n_vocab=257)
 print("ready", flush=True)
 for line in sys.stdin:
     grammar = LLMatcher.grammar_from_lark(bytes.fromhex(line).decode())
-    found = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**{LIMITS}))
-    if not found.is_error(): found.compute_bitmask()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**{LIMITS}))
+    if not matcher.is_error(): matcher.compute_bitmask()
     print("ok", flush=True)
 """
 

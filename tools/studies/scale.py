@@ -53,7 +53,7 @@ CARDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Measured:
     host: tuple[object, ...]
     cards: tuple[object, ...]
 
@@ -131,7 +131,7 @@ def measure(
     n: int,
     memory: Sequence[int] = MEMORY_GIB,
     overrides: Sequence[tuple[str, str]] = (),
-) -> Found:
+) -> Measured:
     devices = [SimulatedDevice(i, ROOM_NBYTES) for i in range(n)]
     names = [device.name for device in devices]
     options = Options.of(
@@ -165,10 +165,10 @@ def measure(
     cards += held[Home.WEIGHTS] / 2**30, held[Home.KV] / 2**30, held[Home.SCRATCH] >> 20, pages >> 20
     fixed = held[Home.WEIGHTS] + held[Home.SCRATCH]
     cards += tuple(context_in(gib, fixed, held[Home.KV]) for gib in memory)
-    return Found(host, cards)
+    return Measured(host, cards)
 
 
-def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Found:
+def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Measured:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, spec, n, memory, overrides).result()

@@ -87,12 +87,12 @@ def rows_of(taken: Sequence[Taken], n_tokens: int) -> list[tuple[object, ...]]:
     """Return the rows of the table, for `n_tokens` of prompts. The last column compares CPU times."""
     first = _medians(taken[0].token)[1]
     rows: list[tuple[object, ...]] = []
-    for one in taken:
-        (prompt_s, prompt_cpu), (token_s, token_cpu) = _medians(one.prompt), _medians(one.token)
-        scratch = sum(device.nbytes[Home.SCRATCH] for device in one.runner.mesh.devices)
+    for size in taken:
+        (prompt_s, prompt_cpu), (token_s, token_cpu) = _medians(size.prompt), _medians(size.token)
+        scratch = sum(device.nbytes[Home.SCRATCH] for device in size.runner.mesh.devices)
         rows.append(
             (
-                *(one.runner.n_ubatch, scratch / 2**20, scratch / 2**10 / one.runner.n_ubatch),
+                *(size.runner.n_ubatch, scratch / 2**20, scratch / 2**10 / size.runner.n_ubatch),
                 *(f"{n_tokens / prompt_s:.0f}", f"{n_tokens / prompt_cpu:.0f}", 1e3 * prompt_s),
                 *(1e3 * token_s, 1e3 * token_cpu, token_cpu / first),
             )
@@ -113,8 +113,8 @@ def measure(
             Taken(runner).run(n_prompt, n_prompts, 1)  # records the steps
         for i in range(repeats):
             sys.stderr.write(f"run {i + 1} of {repeats}\n")
-            for one in taken if i % 2 == 0 else reversed(taken):
-                one.run(n_prompt, n_prompts, n_gen)
+            for size in taken if i % 2 == 0 else reversed(taken):
+                size.run(n_prompt, n_prompts, n_gen)
         title = f"{source}: {n_prompts} prompts of {n_prompt} tokens, then {n_gen} tokens"
         load = f"medians of {repeats} runs in turn, load {os.getloadavg()[0]:.1f}"
         table(f"{title}; {load}", COLUMNS, rows_of(taken, n_prompt * n_prompts))

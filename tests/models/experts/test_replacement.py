@@ -7,7 +7,7 @@ import pytest
 
 from vkbackend.meta.expert_slots import Move
 from vkbackend.models.experts.replacement import most_used, replacements
-from vkbackend.models.experts.uses import Uses, hit_rate
+from vkbackend.models.experts.uses import Uses
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -46,11 +46,3 @@ def test_the_largest_gains_come_first_and_empty_slots_are_filled() -> None:
     assert every[2] == Move(2, 1, 0)  # no use is needed
     assert replacements(uses, resident, 1) == every[:1]
     assert replacements(uses, [np.array([3, 2, 1, 0])] * 3, 8) == []
-
-
-def test_hit_rate() -> None:
-    counts = [np.array([6.0, 1, 1, 2]), np.array([0.0, 0, 5, 5])]
-    assert hit_rate(counts, 1, 4) == pytest.approx(11 / 20)
-    assert hit_rate(counts, 2, 4) == pytest.approx(18 / 20)
-    assert hit_rate(counts, 4, 4) == 1
-    assert hit_rate(None, 1, 4) == hit_rate([np.zeros(4)], 1, 4) == 0.25

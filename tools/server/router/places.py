@@ -41,9 +41,9 @@ def budgets_of_machine(machine: Machine, device_nbytes: int | None) -> dict[str,
     memory of each device. A device with unknown memory shares the host's."""
     free = 1 << 62 if machine.host_nbytes is None else machine.host_nbytes
     budgets = {HOST: free}
-    for found in machine.cards.values():
-        known = free if found.budget is None else found.budget
-        budgets[found.key] = known if device_nbytes is None else device_nbytes
+    for card in machine.cards.values():
+        known = free if card.budget is None else card.budget
+        budgets[card.key] = known if device_nbytes is None else device_nbytes
     return budgets
 
 
@@ -81,9 +81,9 @@ def place_on(
     held: Counter[str] = Counter()
     for wanted in (options, options.of_draft):
         if wanted is not None:
-            found = [machine.cards[word] for word in wanted.devices or devices[:1]]
-            sizes = planned_memory(wanted, [_stand_in(i, card, budgets) for i, card in enumerate(found)])
-            held += _by_key(sizes, found)
+            cards = [machine.cards[word] for word in wanted.devices or devices[:1]]
+            sizes = planned_memory(wanted, [_stand_in(i, card, budgets) for i, card in enumerate(cards)])
+            held += _by_key(sizes, cards)
     for key, nbytes in held.items():
         if nbytes > budgets[key]:
             raise OutOfDeviceMemory(
@@ -97,24 +97,24 @@ def place_on(
 
 
 def _name(key: str, machine: Machine) -> str:
-    names = [found.card.name for found in machine.cards.values() if found.key == key != HOST]
+    names = [card.card.name for card in machine.cards.values() if card.key == key != HOST]
     return names[0] if names else "host memory"
 
 
-def _by_key(sizes: Sequence[Held], found: Sequence[FoundCard]) -> Counter[str]:
+def _by_key(sizes: Sequence[Held], cards: Sequence[FoundCard]) -> Counter[str]:
     held: Counter[str] = Counter()
-    for size, card in zip(sizes, found, strict=True):
+    for size, card in zip(sizes, cards, strict=True):
         on_device = sum(size.homes[home] for home in ON_DEVICE)
         held[card.key] += on_device
         held[HOST] += sum(size.homes.values()) - on_device - size.homes["mapped"]
     return held
 
 
-def _stand_in(index: int, found: FoundCard, budgets: Mapping[str, int]) -> Elsewhere:
+def _stand_in(index: int, card: FoundCard, budgets: Mapping[str, int]) -> Elsewhere:
     """Return a stand-in whose memory is empty up to the budget."""
-    stand_in = Elsewhere(index, NODE, _emptied(found.card, budgets[found.key]), UNMEASURED)
-    stand_in.name, stand_in.host_free = found.card.name, budgets[HOST]
-    stand_in.maps_files = found.maps_files
+    stand_in = Elsewhere(index, NODE, _emptied(card.card, budgets[card.key]), UNMEASURED)
+    stand_in.name, stand_in.host_free = card.card.name, budgets[HOST]
+    stand_in.maps_files = card.maps_files
     return stand_in
 
 

@@ -94,7 +94,7 @@ def models_in(folder: str, notes: Notes) -> dict[str, Path]:
         inside = sorted(Path(folder).iterdir())
     except OSError as error:
         raise InvalidArgument(f"--models-dir {folder!r} cannot be read: {error}") from None
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for path in inside:
         models = {_stem(path): path} if _is_model(path) else {}
         if path.is_dir():
@@ -102,11 +102,11 @@ def models_in(folder: str, notes: Notes) -> dict[str, Path]:
             alone = len(files) == 1
             models = {path.name if alone else f"{path.name}/{_stem(file)}": file for file in files}
         for name, file in models.items():
-            if reason := _reason(name, file, found):
+            if reason := _reason(name, file, by_name):
                 notes.append(f"{file} is left out: {reason}")
             else:
-                found[name] = file
-    return found
+                by_name[name] = file
+    return by_name
 
 
 def _files_of(folder: Path, notes: Notes) -> list[Path]:
@@ -129,9 +129,9 @@ def _stem(path: Path) -> str:
     return part["stem"] if part else path.stem
 
 
-def _reason(name: str, path: Path, found: Mapping[str, Path]) -> str:
-    if name in found:
-        return f"{found[name]} has the same name"
+def _reason(name: str, path: Path, by_name: Mapping[str, Path]) -> str:
+    if name in by_name:
+        return f"{by_name[name]} has the same name"
     try:
         _check_name(name, str(path))
         with open(path, "rb") as file:
