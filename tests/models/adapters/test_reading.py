@@ -1,4 +1,5 @@
-"""Adapter files, and files that are refused with one typed error before anything is loaded."""
+"""Adapter files, and files that are refused with one typed error before anything is loaded. The file is long,
+because it damages the same adapters in every format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The pool loads and unloads models without engines. Time passes only when a test moves the clock, except for
-the deadline of waiting requests."""
+the deadline of waiting requests. The file is long, because all cases share the same clock and fake models."""
 
 from __future__ import annotations
 
