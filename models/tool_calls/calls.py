@@ -83,13 +83,13 @@ class CallReader:
                 yield from self.arguments()
                 yield from self._rest_of_object()
                 return True
+            if names is not None and (key := _FIRST_KEY.match(source.text)) and key[1] not in _KEYS:
+                return False
             n = end.push(source.text[seen:])
             if n is not None:
                 value = _decoded(source.text[: seen + n])
                 return (yield from self._of_object(value, names, seen + n))
             seen = len(source.text)
-            if names is not None and (key := _FIRST_KEY.match(source.text)) and key[1] not in _KEYS:
-                return False
             if not (yield from source.wait()):
                 return False
 

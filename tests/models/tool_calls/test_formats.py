@@ -164,6 +164,15 @@ def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
     assert read(format_, pieces) == (before.rstrip(), calls)
 
 
+def test_a_fenced_object_with_an_unknown_first_key_is_text() -> None:
+    format_ = next(case[0] for case in CASES if case[0].name == "hermes")
+    text = '```\n{":arguments": {}, "name": "weather"}\n```'
+    for pieces in ([text], list(text)):
+        reader = ToolReader(format_, TOOLS)
+        deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.push("", last=True)
+        assert "".join(delta for delta in deltas if isinstance(delta, str)) == text
+
+
 @given(data=st.data())
 def test_damaged_calls_are_read_without_an_error(data: st.DataObject) -> None:
     format_, text, _ = data.draw(st.sampled_from(CASES))
