@@ -150,7 +150,7 @@ def _await_copies(device: Device) -> None:
 
 def _both(device: Device, reading: Reading, copies: Sequence[Copy]) -> tuple[float, float]:
     """Return the rates of reads and of copies while both run, or zeros if the host waits for copies. Copies
-    wait for reads that were submitted before, as those of an expert cache wait for steps."""
+    wait for reads that were submitted before, as copies of an expert cache wait for steps."""
     n_read = n_copied = running = 0
     began = time.perf_counter()
     copying, deadline = False, time.monotonic() + env.timeout_s()

@@ -257,7 +257,7 @@ def _form(command: Command) -> object:
 def _repeated_reduces(
     recordings: Sequence[RepeatingRecording], reduces: Sequence[Reduce | None]
 ) -> list[Reduce | None]:
-    """Return the reduces at the end of each segment except the last, with those of repeats."""
+    """Return the reduces at the end of each segment except the last, including repeats."""
     spans = []
     for recording in recordings:
         ends = [at for at, command in enumerate(recording.stored) if isinstance(command, Exchange)]

@@ -55,7 +55,7 @@ class StepRow:
 @dataclass(frozen=True)
 class MixturePlan:
     """`used` has a row per layer with experts in host memory (expert_use.py). Its layers are those of
-    `layout.stacks`, in order. `cost` is that of a token without a cache."""
+    `layout.stacks`, in order. `cost` is a token's cost without a cache."""
 
     model: Model
     layout: Layout

@@ -1,4 +1,4 @@
-"""Which steps are likely next, so that an idle engine records them."""
+"""Predicts the next kinds of steps, so that an idle engine records them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.step import Mix
 
-MAX_USED = 8  # Steps next to this many of the latest steps come first.
+MAX_USED = 8  # Neighbours of this many of the latest steps come first.
 
 
 def likely_kinds(
@@ -18,7 +18,7 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, then prompts beside decoding sequences. A running server first gets the steps with one bucket
+    or less, then prompts together with decoding sequences. A running server first gets the steps with one bucket
     more or fewer rows, and one more or fewer outputs, than the latest steps.
     """
     rows = buckets(shape.n_rows)
@@ -27,8 +27,8 @@ def likely_kinds(
     if wanted.ahead or wanted.hidden:
         wanted = Wanted(max_top_k)
     for kind in used[:MAX_USED]:
-        for n_rows in beside(rows, kind.n_rows):
-            for n_outputs in beside(outputs, kind.n_outputs):
+        for n_rows in neighbours(rows, kind.n_rows):
+            for n_outputs in neighbours(outputs, kind.n_outputs):
                 if kind.mix is Mix.DECODE:
                     yield kind._replace(n_rows=n_outputs, n_outputs=n_outputs)
                 elif kind.mix is Mix.BOTH and n_rows > MAX_VEC_ROWS and n_outputs < n_rows:
@@ -51,7 +51,7 @@ def buckets(n: int) -> list[int]:
     return sorted({bucket(i) for i in range(1, n + 1)})
 
 
-def beside(sizes: Sequence[int], n: int) -> Sequence[int]:
+def neighbours(sizes: Sequence[int], n: int) -> Sequence[int]:
     """Return n and its neighbours in `sizes`, the next larger first after n."""
     if n not in sizes:
         return (n,)

@@ -1,4 +1,4 @@
-"""Models of many layers record equal layers once: the commands are those of a step that records every layer.
+"""Models of many layers record equal layers once. The commands equal a recording of every layer.
 
 The layers of a fixture follow one another several times, so windows, experts and recurrent layers repeat in
 periods.

@@ -38,8 +38,8 @@ class Room:
 
     def _share_of_speed(self, place: Place) -> float:
         devices = place.keys - {HOST}
-        beside = [other for other in self.open_ones if other.place and other.place.keys & devices]
-        return place.speed / (1 + len(beside))
+        others = [other for other in self.open_ones if other.place and other.place.keys & devices]
+        return place.speed / (1 + len(others))
 
     def victims(self, tenant: Tenant) -> list[Tenant]:
         """Return the least recently used models to close so that one of the places becomes free. The list is
