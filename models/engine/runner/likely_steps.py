@@ -18,8 +18,8 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, then prompts together with decoding sequences. A running server first gets the steps with one bucket
-    more or fewer rows, and one more or fewer outputs, than the latest steps.
+    or less, then prompts together with decoding sequences. A running server first gets the steps with one
+    bucket more or fewer rows, and one more or fewer outputs, than the latest steps.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))
