@@ -80,7 +80,8 @@ def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str
         presets = read_presets(args.models_preset, actions, parsed) if args.models_preset else {}
         entries, notes = listed(args.models_dir, presets, entry)
         if not entries:
-            raise InvalidArgument("there are no models in the folder and the presets; give .gguf files")
+            places = " and ".join(repr(path) for path in (args.models_dir, args.models_preset) if path)
+            raise InvalidArgument(f"{places}: no models are there; add .gguf files or presets")
         return list(entries.values()), notes
 
     return read

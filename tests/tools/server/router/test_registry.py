@@ -142,7 +142,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     for line in (("--models-dir", str(tmp_path / "no")), ("--models-preset", str(tmp_path / "no.ini"))):
         with pytest.raises(InvalidArgument, match="cannot be read"):
             read(*line)
-    with pytest.raises(InvalidArgument, match="no models in the folder"):
+    with pytest.raises(InvalidArgument, match="no models are there"):
         read("--models-dir", str(tmp_path))
 
 
