@@ -70,29 +70,28 @@ def at_random(rng: np.random.Generator, most: int = 3):  # type: ignore[no-untyp
 
 
 FAMILIES = [name for name in FIXTURES if any(key.endswith("expert_count") for key in build(name).keys)]
-UNEVEN, UNEVEN_TWO = {"tensor_split": (5, 3, 2)}, {"tensor_split": (5, 3)}
-THREE = pytest.param(["numpy"] * 3, UNEVEN, id="numpy*3")
+SHARES = 5, 3, 2
 SETS: list[Any] = [
-    pytest.param(devices, {"tensor_split": (5, 3, 2)[: len(devices)]}, id=",".join(devices), marks=p.marks)
-    for p in DEVICE_SETS
-    for devices in p.values
+    *(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)),
+    *DEVICE_SETS,
 ]
 QUICK = [("qwen3moe", "0,0,0"), ("gpt-oss", "numpy*3")]
 
 
-def pairs() -> list[Any]:
-    """Pair each fixture with three numpy devices, and alternately with a set of Vulkan devices."""
+def on_devices(sets: Sequence[Any], quick: Sequence[tuple[str, str]]) -> list[Any]:
+    """Pair every fixture with every set of devices. All pairs are wide, except `quick`."""
     every = []
-    for i, name in enumerate(FAMILIES):
-        for p in (THREE, SETS[i % len(SETS)]):
+    for name in FAMILIES:
+        for p in sets:
             pair = pytest.param(name, *p.values, id=f"{name}-{p.id}", marks=p.marks)
-            every.append(pair if (name, p.id) in QUICK else wide(pair))
+            every.append(pair if (name, p.id) in quick else wide(pair))
     return every
 
 
-@pytest.mark.parametrize(("name", "devices", "options"), pairs())
-def test_equal_bits(tmp_path: Path, name: str, devices: list[str], options: dict[str, Any]) -> None:
-    """Slots for one expert, for a third and for all, with random experts in each step's slots."""
+@pytest.mark.parametrize(("name", "devices"), on_devices(SETS, QUICK))
+def test_equal_bits(tmp_path: Path, name: str, devices: list[str]) -> None:
+    """No slots, slots for one expert, for a third and for all, with random experts in each step's slots."""
+    options = {"tensor_split": SHARES[: len(devices)]}
     path = write(build(name), tmp_path / "model.gguf")
     plain = opened(path, devices, **options)
     want, mib = text(plain), slot_mib(plain)
@@ -188,7 +187,7 @@ def test_no_step_reads_an_expert_that_is_replaced(
 ) -> None:
     monkeypatch.setenv("VKBACKEND_POISON", "1")
     path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
-    run_at_random(path, devices, n_steps, tensor_split=(5, 3, 2)[: len(devices)])
+    run_at_random(path, devices, n_steps, tensor_split=SHARES[: len(devices)])
 
 
 def test_a_table_that_names_a_slot_too_early_is_noticed(tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def of_two_slots(runner: Runner) -> np.ndarray:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("name", ["qwen3vlmoe", wide(pytest.param("glm4moe", id="glm4moe"))])
+@pytest.mark.parametrize("name", [n if n == "qwen3vlmoe" else wide(pytest.param(n, id=n)) for n in FAMILIES])
 def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
     """A step in two halves counts the experts of both. Every node has its own cache."""
     path = write(build(name), tmp_path / "model.gguf")
@@ -283,29 +282,37 @@ def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
         assert n_looked_up(runner) == n_pairs
 
 
-def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path) -> None:
-    path, saved = write(build("qwen3vlmoe"), tmp_path / "model.gguf"), tmp_path / "state.safetensors"
-    plain = opened(path, ["numpy"])
+@pytest.mark.parametrize(("name", "devices"), on_devices(SETS[:4], [("qwen3vlmoe", "numpy*2")]))
+def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path, name: str, devices: list[str]) -> None:
+    """And a state saved without a cache is loaded with one."""
+    path, saved = write(build(name), tmp_path / "model.gguf"), tmp_path / "state.safetensors"
+    options = {"tensor_split": SHARES[: len(devices)]}
+    plain = opened(path, devices, **options)
     want, mib = text(plain), slot_mib(plain)
-    saved_state.save(plain, saved, 0, SlotContent(PROMPT, N), 0, N)
     plain.close()
-    for n_slots, devices in ((3, ["numpy"] * 2), (0, ["numpy"])):
-        runner = opened(path, devices, n_slots * mib)
-        saved_state.load(runner, saved, 0, SlotContent([], 0))
-        got = runner.step([5], [Run(0, 0, 1, N)], [0]).copy()
-        assert nmse(got, want[N : N + 1]) < 1e-9
+    n_slots = 3
+    for mib_of_next in (0.0, n_slots * mib):
+        runner = opened(path, devices, n_slots * mib - mib_of_next, **options)
+        runner.step(PROMPT, [Run(0, 0, N, 0)], [N - 1])
         saved_state.save(runner, saved, 0, SlotContent(PROMPT, N), 0, N)
         runner.close()
-    assert np.array_equal(got, want[N : N + 1])
+        runner = opened(path, devices, mib_of_next, **options)
+        if runner.expert_cache:
+            runner.expert_cache.choose, runner.expert_cache.period = at_random(np.random.default_rng(0)), 1
+        saved_state.load(runner, saved, 0, SlotContent([], 0))
+        for i in range(6):
+            got = runner.step([5 + i], [Run(0, 0, 1, N + i)], [0])
+            assert np.array_equal(got, want[N + i : N + i + 1]), f"token {i}"
+        runner.close()
 
 
 def test_the_report_counts_slots_exactly(tmp_path: Path) -> None:
     """The planned bytes equal the allocated bytes of every kind of memory."""
     path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
-    plain = opened(path, ["numpy"] * 2, **UNEVEN_TWO)
+    plain = opened(path, ["numpy"] * 2, tensor_split=SHARES[:2])
     mib = slot_mib(plain)
     plain.close()
-    runner = opened(path, ["numpy"] * 2, 3 * mib, **UNEVEN_TWO)
+    runner = opened(path, ["numpy"] * 2, 3 * mib, tensor_split=SHARES[:2])
     shape, devices = runner._shape, runner.mesh.devices
     limits = [device.limits for device in devices]
     steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
