@@ -172,6 +172,14 @@ class Engine:
             env.log(1, f"no step is recorded ahead: {error}")
             return False
 
+    def save_due_s(self) -> float | None:
+        """Return after how many idle seconds `save` should be called, or None."""
+        return None if self._broken else self.runner.save_due_s()
+
+    def save(self) -> None:
+        """Store what the next start should know, so that a process that is killed later does not lose it."""
+        self.runner.save_counts()
+
     def submit(self, request: Request) -> None:
         """Errors of the request become an event."""
         match request:

@@ -247,10 +247,13 @@ def serve(
         while True:
             try:
                 timeout = STUCK_S if engine.is_stuck and engine.busy else None
-                if more and not engine.busy:
-                    timeout = IDLE_S
+                if not engine.busy:
+                    due_s = engine.save_due_s()
+                    timeout = IDLE_S if more or due_s == 0 else due_s
                 request = inbox.get(not engine.busy or timeout is not None, timeout)
             except Empty:
+                if not engine.busy and engine.save_due_s() == 0:
+                    engine.save()
                 while more and not engine.busy and inbox.empty():
                     more = engine.record_ahead(lambda: not inbox.empty())
                 if engine.busy and (news := engine.step()):

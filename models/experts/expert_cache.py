@@ -15,6 +15,7 @@ from vkbackend.models.experts.uses import Uses
 
 PERIOD = 4  # Steps between two choices.
 POLL_S = 1e-3  # While filling.
+SAVE_S = 60.0  # Between two times that an idle engine stores the counts.
 
 Choose = Callable[[Uses, Sequence[np.ndarray]], Sequence[Move]]
 
@@ -38,7 +39,8 @@ class ExpertCache:
         self.choose: Choose = choose or (lambda uses, resident: replacements(uses, resident, len(n_experts)))
         self._totals = np.zeros(slots.n_counts, np.uint32)
         self._is_resident = np.zeros(sum(n_experts), bool)
-        self._n_steps = self._n_rows = 0
+        self._n_steps = self._n_rows = self._n_stored = 0
+        self._stored_at = time.monotonic()
         self.hits = self.misses = self.n_replaced = 0
         self.warm = self.uses.load(fingerprint)
 
@@ -94,8 +96,15 @@ class ExpertCache:
         counts = {"n_expert_hits": self.hits, "n_expert_misses": self.misses}
         return counts | {"n_experts_replaced": self.n_replaced}
 
+    def due_s(self) -> float | None:
+        """Return after how many seconds the counts should be stored, or None if they are."""
+        if self._n_stored == self._n_steps:
+            return None
+        return max(0.0, self._stored_at + SAVE_S - time.monotonic())
+
     def save(self) -> None:
-        """Store the counts for the next start, if any step has run."""
-        self._settle()
-        if self._n_steps:
+        """Store the counts for the next start, if steps have run since the last time."""
+        if self._n_stored != self._n_steps:
+            self._settle()
             self.uses.save(self._fingerprint)
+            self._n_stored, self._stored_at = self._n_steps, time.monotonic()

@@ -61,6 +61,9 @@ class FakeRunner:
     def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
         return False
 
+    def save_due_s(self) -> float | None:
+        return None
+
     n_embd, encodes, n_stages = N_VOCAB, False, 0
 
     def __init__(

@@ -302,6 +302,16 @@ class Runner:
         """Return the hits, misses and replacements of the expert cache, if there is one."""
         return self.expert_cache.stats() if self.expert_cache else {}
 
+    def save_due_s(self) -> float | None:
+        """Return after how many seconds `save_counts` should be called, or None if there is nothing to
+        store."""
+        return self.expert_cache.due_s() if self.expert_cache else None
+
+    def save_counts(self) -> None:
+        """Store the experts' use counts for the next start, unless a step failed."""
+        if self.expert_cache and not self.mesh.relay.broken:
+            self.expert_cache.save()
+
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         copy_blocks(self.mesh.devices, self.kv, copies)
 
@@ -376,7 +386,6 @@ class Runner:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])
             self.group.close()
-        if self.expert_cache and not self.mesh.relay.broken:
-            self.expert_cache.save()
-            self.expert_cache = None
+        self.save_counts()
+        self.expert_cache = None
         self.mesh.close()

@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, needs_layer, nmse, wide
+from device_sets import DEVICE_SETS, needs_layer, wide
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
@@ -24,6 +25,7 @@ from vkbackend.meta.expert_slots import Move
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.experts import expert_cache
 from vkbackend.models.experts.uses import Uses
 from vkbackend.models.placement.layout import slot_nbytes_of
 from vkbackend.models.placement.memory_report import allocations
@@ -229,6 +231,59 @@ def test_counts_warm_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         [file] = (tmp_path / "cache").glob("experts-*.json")
         if start:
             file.write_bytes(file.read_bytes()[:-40])
+
+
+KILLED = """
+import sys, threading, time
+from multiprocessing import Pipe
+from vkbackend.models.engine.engine_process import serve
+from vkbackend.models.engine.messages import Generate
+from vkbackend.models.experts import expert_cache
+from vkbackend.models.options import Options
+from vkbackend.models.sampling.params import SamplingParams
+expert_cache.SAVE_S = 0.5
+here, there = Pipe()
+def ask():
+    here.recv()
+    while True:
+        print(here.recv(), flush=True)
+threading.Thread(target=ask, daemon=True).start()
+here.send(Generate(1, tuple(range(3, 20)), 4, SamplingParams(temperature=0.0)))
+serve(there, Options.of(sys.argv[1], devices=["numpy"], n_ctx=64, override_tensor=[("_exps", "CPU")],
+    moe_cache_mib=float(sys.argv[2])))
+"""
+
+
+@pytest.mark.wide
+def test_a_killed_server_keeps_the_counts(tmp_path: Path) -> None:
+    """An idle engine process stores them. It is killed as soon as the file exists."""
+    path, cache = write(build("qwen3vlmoe"), tmp_path / "model.gguf"), tmp_path / "cache"
+    words = [sys.executable, "-c", KILLED, str(path), "1"]
+    server = subprocess.Popen(words, env=os.environ | {"VKBACKEND_CACHE": str(cache)})
+    deadline = time.monotonic() + 60
+    while not list(cache.glob("experts-*.json")):
+        assert server.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    server.kill()
+    server.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VKBACKEND_CACHE", str(cache))
+        runner = opened(path, ["numpy"], 1.0)
+        assert runner.expert_cache and runner.expert_cache.warm
+        runner.close()
+
+
+def test_counts_are_due_after_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    runner = opened(write(build("qwen3vlmoe"), tmp_path / "model.gguf"), ["numpy"], 1.0)
+    assert runner.save_due_s() is None
+    runner.step(PROMPT, [Run(0, 0, N, 0)], [N - 1])
+    assert 0 < (runner.save_due_s() or 0) <= expert_cache.SAVE_S
+    monkeypatch.setattr(expert_cache, "SAVE_S", 0.0)
+    assert runner.save_due_s() == 0
+    runner.save_counts()
+    assert runner.save_due_s() is None and list(tmp_path.glob("experts-*.json"))
+    runner.close()
 
 
 def test_sizes(tmp_path: Path) -> None:
