@@ -27,6 +27,7 @@ from vkbackend.models.placement.cache_size import with_cache_size
 from vkbackend.models.placement.control_vectors import marked
 from vkbackend.models.placement.cost import CostFunction, bus_bytes_per_row, cost_function, cost_of
 from vkbackend.models.placement.draft_plan import DraftPlan, Gain, gains, head_token_ms, plan_draft
+from vkbackend.models.placement.encoders import for_encoder, staged_cells
 from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
@@ -134,9 +135,12 @@ def report(args: argparse.Namespace) -> Report:
         model = load_model(gguf, options.with_heads)
         if options.lora:
             add_adapters(model, gguf, options.adapters)
+        options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
+        if model.encodes:
+            options = for_encoder(options)
+            model.n_staged = 0 if runner.group else staged_cells(model, options)
         types = check_weights(gguf, model)
         model.in_file = weights_in_file(gguf, model)
-        options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
         if runner.group:
             devices = survey(runner.group, options.devices or (), ()).devices
         else:
@@ -189,7 +193,7 @@ def plan_of(
         measure_gpus_host_memory(devices)
     if draft:
         budgets = draft.without(budgets, devices)
-    halves = in_halves(devices, options)
+    halves = in_halves(devices, options) and not model.encodes
     if not options.n_ubatch:
         equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
         room = [*budgets, *host_budgets(devices)]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from device_sets import wide
+from oracles.encoders import build
+from oracles.fixture import write
 from runners import load_runner
 
 from vkbackend.buffer import Home
@@ -74,6 +76,20 @@ def test_plan_equals_loading(
     assert totals["held"] == sum(row[home] for row in report["devices"] for home in HOMES)
     assert totals["held"] == sum(totals[item] for item in ITEMS)
     assert totals["padding"] == sum(row["padding"] for row in report["devices"]) > 0
+
+
+@pytest.mark.parametrize("n_ctx", [64, 600])  # 600 tokens exceed the step of 512, but not an encoder's step
+def test_plan_equals_loading_of_an_encoder(
+    n_ctx: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "encoder.gguf"
+    write(build("nomic-bert"), path)
+    report = plan(capsys, "-m", str(path), "-dev", "numpy,numpy", "-ts", "3,1", "-c", str(n_ctx))
+    runner = load_runner(path, devices=["numpy"] * 2, tensor_split=[3, 1], n_ctx=n_ctx)
+    held = [device.nbytes.copy() for device in runner.mesh.devices]
+    runner.close()
+    for row, real in zip(report["devices"], held, strict=True):
+        assert all(row[home.value] == real[home] for home in (Home.WEIGHTS, Home.KV, Home.SCRATCH))
 
 
 def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

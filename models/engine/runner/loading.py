@@ -32,6 +32,7 @@ from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
 from vkbackend.models.placement.cache_size import cache_notes, with_cache_size
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
+from vkbackend.models.placement.encoders import for_encoder, staged_cells
 from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
@@ -41,7 +42,7 @@ from vkbackend.models.placement.fit import (
 )
 from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.models.placement.layout import Layout, lay_out, shares_cache
+from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.step_rows import chosen_rows, reads_over_bus
@@ -54,9 +55,7 @@ from vkbackend.models.placement.traced_steps import (
     unadapted,
 )
 from vkbackend.models.rope_options import state_rope
-from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 
 class Loading:
@@ -87,8 +86,7 @@ class Loading:
         self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             self.options = options = for_encoder(options)
-            if n_ctx > min(options.n_ubatch, most_rows(model)) and joining is None and shares_cache(options):
-                model.n_staged = -(-(options.kv_cells or 0) // CELL_BLOCK) * CELL_BLOCK
+            model.n_staged = staged_cells(model, options) if joining is None else 0
         model.in_file = weights_in_file(gguf, model)
         self.fingerprint = marked(fingerprint(gguf), model.control)
         self._types = check_weights(gguf, model)
@@ -246,17 +244,6 @@ class Loading:
 def _identity(fingerprint: str, adapters: Sequence[AdapterInfo]) -> str:
     digests = "".join(adapter.digest for adapter in adapters)
     return hashlib.sha256((fingerprint + digests).encode()).hexdigest() if adapters else fingerprint
-
-
-def for_encoder(options: Options) -> Options:
-    """Return the options of an encoder. A step has room for a text of `n_ctx` tokens, because a token attends
-    to all others. Slots hold nothing between steps, so there is one per text of a step, and they share one
-    step's cells."""
-    n_ubatch = min(max(options.n_ubatch or DEFAULT_ROWS, options.n_ctx), MAX_ROWS)
-    n_slots = max(options.n_slots, min(MAX_RUNS, n_ubatch // 4 or 1))
-    n_cells = max(options.n_ctx, n_ubatch) + n_slots * CELL_BLOCK
-    changed = {"n_ubatch": n_ubatch, "n_slots": n_slots, "kv_cells": n_cells}
-    return replace(options, **changed, prefix_cache=False, context_shift=False)  # type: ignore[arg-type]
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

@@ -22,6 +22,7 @@ from vkbackend.errors import PromptTooLong, UnsupportedModel
 from vkbackend.models.architectures.registry import ENCODERS
 from vkbackend.models.embeddings.heads import probabilities
 from vkbackend.models.engine.runner import loading
+from vkbackend.models.placement import encoders
 from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py
@@ -48,6 +49,12 @@ def open_encoder(models: Path, name: str, devices: list[str], **options: Any) ->
         write(build(name), path)
     how = {"n_ctx": 96, "n_ubatch": 64, "tensor_split": SHARES[len(devices)], **F32, **options}
     return LLM(path, devices=devices, **how)
+
+
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit steps to 16 rows."""
+    for module in (loading, encoders):
+        monkeypatch.setattr(module, "most_rows", lambda model: 16)
 
 
 def hidden(llm: LLM, ids: Any) -> Any:
@@ -146,7 +153,7 @@ ON_NUMPY = pytest.param(["numpy"] * 2, id="numpy,numpy", marks=pytest.mark.no_vu
 def test_texts_longer_than_a_step_are_computed_in_stages(
     models: Path, golden: Any, name: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "most_rows", lambda model: 16)
+    few_rows(monkeypatch)
     expected = golden[name].astype(np.float64)
     with open_encoder(models, name, devices, n_ctx=64, n_ubatch=16) as llm:
         bound, head = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9, llm.heads.embedding
@@ -165,7 +172,7 @@ def test_texts_longer_than_a_step_are_computed_in_stages(
 def test_a_cancelled_text_in_stages_frees_its_slot(
     models: Path, golden: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "most_rows", lambda model: 16)
+    few_rows(monkeypatch)
     with open_encoder(models, "bert", ["numpy"], n_ctx=64, n_ubatch=16) as llm:
 
         async def cancelled() -> None:
