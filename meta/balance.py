@@ -216,12 +216,16 @@ def auto_split(
 
     `cost` must accept shares of 0. The first call measures each device in about a second.
     """
-    speeds = [rates.speed(device) for device in devices]
-    resources = rates.resources(devices)
-    shares = _among(range(len(devices)), devices, speeds, resources)
+    shares = by_speed(devices, rates)
     kinds = [(class_of(device), shares[d]) for d, device in enumerate(devices)]
     shares = fitted(shares, lambda s: cost(s).held, budgets, kinds)
     return predict(devices, shares, cost, budgets, rates)
+
+
+def by_speed(devices: Sequence[Device], rates: Rates = MEASURED) -> Shares:
+    """Return shares in proportion to the devices' speeds."""
+    speeds = [rates.speed(device) for device in devices]
+    return _among(range(len(devices)), devices, speeds, rates.resources(devices))
 
 
 def _among(

@@ -18,6 +18,7 @@ MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
 SPECULATIONS = ("ngram", "mtp", "draft")
 ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's pattern for -cmoe
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
 
 
@@ -46,6 +47,57 @@ def mebibytes(name: str, value: Any) -> float | Literal["auto"]:
     with suppress(ValueError):
         value = float(value) if isinstance(value, str) else value
     return finite_number(name, value, 0, 1 << 40, ", in MiB, or auto")
+
+
+# The options that `fit` chooses, each with the values that leave the choice to it.
+FITTED: dict[str, tuple[object, ...]] = {
+    "n_ctx": (0,),
+    "n_slots": (-1,),
+    "kv_cells": (None,),
+    "n_ubatch": (0,),
+    "type_k": (),
+    "type_v": (),
+    "n_gpu_layers": ("auto", "-1", -1),
+    "tensor_split": (None, "auto"),
+    "override_tensor": ((), []),
+    "moe_cache_mib": ("auto",),
+}
+
+
+def fitted_names(name: str, value: Any) -> tuple[str, ...]:
+    given = plain(value)
+    if given is None or isinstance(given, bool):
+        return tuple(FITTED) if given else ()
+    names = items(name, value, f"expected True, False, or a list of {', '.join(FITTED)}")
+    if wrong := [word for word in names if not isinstance(word, str) or word not in FITTED]:
+        raise refused(name, wrong[0], f"not an option that fit chooses; there are: {', '.join(FITTED)}")
+    return tuple(names)
+
+
+def not_given(options: Mapping[str, Any]) -> list[str]:
+    """Return the options that `fit` may choose if the user gave `options`."""
+    return [
+        name
+        for name, choices in FITTED.items()
+        if name not in options or any(type(options[name]) is type(c) and options[name] == c for c in choices)
+    ]
+
+
+def margin_list(name: str, value: Any) -> tuple[float, ...]:
+    """Read MiB per device: a number, several, or the text 512,1024."""
+    expected = "expected MiB, one number or one per device"
+    given = plain(value)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        given = [given]
+    words = given.split(",") if isinstance(given, str) else items(name, given, expected)
+    numbers = []
+    for word in words:
+        with suppress(ValueError):
+            word = float(word) if isinstance(word, str) else word
+        numbers.append(finite_number(name, word, 0, 1 << 40, ", in MiB"))
+    if not numbers:
+        raise refused(name, value, expected)
+    return tuple(numbers)
 
 
 def device_list(name: str, value: Any) -> tuple[str, ...] | None:

@@ -22,9 +22,12 @@ from vkbackend.models.arguments import (
     adapter_files,
     adapter_scales,
     device_list,
+    fitted_names,
     layer_count,
     layer_range,
+    margin_list,
     mebibytes,
+    not_given,
     optional_path,
     override_list,
     path_string,
@@ -48,6 +51,7 @@ MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 DEFAULT_ROWS = 512  # of a step, unless weights of layers are in host memory
 MAX_GPU = 1 << 16
 MAX_DRAFT = MAX_VEC_ROWS - 1  # A step with drafts has at most MAX_VEC_ROWS rows.
+FITTED_DRAFT = 8192  # Context of a draft model that is opened before the model's context is chosen.
 ATTENTION = ("causal", "non-causal")
 SPLIT_MODES = ("none", "layer", "tensor", "hosts")
 
@@ -160,6 +164,14 @@ class _ModelKeywords(TypedDict, total=False):
     lora_init_without_apply: bool
     """True: the scales of all adapters are 0 until a request or `set_adapters` changes them (default:
     False)."""
+    fit: bool | Sequence[str]
+    """True: choose the largest context that fits the devices, and the cache types, slots, shares and
+    placement that it needs, of the options that are not given (docs/fit.md). A list names the options to
+    choose. False (default): choose nothing."""
+    fit_target: float | Sequence[float] | str
+    """With `fit`: MiB of each device's memory to leave free, one number or one per device (default: 1024)."""
+    fit_ctx: int
+    """With `fit`: the shortest context to choose, unless the model's own is shorter (default: 4096)."""
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
@@ -223,6 +235,9 @@ class Options(RopeOptions):
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
     lora: tuple[tuple[str, str, float], ...] = option((), adapter_files)
     lora_init_without_apply: bool = option(False, switch)
+    fit: tuple[str, ...] = option((), fitted_names)
+    fit_target: tuple[float, ...] = option((1024.0,), margin_list)
+    fit_ctx: int = option(4096, whole(1, MAX_CONTEXT))
 
     @property
     def moe_cache_nbytes(self) -> int:
@@ -297,7 +312,7 @@ class Options(RopeOptions):
         return Options(
             self.draft,
             devices=self.draft_devices or first,
-            n_ctx=self.n_ctx,
+            n_ctx=FITTED_DRAFT if "n_ctx" in self.fit else self.n_ctx,
             n_slots=self.n_slots,
             n_ubatch=self.n_ubatch,
             n_gpu_layers=self.draft_n_gpu_layers,
@@ -312,6 +327,8 @@ class Options(RopeOptions):
     @classmethod
     def of(cls, path: File, **options: Unpack[Keywords]) -> Options:
         given: dict[str, Any] = {"path": path, **options}
+        if plain(options.get("fit")) is True:
+            given["fit"] = not_given(options)
         return cls(**given)
 
     @property
@@ -354,10 +371,13 @@ def with_a_share(options: Options) -> Options:
         return options
     shares = normalise(options.shares, len(devices))
     kept = [d for d, share in enumerate(shares) if share]
-    split = options.tensor_split
+    split, margins = options.tensor_split, options.fit_target
     if options.shares:
         split = tuple(options.shares[d] for d in kept)
-    return replace(options, devices=tuple(devices[d] for d in kept), tensor_split=split)
+    if len(margins) == len(devices):
+        margins = tuple(margins[d] for d in kept)
+    of_kept = tuple(devices[d] for d in kept)
+    return replace(options, devices=of_kept, tensor_split=split, fit_target=margins)
 
 
 class AnswerKeywords(SamplingKeywords, total=False):

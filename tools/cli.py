@@ -170,6 +170,10 @@ def parse(words: Sequence[str], *, raises: bool = False) -> tuple[argparse.Names
         show_devices(present(), console())
         sys.exit(0)
     args.line = words[1:]
+    if hasattr(args, "fit"):
+        from vkbackend.tools.flags.fit import settle_fit
+
+        settle_fit(args, words, known)
     if after_dashes:
         args.words = list(after_dashes)
     if notes:

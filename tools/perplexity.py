@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         tokens = tokenizer.encode(read_text(args.file))
         cut = windows(tokens, n_ctx, tokenizer.bos_id if tokenizer.add_bos else None, limit)
         n_rows = len(cut) * (n_ctx - n_ctx // 2 - 1)
-        runner = open_runner(gguf, args)
+        runner = open_runner(gguf, args, n_ctx=args.n_ctx)
         stack.callback(runner.close)
         base = save = None
         if args.kl_divergence_base:

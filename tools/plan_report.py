@@ -19,6 +19,8 @@ from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.fitting.fitter import Fitter
+from vkbackend.models.fitting.flags import flags
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
@@ -64,7 +66,7 @@ class Report:
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # Reason and remedy.
-    notes: tuple[str, ...] = ()  # The file's unused parts.
+    notes: tuple[str, ...] = ()  # The file's unused parts, and what `--fit` chose.
     draft: DraftPlan | None = None
     gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
     mixture: Mixture | None = None  # experts in host memory
@@ -135,7 +137,8 @@ def report(args: argparse.Namespace) -> Report:
         model = load_model(gguf, options.with_heads)
         if options.lora:
             add_adapters(model, gguf, options.adapters)
-        options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
+        n_ctx = (0 if "n_ctx" in options.fit else options.n_ctx) or model.n_ctx_train
+        options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             options = for_encoder(options)
             model.n_staged = 0 if runner.group else staged_cells(model, options)
@@ -158,7 +161,8 @@ def report(args: argparse.Namespace) -> Report:
                     draft = plan_draft(small, options.of_draft, drafting)
             marks = marked(fingerprint(gguf), model.control)
             plan_report = plan_of(model, types, devices, options, draft, assumed, marks)
-            lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
+            n_ctx = plan_report.options.n_ctx
+            lines = [*getattr(args, "notes", ()), *notes(gguf, model, n_ctx), *plan_report.notes]
             return replace(plan_report, notes=tuple(lines))
         finally:
             for device in [*devices, *drafting]:
@@ -194,6 +198,14 @@ def plan_of(
     if draft:
         budgets = draft.without(budgets, devices)
     halves = in_halves(devices, options) and not model.encodes
+    lines: tuple[str, ...] = ()
+    if options.fit:
+        asked, room = options, [*budgets, *host_budgets(devices)]
+        options = replace(asked, fit=())
+        if not model.encodes:
+            rates = assumed.rates[0]
+            options = Fitter(model, types, devices, asked, halves=halves, rates=rates, budgets=room).fit()
+        lines = (f"fit: {flags(options, asked.fit)}",)
     if not options.n_ubatch:
         equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
         room = [*budgets, *host_budgets(devices)]
@@ -232,7 +244,7 @@ def plan_of(
         misfit = str(error)
     sizes = planned(options)
     report = Report(
-        model, devices, options, layout, sizes, reduces, prediction, misfit, draft=draft, mixture=mixture
+        model, devices, options, layout, sizes, reduces, prediction, misfit, lines, draft, mixture=mixture
     )
     return replace(report, gains=_gains(report, cost, assumed)) if options.speculation else report
 

@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
     with ExitStack() as stack:
         for gguf in open_models(args, stack):
             with ExitStack() as loaded:
-                runner = open_runner(gguf, args)
+                runner = open_runner(gguf, args, n_ctx=args.n_ctx)
                 loaded.callback(runner.close)
                 timer, name = Timer(runner, n_ctx), gguf.paths[0].stem
                 timer.warm_up(Test(n_prompt, n_gen))

@@ -68,20 +68,21 @@ def plan_caches(
     heads.
     """
     return [
-        CachePlan(
-            il,
-            spec,
-            _arrays(il, spec, options),
-            plans[il].ranges[spec.dim],
-            blocks_per_slot(0, options),
-            (ring := blocks_per_slot(spec.window, options)),
-            n_blocks(ring, options),
-            options.n_slots,
-            homes[il],
-        )
+        _planned(il, spec, plans[il].ranges[spec.dim], homes[il], options)
         for il, spec in enumerate(map(kv_of, specs))
         if spec and spec.owner is None
     ]
+
+
+def resized(caches: Sequence[CachePlan], options: Options) -> list[CachePlan]:
+    """Return the plans with the context, cells, slots and types of `options`. Raises InvalidArgument."""
+    return [_planned(c.layer, c.spec, c.heads, c.home, options) for c in caches]
+
+
+def _planned(il: int, spec: KVSpec, heads: Ranges, home: Home, options: Options) -> CachePlan:
+    ring = blocks_per_slot(spec.window, options)
+    width, n = blocks_per_slot(0, options), n_blocks(ring, options)
+    return CachePlan(il, spec, _arrays(il, spec, options), heads, width, ring, n, options.n_slots, home)
 
 
 def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
-from vkbackend.models.placement.fit import budgets_of, fits, largest, mib, sizes_with
+from vkbackend.models.placement.fit import Budget, budgets_of, fits, largest, mib, sizes_with
 from vkbackend.models.placement.layout import Layout, lay_out, slot_nbytes_of
 from vkbackend.models.placement.traced_steps import fitting_steps
 from vkbackend.runtime import Device
@@ -24,10 +24,11 @@ def with_cache_size(
     *,
     halves: bool,
     reuse: bool = True,
+    budgets: Sequence[Budget] | None = None,
 ) -> Options:
     """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. numpy
     devices have no limit, so all experts fit. Software devices get no slots, because host memory is their own
-    memory."""
+    memory. `budgets` replaces the devices' free memory."""
     if options.moe_cache_mib != "auto":
         return options
     without = replace(options, moe_cache_mib=0.0)
@@ -45,7 +46,8 @@ def with_cache_size(
     limits = [device.limits for device in devices]
     full = lay_out(model, types, len(devices), sized(most))
     _, steps = fitting_steps(model, full, options, limits, n_ubatch, halves=halves, reuse=reuse)
-    sizes, budgets = sizes_with(model, types, devices, steps), budgets_of(devices)
+    sizes = sizes_with(model, types, devices, steps)
+    budgets = budgets_of(devices) if budgets is None else budgets
     return sized(largest(1, most, lambda n: fits(sized(n), sizes, budgets)))
 
 

@@ -102,6 +102,20 @@ def _pinned_budgets(devices: Sequence[Device]) -> list[Budget]:
     return budgets
 
 
+def spared(budgets: Sequence[Budget], margins: Sequence[int]) -> list[Budget]:
+    """Lower the budgets of device memory so that each device leaves its margin (bytes) free. RESERVE is part
+    of the margin."""
+    return [
+        replace(
+            b,
+            nbytes=max(0, min(b.nbytes, int(b.nbytes / (1 - RESERVE)) - max(margins[d] for d in b.members))),
+        )
+        if "weights" in b.homes
+        else b
+        for b in budgets
+    ]
+
+
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -152,11 +166,16 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 
 
 def with_fitting_layers(
-    devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
+    devices: Sequence[Device],
+    options: Options,
+    sizes_of: Sizes,
+    n_layer: int,
+    budgets: Sequence[Budget] | None = None,
 ) -> Options:
-    """Place as many layers on the devices as fit. The host is not checked."""
+    """Place as many layers on the devices as fit. The host is not checked. `budgets` replaces the devices'
+    free memory."""
     most = n_layer + 1
-    n = most_layers(most, options, sizes_of, budgets_of(devices))
+    n = most_layers(most, options, sizes_of, budgets_of(devices) if budgets is None else budgets)
     return replace(options, n_gpu_layers=None if n == most else n)
 
 

@@ -21,11 +21,17 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import MIRRORED, Ranges, State, holders, split, split_experts
 from vkbackend.meta.tensor import SlotTable
 from vkbackend.models.architectures.base import Model, all_weights
-from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState, kv_of
+from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState, MemorySpec, kv_of
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.options import Options
-from vkbackend.models.placement.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
-from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
+from vkbackend.models.placement.cache_plan import (
+    CachePlan,
+    blocks_of_owners,
+    heads_of_owners,
+    plan_caches,
+    resized,
+)
+from vkbackend.models.placement.recurrent_state import StatePlan, n_cells, plan_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +70,8 @@ class Layout:
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
     """Raises InvalidArgument, PlanError, UnsupportedModel."""
     normalise(options.shares, n_devices)
-    kv = [model.kv(il) for il in range(model.n_layer)]
-    if model.encodes and shares_cache(options):
-        n_own = 2 if model.n_staged else 1
-        kv = [
-            spec and replace(spec, owner=None if il < n_own else il % n_own)
-            for il, spec in enumerate(map(kv_of, kv))
-        ]
-    layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
+    kv = memory_specs(model, options)
+    layers = split_layers(model, types, kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = all_weights(model)
     added = frozenset(spec.name for spec in model.low_rank)
@@ -101,6 +101,30 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     n_slots = slots_in(stacks, n_devices, options.moe_cache_nbytes)
     tables = tables_of(stacks, n_devices, n_slots) if n_slots else {}
     return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active, added, stacks, tables)
+
+
+def memory_specs(model: Model, options: Options) -> list[MemorySpec]:
+    kv = [model.kv(il) for il in range(model.n_layer)]
+    if not (model.encodes and shares_cache(options)):
+        return kv
+    n_own = 2 if model.n_staged else 1
+    return [
+        spec and replace(spec, owner=None if il < n_own else il % n_own)
+        for il, spec in enumerate(map(kv_of, kv))
+    ]
+
+
+def split_layers(model: Model, types: Mapping[str, str], kv: Sequence[MemorySpec]) -> list[Layer]:
+    """Return what the split needs to know of each layer."""
+    return blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
+
+
+def with_caches_of(layout: Layout, options: Options) -> Layout:
+    """Return the layout with caches of the context, cells, slots and types of `options`. Raises
+    InvalidArgument."""
+    cells = n_cells(options)
+    states = [replace(state, n_cells=cells) for state in layout.states]
+    return replace(layout, caches=resized(layout.caches, options), states=states)
 
 
 def is_host_stack(load: Load) -> bool:

@@ -56,16 +56,30 @@ def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
     """`items` counts all copies of weights as `weights`, and all copies of adapters as `adapters`."""
-    report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
+    return with_caches(without_caches(layout, devices, steps, reduce_provider), layout)
+
+
+def without_caches(
+    layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
+) -> list[Held]:
+    report = [Held() for _ in devices]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):
         _add_weights(held, layout, d, device)
-        _add_caches(held, layout, d)
         held.add("scratch", "scratch", steps.scratch(d))
         held.add("staging", "staging", steps.staging(d))
         held.add("staging", "staging", *slots[d])
     _add_shared(report, layout, devices)
     return report
+
+
+def with_caches(report: Sequence[Held], layout: Layout) -> list[Held]:
+    """Return copies of `report` with the caches of `layout`."""
+    whole = []
+    for d, held in enumerate(report):
+        whole.append(Held(held.homes.copy(), held.items.copy(), largest_cache(layout, d)))
+        _add_caches(whole[-1], layout, d)
+    return whole
 
 
 def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:

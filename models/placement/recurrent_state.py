@@ -50,6 +50,10 @@ class StatePlan:
         return [4 * self.n_cells * state.count(device) for _, _, state in self.arrays()]
 
 
+def n_cells(options: Options) -> int:
+    return options.n_slots * cells_per_slot(options)
+
+
 def cells_per_slot(options: Options) -> int:
     return 1 + options.n_snapshots + bool(options.speculation)
 
@@ -57,9 +61,8 @@ def cells_per_slot(options: Options) -> int:
 def plan_states(
     specs: Sequence[object], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[StatePlan]:
-    n_cells = options.n_slots * cells_per_slot(options)
     return [
-        StatePlan(il, spec, plans[il].ranges, n_cells, homes[il])
+        StatePlan(il, spec, plans[il].ranges, n_cells(options), homes[il])
         for il, spec in enumerate(specs)
         if isinstance(spec, StateSpec)
     ]

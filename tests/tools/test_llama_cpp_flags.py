@@ -298,7 +298,7 @@ LINES = [
     ("serve", "-hf unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL --n-cpu-moe 20", ""),
     ("serve", "--embedding --pooling mean -ub 8192", ""),
     ("serve", "--lora adapter.gguf", ""),
-    ("serve", "--fit on --fit-ctx 4096 --swa-full --cache-ram 8192 --kv-unified", "use -ngl auto"),
+    ("serve", "--fit on --fit-ctx 4096 --swa-full --cache-ram 8192 --kv-unified", ""),
     ("serve", "-lv 4 --log-file x.log --no-webui --props --timeout 600 --threads-http 4", ""),
     ("serve", "--cache-reuse 256 --prio 2 --poll 50 --defrag-thold 0.1 --no-warmup", ""),
     ("serve", "--models-dir ./models --models-max 2", ""),
@@ -407,11 +407,11 @@ def test_variables_reach_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "8")
     code, _, err = run("generate", "-p", "Once", "-n", "1")
     assert code == 0 and "--ctx-size comes from LLAMA_ARG_CTX_SIZE\n" in err
-    monkeypatch.setenv("LLAMA_ARG_FIT", "on")
+    monkeypatch.setenv("LLAMA_ARG_GRP_ATTN_N", "4")
     code, _, err = run("generate", "-p", "Once")
-    assert code == 2 and "--fit: fitting is not automatic yet; use -ngl auto" in err
-    assert "; --fit comes from LLAMA_ARG_FIT;" in err
-    monkeypatch.delenv("LLAMA_ARG_FIT")
+    assert code == 2 and "--grp-attn-n: the context is not extended this way; use --rope-scaling" in err
+    assert "; --grp-attn-n comes from LLAMA_ARG_GRP_ATTN_N;" in err
+    monkeypatch.delenv("LLAMA_ARG_GRP_ATTN_N")
     for value, said in (("many", "invalid int value: 'many'; --ctx-size comes"), ("-3", "--ctx-size=-3")):
         monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", value)
         code, _, err = run("generate", "-p", "Once")
@@ -448,9 +448,9 @@ def test_ranges_of_bench() -> None:
 def test_hints_name_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """`--no-slots` would be the opposite."""
     with pytest.raises(SystemExit):
-        parse("serve", "--slot", "--contex-shift", "--fi")
+        parse("serve", "--slot", "--contex-shift", "--xyz")
     line = capsys.readouterr().err
-    assert "--slot (did you mean --slots?), --contex-shift (did you mean --context-shift?), --fi;" in line
+    assert "--slot (did you mean --slots?), --contex-shift (did you mean --context-shift?), --xyz;" in line
 
 
 def test_shares_without_devices_name_the_flag() -> None:

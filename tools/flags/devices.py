@@ -9,6 +9,7 @@ from typing import Any
 
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.step import MAX_ROWS
+from vkbackend.tools.flags.fit import add_fit_arguments
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder
 
@@ -69,6 +70,7 @@ def add_device_arguments(
     add("n_snapshots", "--snapshots", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", type=int,
         metavar="N", help="earlier states of recurrent layers kept per slot (default: "
         "%(default)s)")  # fmt: skip
+    add_fit_arguments(parser)
 
 
 def parse_split(text: str) -> list[float | str] | str:

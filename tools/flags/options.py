@@ -25,7 +25,10 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
 
 
 def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
-    return Options.of(path, **{**fields_given(args, Options), **changed})
+    given = fields_given(args, Options)
+    if "fit" in given:  # What the command sets is given, too.
+        given["fit"] = [name for name in given["fit"] if name not in changed]
+    return Options.of(path, **{**given, **changed})
 
 
 def fields_given(args: argparse.Namespace, options: type) -> dict[str, Any]:

@@ -26,7 +26,7 @@ classes.
   gives the name.
 - **Taken without effect**: the flag does not change the text; a line on stderr gives the reason.
 - **Refused**: the command ends, and its message gives the reason and an alternative. A value that changes
-  nothing (`--fit off`) is accepted.
+  nothing (`--grp-attn-n 1`) is accepted.
 
 All unknown and refused flags of a line are named at once. `--ctx_size` is `--ctx-size`, as in llama.cpp.
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.options import SPLIT_MODES
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder
 
-# llama.cpp's patterns for -cmoe and -ncmoe, and for -ncffn.
-EXPERTS, DENSE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", r"\.ffn_(up|down|gate)\."
+DENSE = r"\.ffn_(up|down|gate)\."  # of -ncffn
 
 
 class _SplitMode(argparse.Action):

@@ -18,13 +18,13 @@ from functools import partial
 from vkbackend import env
 from vkbackend.meta.rates import Rates
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.options import Options
 from vkbackend.models.placement.expert_use import Used, even, zipf
 from vkbackend.models.placement.mixture_plan import RAM
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.runtime import Device
 from vkbackend.tools.flags.assumed import Assumed
-from vkbackend.tools.flags.placement import EXPERTS
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
 from vkbackend.tools.measure.turns import exit_on_errors, table, variable
 from vkbackend.tools.plan_mixture import Mixture

@@ -26,6 +26,8 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.cache.context_shift import ContextShift
 from vkbackend.models.engine.runner.group import Joining, OpenDevices
 from vkbackend.models.experts.expert_cache import ExpertCache
+from vkbackend.models.fitting.fitter import Fitter
+from vkbackend.models.fitting.flags import flags
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
@@ -82,7 +84,7 @@ class Loading:
             layers = options.control_vector_layer_range
             model.control = read_control_vectors(options.control_vectors, *sizes, layers)
         self.adapters = add_adapters(model, gguf, options.adapters) if options.lora else ()
-        n_ctx = options.n_ctx or model.n_ctx_train
+        n_ctx = (0 if "n_ctx" in options.fit else options.n_ctx) or model.n_ctx_train
         self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
         if model.encodes:
             self.options = options = for_encoder(options)
@@ -116,7 +118,9 @@ class Loading:
         does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
-        if self._leads and self.options.auto_split and len(mesh.devices) > 1:
+        if self.options.fit:
+            self._fit(mesh)
+        elif self._leads and self.options.auto_split and len(mesh.devices) > 1:
             self._balance(mesh)
         if self._joining:
             self.options = self._joining.settled(self.options)
@@ -129,6 +133,24 @@ class Loading:
                 _identity(self.fingerprint, self.adapters), self.options, plan, limits, self._steps, ropes
             )
 
+    def _fit(self, mesh: Mesh) -> None:
+        if self._joining:
+            raise InvalidArgument("fit does not know the memory of several hosts; give -c, -ngl and -ts")
+        asked, devices = self.options, mesh.devices
+        if self.model.encodes:  # Its step, slots and cells follow from the context.
+            self.options = replace(asked, fit=())
+            if asked.auto_split and len(devices) > 1:
+                self._balance(mesh)
+        else:
+            halves = self._in_halves(mesh)
+            fitter = Fitter(self.model, self._types, devices, asked, halves=halves, reuse=mesh.reuse)
+            self.options = fitter.fit()
+            self.n_ubatch = self._rows(self.options.n_ubatch or DEFAULT_ROWS)
+            if asked.auto_split and len(devices) > 1 and self.options.shares:
+                cost, budgets = self._cost(mesh), budgets_of(devices)
+                self.prediction = predict(devices, self.options.shares, cost, budgets)
+        self.notes.append(f"fit: {flags(self.options, asked.fit)}")
+
     def _balance(self, mesh: Mesh) -> None:
         cost = self._cost(mesh)
         self.prediction = auto_split(mesh.devices, cost, budgets_of(mesh.devices))
@@ -136,12 +158,15 @@ class Loading:
             env.log(1, line)
         self.options = replace(self.options, tensor_split=self.prediction.tensor_split)
 
+    def _in_halves(self, mesh: Mesh) -> bool:
+        halves = in_halves(mesh.devices, self.options)
+        if self._interleave is not None and len(mesh.devices) > 1 and self.options.split_mode == "tensor":
+            halves = self._interleave
+        return halves and not self.model.encodes
+
     def _lay_out(self, mesh: Mesh) -> None:
         model, options, types, devices = self.model, self.options, self._types, mesh.devices
-        halves = in_halves(devices, options)
-        if self._interleave is not None and len(devices) > 1 and options.split_mode == "tensor":
-            halves = self._interleave
-        halves = halves and not model.encodes
+        halves = self._in_halves(mesh)
         limits = [device.limits for device in devices]
         if not options.n_ubatch:  # Nodes of a group do not know each other's memory.
             chosen = DEFAULT_ROWS

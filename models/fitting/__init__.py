@@ -1,0 +1,1 @@
+"""Chooses the options of a model that fit the devices (`--fit`)."""
