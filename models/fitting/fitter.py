@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.formats import block_of
@@ -80,10 +81,15 @@ class Fitter:
 
     def _unchosen(self, options: Options) -> Options:
         """Return the options with the defaults of those that are chosen here."""
-        defaults = {"kv_cells": None, "n_gpu_layers": None, "override_tensor": (), "moe_cache_mib": 0.0}
+        defaults: dict[str, Any] = {
+            "kv_cells": None,
+            "n_gpu_layers": None,
+            "override_tensor": (),
+            "moe_cache_mib": 0.0,
+        }
         defaults |= {"type_k": "f16", "type_v": "f16"}
         chosen = {name: value for name, value in defaults.items() if name in self._chosen}
-        return replace(options, fit=(), **chosen)  # type: ignore[arg-type]
+        return replace(options, fit=(), **chosen)
 
     def _starting_shares(self) -> Shares | None:
         """Return the shares by speed, or None for one device."""
@@ -187,7 +193,7 @@ class Fitter:
                     break
         if n_ctx < enough:
             return None
-        exact = self._sized(self._at(best.options, n_ctx), best.options.tensor_split, exact=True)
+        exact = self._sized(self._at(best.options, n_ctx), best.options.shares, exact=True)
         n_ctx = self._context(exact, n_ctx)  # A longer context may need more scratch memory.
         return (self._at(exact.options, n_ctx), exact) if n_ctx >= enough else None
 
