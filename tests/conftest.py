@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
-
 # Set this before the import of numpy. numpy's threads would compete with a software driver's threads for
 # cores. A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # xdist sets COLUMNS in its workers, which would narrow the tables that tests read from pipes
 os.environ.pop("COLUMNS", None)
 
-from places import ROOT  # noqa: E402
+import random_cases
+from places import ROOT
 
 CHILD = "VKBACKEND_TEST_CHILD"
 CHILD_TIMEOUT_S = 600
@@ -37,7 +35,7 @@ MARKERS = (
     "no_vulkan: needs no Vulkan device, and fails if it opens one",
     "own_process: measures the process, so it runs in one of its own",
     "native: about the native runtime alone",
-    "runtimes: tools/test.sh runs it with every runtime (--runtime NAME)",
+    "runtimes(wide=False): runs with every runtime (--runtime NAME); if wide, only under --all",
     "oracle: asks the programs that golden files come from, run with -m oracle",
 )
 
@@ -57,6 +55,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    random_cases.with_all = config.getoption("--all")
+    settings.register_profile(
+        "untimed",
+        deadline=None,
+        max_examples=random_cases.examples(),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("untimed")
     gc.disable()  # The garbage collector took a tenth of a run's time.
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
@@ -95,9 +101,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Run slow files first. A worker that starts a slow file at the end delays the run.
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
+        if not config.getoption("--all"):
+            items[:] = [item for item in items if not of_every_runtime_only_if_all(item)]
         for item in items:
             if "native" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=f"about the native runtime, this is {runtime}"))
+
+
+def of_every_runtime_only_if_all(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("runtimes")
+    return mark is not None and bool(mark.kwargs.get("wide"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ import pytest
 from device_sets import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend import shaderlib
 from vkbackend.buffer import ALIGN, Buffer, Home, View
@@ -32,7 +33,7 @@ def reach(shape: tuple[int, ...], dtype: str) -> int:
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(TYPES, st.integers(1, 1 << 21), st.integers(1, 512))
 def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) -> None:
     k = blocks * block_of(dtype)[0]
@@ -45,7 +46,7 @@ def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) 
         assert reach(shape, dtype) <= BINDING_NBYTES
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(TYPES, st.integers(1, 512), st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 2]))
 def test_pieces_of_experts_are_within_32_bits(
     dtype: str, n_expert: int, n: int, blocks: int, axis: int

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, for_every_runtime, product, some
+from device_sets import MULTI, for_every_runtime, product, some, wide
 from runners import load_runner
 
 from vkbackend import faults
@@ -27,11 +27,8 @@ from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-TWO = [for_every_runtime(p) if p.id == "0,0" else p for p in MULTI if p.id in ("0,0", "0,1")]
-THREE = [
-    pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.wide]) for p in MULTI if p.id == "0,0,0"
-]
-SETS = TWO + THREE
+TWO, THREE, DRIVERS = (next(p for p in MULTI if p.id == devices) for devices in ("0,0", "0,0,0", "0,1"))
+EVERY, EVERY_IF_ALL = for_every_runtime(TWO), for_every_runtime(TWO, wide=True)
 
 
 def step(runner: Runner, pos: int = 0) -> np.ndarray:
@@ -58,7 +55,7 @@ def works_again(models: Path, devices: list[str]) -> None:
 
 
 @pytest.mark.native  # kompute devices wait for no semaphore, so another file tests them
-@pytest.mark.parametrize("devices", some(SETS, 2))
+@pytest.mark.parametrize("devices", [TWO, wide(DRIVERS), wide(THREE)])
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +78,7 @@ def test_device_that_stops_answering(
     assert stuck.queue.wait(stuck.queue.submitted, 10)
 
 
-@pytest.mark.parametrize("devices", SETS)
+@pytest.mark.parametrize("devices", [EVERY, DRIVERS, wide(THREE)])
 def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(models, devices)
     step(runner)
@@ -101,7 +98,7 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
     works_again(models, devices)
 
 
-@pytest.mark.parametrize("devices", SETS)
+@pytest.mark.parametrize("devices", [EVERY_IF_ALL, wide(DRIVERS), wide(THREE)])
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +144,7 @@ def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not device.counts
 
 
-@pytest.mark.parametrize("devices", TWO[:1])
+@pytest.mark.parametrize("devices", [EVERY_IF_ALL])
 def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: list[str]) -> None:
     runner = load(models, devices)
     before = [device.counts.copy() for device in runner.mesh.devices]
@@ -176,7 +173,12 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
 
 @pytest.mark.parametrize(
     ("call", "nth", "result", "error", "devices"),
-    [*product(CASES, TWO[:1]), *some(product(CASES, TWO[1:]), 3), *product(CASES, THREE)],
+    [
+        *product(CASES[:1], [EVERY]),
+        *product(CASES[1:], [EVERY_IF_ALL]),
+        *some(product(CASES, [DRIVERS]), len(CASES)),
+        *product(CASES, [wide(THREE)]),
+    ],
 )
 def test_injected_fault(
     models: Path, call: str, nth: int, result: str, error: type[VkbackendError], devices: list[str]
@@ -211,7 +213,7 @@ def test_a_fault_from_the_environment_hangs_a_device(models: Path, monkeypatch: 
     assert stuck.queue.wait(stuck.queue.submitted, 10)
 
 
-@pytest.mark.parametrize("devices", TWO[:1])
+@pytest.mark.parametrize("devices", [EVERY_IF_ALL])
 @pytest.mark.parametrize(
     "fault",
     [

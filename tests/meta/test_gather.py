@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from slices import DTYPES, loads, noise, numpy_devices
 
 from vkbackend.buffer import Buffer, Home, View
@@ -29,7 +30,7 @@ class Bytes:
         return self.raw
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]))
 def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int) -> None:
     load, n = case
@@ -43,7 +44,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     assert np.array_equal(gather(devices, weights["w"]), raw)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loads(), st.data())
 def test_rows_written_are_read_back(case: tuple[Load, int], data: st.DataObject) -> None:
     load, n = case

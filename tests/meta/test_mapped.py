@@ -16,6 +16,7 @@ import pytest
 from device_sets import DEVICE_SETS, covering, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from runners import load_runner
 from slices import loads, noise, numpy_devices
 
@@ -61,7 +62,7 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
     return replace(load, in_file=True), raw
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loads())
 def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
     """A mapped slice must equal the device's own copy. Random bytes occur only once in the file, so equal
@@ -82,7 +83,7 @@ def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]), st.sampled_from([0, 4, 4100]))
 def test_mapped_pieces_equal_the_tensor(case: tuple[Load, int], max_range: int, begin: int) -> None:
     (load, raw), n = noise_in_file(case[0]), case[1]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend import shaderlib
 from vkbackend.buffer import ALIGN, Home
@@ -77,7 +78,7 @@ def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loads())
 def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     load, n_devices, max_range = case
@@ -107,7 +108,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
         assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(loads().filter(lambda case: len(case[0].shape) == 2))
 def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> None:
     load, n_devices, max_range = case

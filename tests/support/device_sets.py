@@ -96,8 +96,9 @@ def _parameter(item: Any) -> Any:
     return item if isinstance(item, type(pytest.param())) else pytest.param(item, id=str(item))
 
 
-def for_every_runtime(param: Any) -> Any:
-    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes])
+def for_every_runtime(param: Any, wide: bool = False) -> Any:
+    """Mark a parameter for every runtime. If `wide`, runtimes besides the native one need --all."""
+    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes(wide=wide)])
 
 
 LAYER = [

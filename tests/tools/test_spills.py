@@ -50,7 +50,8 @@ def spilling(gpu: str, pattern: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("gpu", ["NAVI21", pytest.param("NAVI31", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("gpu", SAMPLES)
 def test_a_sample_does_not_spill(gpu: str) -> None:
     kernels = {row.kernel.split(".")[0] for row in rows(gpu, SAMPLES[gpu])}
     products = {

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.tools import train_demo
 from vkbackend.tools.demo import stories as grammar
@@ -125,7 +126,7 @@ def test_chunks_encode_like_the_whole_text(vocabulary: Vocabulary, stories: list
         assert pieces == spm_whole_text(vocabulary, story.text)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(text=st.text(st.characters(exclude_characters=SPACE, exclude_categories=["Cs"]), max_size=40))
 def test_any_text_survives(vocabulary: Vocabulary, text: str) -> None:
     assert vocabulary.decode(vocabulary.encode(text)) == text

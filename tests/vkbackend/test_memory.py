@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from recordings import buffer, dispatch, recordings
 
 from tests.support.placement import check_placement
@@ -48,7 +49,7 @@ def test_allocation_in_chunks() -> None:
     assert device.counts["buffer"] == 2 and device.nbytes[Home.WEIGHTS] == 1024 + ALIGN
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(recordings(virtual=True))
 def test_scratch_plan_on_random_recordings(recording: Recording) -> None:
     offsets, total = plan_scratch(recording)
@@ -67,7 +68,7 @@ def test_scratch_plan_on_random_recordings(recording: Recording) -> None:
     assert not check(derive_barriers(placed))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(recordings(virtual=True))
 def test_without_reuse_values_share_no_bytes(recording: Recording) -> None:
     offsets, total = plan_scratch(recording, reuse=False)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from recordings import buffer, dispatch, recordings, view, without_each_barrier
 
 from vkbackend.buffer import Buffer, Home, View, Virtual
@@ -47,7 +48,7 @@ def recording_of(*commands: Dispatch | Copy | Exchange) -> Recording:
     return derive_barriers(Recording("by hand", list(commands)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings())
 def test_derived_barriers_order_everything(recording: Recording) -> None:
     placed = derive_barriers(recording)
@@ -55,20 +56,20 @@ def test_derived_barriers_order_everything(recording: Recording) -> None:
     assert [c for c in placed.commands if not isinstance(c, Barrier)] == recording.commands
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings())
 def test_every_missing_barrier_is_detected(recording: Recording) -> None:
     for barrier, crippled in without_each_barrier(derive_barriers(recording)):
         assert check(crippled), f"nobody misses the barrier {barrier.scope}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings())
 def test_recordings_without_barriers_are_detected(recording: Recording) -> None:
     assert check(recording)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     sorted_ = by_depth(recording)
@@ -296,7 +297,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
     assert [type(c) for c in cut_long(recording).commands] == [Dispatch, Exchange, Dispatch, Cut, Dispatch]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
     """A cut between submissions does not order commands, and needs no new barriers."""

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
+from random_cases import examples
 from runners import F32, load_runner
 
 from vkbackend import LLM
@@ -344,7 +345,9 @@ def test_a_configuration_that_is_not_one(tmp_path: Path, text: str) -> None:
         read_peft_config(tmp_path / "c.json")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_gives_a_typed_error_or_an_adapter(
     fixture: Fixture, pairs: Pairs, tmp_path: Path, at: float, bit: int

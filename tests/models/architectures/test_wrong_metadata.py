@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.fixture import write
 from oracles.fixtures import FIXTURES, build
+from random_cases import examples
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.registry import load_model
@@ -118,7 +119,7 @@ def values(draw: st.DrawFn) -> bytes:
         *VOCABULARIES,
     ],
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_any_value_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

@@ -6,6 +6,7 @@ import pytest
 from fake_runner import row_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
 from vkbackend.models.engine.messages import Cancel, CopySlot, Generate
@@ -28,7 +29,7 @@ def shifted(tokens: tuple[int, ...], n: int, n_ctx: int, keep: int = 0, discard:
     return out
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_many_shifts(data: st.DataObject) -> None:
     n_ctx = data.draw(st.sampled_from([8, 31, 64, 100]))

@@ -15,6 +15,7 @@ from fake_runner import DEATH, HANG, LOST, NAN, FakeRunner, continuation, open_f
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SUPPORT
+from random_cases import examples
 from scheduling import GREEDY, events_of, finish, make, tokens_of
 
 from vkbackend import errors
@@ -51,7 +52,7 @@ def test_one_request(n_ubatch: int) -> None:
     assert timings.n_reduces == 2 * len(runner.steps) and timings.prompt_s > 0 < timings.decode_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
     n_ubatch = data.draw(st.integers(1, 12))

@@ -41,7 +41,7 @@ MODEL = DATA / "stories-narrow-F16.gguf"
 DEVICES = [pytest.param(["0"], id="0"), *(wide(pytest.param(d.split(","), id=d)) for d in ("0,1", "0,0,1"))]
 
 
-@pytest.mark.runtimes
+@pytest.mark.runtimes(wide=True)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_one_large_step_equals_small_steps(devices: list[str]) -> None:
     large_equals_small(MODEL, devices)

@@ -11,6 +11,7 @@ from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefills import prefill
+from random_cases import examples
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from scheduling import GREEDY, events_of, finish, make, tokens_of
@@ -236,7 +237,7 @@ def test_a_request_waits_for_its_slot() -> None:
     assert tokens_of(later[1]) == continuation((3,), 2) and tokens_of(later[2]) == continuation((4,), 2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefills import prefill
+from random_cases import examples
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from state_models import PROMPT, TOKENS, model, open_llm, open_runner
@@ -251,7 +252,7 @@ def test_malicious_headers(saved: Path, tmp_path: Path, held: Any) -> None:
         with_header(json.dumps({"tokens": entry}).encode())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 1499), st.integers(1, 255))
 def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
     """A file with a changed header is refused, except if only a space or the order of entries changed."""

@@ -13,6 +13,7 @@ from drafts import Guesses, always_right
 from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from scheduling import (
     GREEDY,
     Constant,
@@ -74,7 +75,7 @@ def same_as_plain(options: dict[str, Any], requests: list[Any], drafter: Guesses
     check_nodes(engine, runner)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_any_drafts_give_the_tokens_of_plain_decoding(data: st.DataObject) -> None:
     draw = data.draw

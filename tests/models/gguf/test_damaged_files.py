@@ -24,6 +24,7 @@ from gguf_files import (
 from gguf_reading import ARCH, read_everything, rejects, sample, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.gguf import header
@@ -113,7 +114,7 @@ def test_truncated_at_every_byte(tmp_path: Path) -> None:
             read_everything(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(sample()) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_flipped_bytes_raise_typed_errors(tmp_path_factory: pytest.TempPathFactory, flips: list) -> None:
     raw = bytearray(sample())
@@ -127,7 +128,7 @@ def test_flipped_bytes_raise_typed_errors(tmp_path_factory: pytest.TempPathFacto
         pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=200))
 def test_noise_after_the_magic(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "noise.gguf"

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.fixture import write
 from oracles.fixtures import build
+from random_cases import examples
 
 from vkbackend.errors import DeviceLost, InvalidArgument, VkbackendError
 from vkbackend.meta.pulse import Pulse
@@ -163,7 +164,9 @@ def test_calls_that_do_not_fit(follower: Follower, call: Any) -> None:
 small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) - 1, 1 << 62])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
     """The node executes or refuses a random call. Nothing else in the process changes. Valid steps are

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.fixture import write
 from oracles.fixtures import build
+from random_cases import examples
 from runners import load_runner
 from scheduling import GREEDY, Everything, events_of, finish, make, tokens_of
 from tiny_models import Tiny, write_tiny
@@ -271,7 +272,7 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
     single.close()
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(3), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_concurrent_requests_get_the_same_tokens_as_alone(pair: tuple[Runner, Runner], seed: int) -> None:
     """The requests have common prefixes and few cells of the cache. Some requests are cancelled while steps

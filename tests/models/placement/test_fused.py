@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
@@ -75,7 +76,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
     return parts, dtype, states, n
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(layouts())
 def test_split_then_join_is_the_identity(case: tuple[list[WeightSpec], str, list[State], int]) -> None:
     specs, dtype, states, n = case

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
-from device_sets import covering, device_infos
+from device_sets import covering, device_infos, for_every_runtime
 from oracles.fixture import write
 from oracles.fixtures import build
 from oracles.heads import with_head
@@ -75,9 +75,12 @@ def test_the_memory_report_equals_the_allocator_and_adds_up(
 
 
 @needs_device
-@pytest.mark.runtimes
 @pytest.mark.parametrize(
-    ("name", "lacking"), [("w256-IQ3_S", ""), ("moe8x-Q4_0", "host_import")], ids=["w256-IQ3_S", "moe8x-Q4_0"]
+    ("name", "lacking"),
+    [
+        for_every_runtime(pytest.param("w256-IQ3_S", "", id="w256-IQ3_S")),
+        for_every_runtime(pytest.param("moe8x-Q4_0", "host_import", id="moe8x-Q4_0"), wide=True),
+    ],
 )
 def test_the_memory_report_of_real_devices(
     models: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str

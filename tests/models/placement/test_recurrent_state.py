@@ -14,6 +14,7 @@ from oracles.fixture import N_VOCAB, Fixture, write
 from oracles.fixture import PROMPT as GOLDEN_PROMPT
 from oracles.fixtures import build
 from places import GOLDEN
+from random_cases import examples
 from runners import load_runner
 
 from vkbackend import LLM
@@ -40,7 +41,7 @@ def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
 # ---- cells ----
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data(), st.integers(0, 3))
 def test_a_run_reads_the_state_of_its_sequence(data: st.DataObject, n_snapshots: int) -> None:
     n_slots = 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.models.sampling import filters
 from vkbackend.models.sampling.candidates import Candidates
@@ -42,7 +43,7 @@ FILTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FILTERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(logits=LOGITS, x=SHARE, shift=st.integers(-3, 3))
 def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
     """All filters except XTC and typical keep the best token."""
@@ -62,7 +63,7 @@ def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p", "top_n_sigma"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(logits=LOGITS, a=SHARE, b=SHARE)
 def test_a_larger_parameter_keeps_more(name: str, logits: list[float], a: float, b: float) -> None:
     kept = []
@@ -94,7 +95,7 @@ def plain_dry(
             if () not in breakers.get(t, ())}  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     window=HISTORY,
     allowed=st.integers(0, 4),
@@ -117,7 +118,7 @@ def test_dry_of_long_repetitions_is_bounded() -> None:
     assert dry_penalties([7] * 20_000, 2.0, 1.0, 2, {}) == {7: 2.0}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(logits=LOGITS, history=HISTORY, keep=st.integers(1, 60))
 def test_penalties_of_candidates_equal_penalties_of_the_row(
     logits: list[float], history: list[int], keep: int
@@ -130,7 +131,7 @@ def test_penalties_of_candidates_equal_penalties_of_the_row(
     assert (every.scores[some.ids] == some.scores).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     seed=st.integers(0, 999),
     history=HISTORY,

@@ -7,6 +7,7 @@ import pytest
 from counted_calls import counted_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling import rows
@@ -34,7 +35,7 @@ def candidates(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.permuted(np.tile(np.arange(k) * 7, (n, 1)), axis=1), logits
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(params=st.lists(PARAMS, min_size=1, max_size=24), k=st.integers(2, 64), seed=st.integers(0, 99))
 def test_rows_choose_the_same_as_each_row_alone(params: list[SamplingParams], k: int, seed: int) -> None:
     together, alone = ([Sampler(p) for p in params] for _ in range(2))
@@ -99,7 +100,7 @@ def test_greedy_rows_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen[::3] == ids[::3, 0].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     params=st.lists(PARAMS, min_size=TOGETHER, max_size=24), v=st.integers(2, 300), seed=st.integers(0, 99)
 )

@@ -9,6 +9,7 @@ import pytest
 from counted_calls import counted_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.sampling.candidates import Candidates
@@ -80,7 +81,7 @@ def test_frequencies(params: dict[str, Any]) -> None:
         assert abs(drawn[token] - n * p) <= 5 * math.sqrt(n * p * (1 - p)) + 1, (token, drawn[token], n * p)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     logits=st.lists(st.integers(-8, 8), min_size=1, max_size=60),
     top_k=st.integers(0, 70),

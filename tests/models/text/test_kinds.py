@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import make_kinds as oracle
+from random_cases import examples
 
 from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
@@ -100,7 +101,7 @@ def test_llama_cpp_still_says_so(name: str) -> None:
 # ---- the character map ----
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.dictionaries(st.text("abé日", min_size=1, max_size=4), st.text("xyé", max_size=3), max_size=12),
     st.text("abcé日", max_size=20),

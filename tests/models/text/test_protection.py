@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from material import DATA, SHARED_VOCABULARIES
 from oracles.make_templates import CALLED, TEMPLATES, TOKENS
+from random_cases import examples
 
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.chat_template import ChatTemplate
@@ -95,7 +96,7 @@ def test_every_special_token_of_a_family(folder: Path, name: str, model: str) ->
         assert unprotected != harmless, "nothing to protect from"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from(["qwen3", "llama3", "glm4", "deepseek"]), st.integers(0, 1 << 32))
 def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: int) -> None:
     rng = random.Random(seed)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.models.text.reasoning import ReasoningSplit, opened, split
 
@@ -48,7 +49,7 @@ def test_thoughts_and_answers(name: str) -> None:
     assert split(text, thinking, "gpt-oss" in name) == (thought, answer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(CASES)), st.data())
 def test_the_size_of_pieces_changes_nothing(name: str, data: st.DataObject) -> None:
     text, thinking, thought, answer = CASES[name]

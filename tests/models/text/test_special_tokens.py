@@ -11,6 +11,7 @@ import pytest
 from gguf_files import F32, array, vocabulary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 
 from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
@@ -42,7 +43,7 @@ def defined(text: str, tokens: list[str]) -> list[str | int]:
 alphabets = st.sampled_from(["a", "ab", "abc", "aé", "ab日🦙"])
 
 
-@settings(max_examples=400, deadline=1000)
+@settings(max_examples=examples(400), deadline=1000)
 @given(
     alphabets.flatmap(
         lambda a: st.tuples(

@@ -13,6 +13,7 @@ import pytest
 from counted_calls import counted_calls
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from vocabularies import (
@@ -39,7 +40,7 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
         symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sets(st.text(alphabet="ab_", min_size=1, max_size=5), max_size=25),
     st.text(alphabet="abc_", max_size=40),

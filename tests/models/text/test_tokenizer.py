@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from vocabularies import (
     BYTES,
     OWN,
@@ -101,7 +102,7 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
     assert len(ids) < len(text) / 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=st.text(max_size=200))
 def test_round_trip_of_any_text(text: str) -> None:
     for path in VOCABULARIES:
@@ -114,7 +115,7 @@ def test_round_trip_of_any_text(text: str) -> None:
 # ---- streaming ----
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
 def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
     """Decode random ids, which are rarely valid UTF-8."""

@@ -7,6 +7,7 @@ import pytest
 from gguf_files import BOOL, I32, STRING, U32, gguf_bytes, key, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from vocabularies import (
     Build,
     bpe_extra,
@@ -118,7 +119,7 @@ def test_duplicate_merges_keep_the_first_rank(build: Build) -> None:
     assert build("gpt2", tokens, bpe_extra(["b a", "a b", "b a"])).encode("aba") == [0, 3]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(["llama", "gpt2", "gemma4"]),
     st.lists(

@@ -87,7 +87,9 @@ def test_codebooks_cause_no_messages(models: Path, devices: list[str]) -> None:
 
 
 @needs_layer
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
+@pytest.mark.parametrize(
+    "devices", [p if p.id == "0" else wide(p) for p in DEVICE_SETS if p.id in ("0", "1,0")]
+)
 def test_8_bit_activations_cause_no_messages(
     models: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

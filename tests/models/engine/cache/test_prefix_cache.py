@@ -9,6 +9,7 @@ import pytest
 from fake_runner import continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import examples
 from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
 from vkbackend.models.engine.cache.blocks import Pool
@@ -165,7 +166,7 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
             assert tokens_of(events[i]) == continuation(tokens, 9), (n_steps, i)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
