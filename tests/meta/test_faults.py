@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, for_every_runtime, product, some, wide
+from device_sets import MULTI, for_every_runtime, product, wide
 from runners import load_runner
 
 from vkbackend import faults
@@ -78,7 +78,7 @@ def test_device_that_stops_answering(
     assert stuck.queue.wait(stuck.queue.submitted, 10)
 
 
-@pytest.mark.parametrize("devices", [EVERY, DRIVERS, wide(THREE)])
+@pytest.mark.parametrize("devices", [EVERY, wide(DRIVERS), wide(THREE)])
 def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(models, devices)
     step(runner)
@@ -176,8 +176,7 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
     [
         *product(CASES[:1], [EVERY]),
         *product(CASES[1:], [EVERY_IF_ALL]),
-        *some(product(CASES, [DRIVERS]), len(CASES)),
-        *product(CASES, [wide(THREE)]),
+        *product(CASES, [wide(DRIVERS), wide(THREE)]),
     ],
 )
 def test_injected_fault(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import covering, nmse
+from device_sets import covering, nmse, wide
 from places import ROOT
 from prefills import opened, prefill
 from recordings import without_each_barrier
@@ -59,8 +59,7 @@ def on_one(models: Path, name: str = "stories-narrow-F32") -> np.ndarray:
 # ---- what is exchanged ----
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize(("n", "rows"), covering([1, 2, 3, 5], [1, 4, 16]))
 def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, rows: int) -> None:
     with on_numpy(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
@@ -96,7 +95,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
 # ---- order ----
 
 
-@pytest.mark.parametrize(("n", "rows"), covering([1, 2, 5], [1, 16]))
+@pytest.mark.parametrize(("n", "rows"), covering([2, 1, wide(pytest.param(5, id="5"))], [16, 1]))
 def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int, rows: int) -> None:
     with on_numpy(models, n) as runner:
         for executable in runner.mesh.recorded_step(StepKind.of_run(rows, rows)).executables:
@@ -124,11 +123,11 @@ def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
 @pytest.mark.parametrize(
     ("n", "ratio"),
     [
-        (2, None),
-        (3, None),
+        wide(pytest.param(2, None)),
+        wide(pytest.param(3, None)),
         (5, None),
         (3, [5, 3, 2]),
-        (2, [1, 0]),
+        wide(pytest.param(2, [1, 0])),
         (2, [0, 1]),
         (3, [1, 0, 2]),
         (5, [9, 1, 1, 1, 1]),
@@ -141,15 +140,15 @@ def test_any_devices_and_shares_equal_one(models: Path, n: int, ratio: list[floa
         assert nmse(again, on_one(models)[-1:]) <= 1e-9
 
 
-@pytest.mark.parametrize("name", ["stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "n"), covering(["stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"], [2, 3])
+)
 def test_formats_on_several_devices_equal_one(models: Path, name: str, n: int) -> None:
     with on_numpy(models, n, name) as runner:
         assert nmse(prefill(runner, TOKENS), on_one(models, name)) <= 1e-9
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3, None])
-@pytest.mark.parametrize("provider", ["pages", "host-sum"])
+@pytest.mark.parametrize(("ahead", "provider"), covering([0, 1, 3, None], ["pages", "host-sum"]))
 def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: int | None) -> None:
     with on_numpy(models, 2) as runner:
         want = prefill(runner, TOKENS)

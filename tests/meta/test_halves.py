@@ -50,7 +50,7 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
     [
         {},
         wide(pytest.param({"reduce_provider": "host-sum"})),
-        {"reduce_provider": "scatter", "reduce_type": "bf16", "submit_ahead": 1},
+        wide(pytest.param({"reduce_provider": "scatter", "reduce_type": "bf16", "submit_ahead": 1})),
         wide(pytest.param({"reduce_provider": "scatter", "reduce_type": "f16"})),
         wide(pytest.param({"submit_ahead": 0})),
         wide(pytest.param({"submit_ahead": 1})),
@@ -79,7 +79,7 @@ def test_experts(models: Path) -> None:
     assert nmse(halves, whole) <= 1e-12
 
 
-@pytest.mark.parametrize("name", ["qwen35", "kimi-linear"])
+@pytest.mark.parametrize("name", ["qwen35", wide(pytest.param("kimi-linear"))])
 def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / f"{name}.gguf")
     tokens = [token % N_VOCAB for token in TOKENS]

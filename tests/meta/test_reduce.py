@@ -171,8 +171,13 @@ def sent_over_wire(share: np.ndarray) -> np.ndarray:
     return got
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
+@pytest.mark.parametrize(
+    ("provider", "names"),
+    covering(
+        PROVIDERS,
+        [pytest.param(["numpy"] * 3, id="numpy"), *(p for p in MULTI if p.id in ("0,0,0", "0,1"))],
+    ),
+)
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):

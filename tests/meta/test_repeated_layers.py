@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from device_sets import wide
 
 from vkbackend import env, hazards
 from vkbackend.meta.recorded_steps import Step
@@ -81,7 +82,13 @@ def is_repeated(step: Step) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "shares"), [("dense", (1,)), ("dense", (1, 1, 1, 1)), ("experts", (1,)), ("experts", (3, 1))]
+    ("name", "shares"),
+    [
+        ("dense", (1,)),
+        wide(pytest.param("dense", (1, 1, 1, 1))),
+        wide(pytest.param("experts", (1,))),
+        ("experts", (3, 1)),
+    ],
 )
 def test_repeated_layers_are_those_of_the_complete_model(
     name: str, shares: tuple[float, ...], shapes: None
@@ -91,7 +98,7 @@ def test_repeated_layers_are_those_of_the_complete_model(
     assert all(is_repeated(compare(runner, kind)) for kind in kinds)
 
 
-@pytest.mark.parametrize("shares", [(1,), (3, 1)])
+@pytest.mark.parametrize("shares", [wide(pytest.param((1,))), (3, 1)])
 def test_layers_with_expert_caches_repeat(
     shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from device_sets import covering
+from device_sets import covering, product
 
 from vkbackend.meta import sizing
 from vkbackend.meta.graph import Graph
@@ -39,9 +39,10 @@ def sizes_of(name: str, shares: tuple[float, ...], halves: bool) -> StepSizes:
     return step_sizes(model, layout, options, [LIMITS] * len(shares), shape)
 
 
-@pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("shares", [(1,), (1, 1, 1, 1), (3, 1, 3, 1), (1, 1, 0)])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("shares", "name", "halves"),
+    covering([(1,), (1, 1, 1, 1), (3, 1, 3, 1), (1, 1, 0)], product(SHAPES, [False, True])),
+)
 def test_alike_devices_are_planned_once(
     name: str, shares: tuple[float, ...], halves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -284,11 +284,11 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
     no_loader = tmp_path / "path"
     (no_loader / "vulkan").mkdir(parents=True)
     (no_loader / "vulkan" / "__init__.py").write_text("raise OSError('Cannot find Vulkan SDK version.')")
-    for command in (["devices"], ["generate", "-n", "1"]):
-        env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
-        check_error(run(*command, env=env), "VK_DRIVER_FILES names '/nowhere.json', which|Vulkan loader")
-        # The package `vulkan` raises this error if dlopen finds no libvulkan.
-        check_error(run(*command, env={"PYTHONPATH": str(no_loader)}), "no Vulkan loader.*apt-get install")
+    env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
+    check_error(run("devices", env=env), "VK_DRIVER_FILES names '/nowhere.json', which|Vulkan loader")
+    # The package `vulkan` raises this error if dlopen finds no libvulkan.
+    without = run("generate", "-n", "1", env={"PYTHONPATH": str(no_loader)})
+    check_error(without, "no Vulkan loader.*apt-get install")
     numpy = generate("-n", "1", env={"PYTHONPATH": str(no_loader)})
     assert numpy.returncode == 0, numpy.stderr
 
@@ -297,17 +297,16 @@ def test_a_missing_driver_file_among_others_is_named() -> None:
     set_to = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")
     if not set_to:
         pytest.skip("the environment names no drivers")
-    for command in (["devices"], ["generate", "--list-devices"]):
-        done = run(*command, env={"VK_DRIVER_FILES": f"/nowhere.json:{set_to}"})
-        assert done.returncode == 0 and "index" in done.stdout
-        assert "note: VK_DRIVER_FILES names '/nowhere.json', which does not exist" in done.stderr
+    done = run("generate", "--list-devices", env={"VK_DRIVER_FILES": f"/nowhere.json:{set_to}"})
+    assert done.returncode == 0 and "index" in done.stdout
+    assert "note: VK_DRIVER_FILES names '/nowhere.json', which does not exist" in done.stderr
 
 
 def test_debug_shows_the_traceback_before_the_last_line() -> None:
-    result = generate("--top-p", "-1", env={"DEBUG": "1"})
+    result = call("generate", "-dev", "numpy", "--top-p", "-1", env={"DEBUG": "1"})
     assert result.returncode == 2 and "Traceback" in result.stderr and last_line(result).startswith("error: ")
     for name in ("DEBUG", "VKBACKEND_TIMEOUT"):
-        check_error(generate("-n", "1", env={name: "much"}), f"{name}='much'")
+        check_error(call("generate", "-dev", "numpy", "-n", "1", env={name: "much"}), f"{name}='much'")
 
 
 def restore_interrupts() -> None:
