@@ -23,6 +23,7 @@ from vkbackend.models.conversation import Chat, answer_message
 from vkbackend.models.engine.completion import total
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown
+from vkbackend.tools.cli import main
 from vkbackend.tools.console import console
 from vkbackend.tools.message_lines import messages
 
@@ -197,18 +198,21 @@ def test_help() -> None:
     assert "(default: the model's own, at most 4096)" in entries and "/clear" in shown and "Ctrl-C" in shown
 
 
-def test_errors_of_the_command(tmp_path: Path, template: str) -> None:
+def test_errors_of_the_command(
+    tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(*args: str, text: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return main(["chat", "-dev", "numpy", *args]), capsys.readouterr().err
+
     bare = tmp_path / "bare.gguf"
     raw = (ROOT / "models" / "demo" / "demo.gguf").read_bytes()
     bare.write_bytes(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
-    without = chat("-m", str(bare), "-n", "1", text="a\n")
-    assert (
-        without.returncode == 0
-        and "the model has no chat template: messages are written as ChatML" in without.stderr
-    )
-    assert chat("--chat-template-file", "/nowhere").returncode == 2
-    full = chat("--chat-template-file", template, "-c", "8", "-p", "Once upon a time " * 9, "-st")
-    assert full.returncode == 2 and "the context holds 8" in full.stderr and "Traceback" not in full.stderr
+    code, err = called("-m", str(bare), "-n", "1", text="a\n")
+    assert code == 0 and "the model has no chat template: messages are written as ChatML" in err
+    assert called("--chat-template-file", "/nowhere")[0] == 2
+    code, err = called("--chat-template-file", template, "-c", "8", "-p", "Once upon a time " * 9, "-st")
+    assert code == 2 and "the context holds 8" in err and "Traceback" not in err
 
 
 def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str) -> None:

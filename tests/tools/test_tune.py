@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from device_sets import device_params, some
 
 from vkbackend import cache_folder, ops
 from vkbackend.buffer import Home
@@ -11,7 +12,10 @@ from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.tools import cli
 from vkbackend.tools.measure import matrix_times
 
+CHOOSES_DEVICES = True  # see conftest.py
 
+
+@pytest.mark.parametrize("device", some(device_params(), 9), indirect=True, scope="session")
 @pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic", "int_dot"])
 def test_disabled_features_are_not_in_the_limits(
     device: object, off: str, monkeypatch: pytest.MonkeyPatch
@@ -31,6 +35,7 @@ def test_disabled_features_are_not_in_the_limits(
         other.close()
 
 
+@pytest.mark.parametrize("device", some(device_params(), 9), indirect=True, scope="session")
 def test_devices_read_the_choices_of_tune(
     device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
