@@ -42,7 +42,7 @@ class FakeMachine:
     now: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def plan(self, wanted: Entry) -> list[Place]:
+    def plan(self, wanted: Entry, left: Mapping[str, int]) -> list[Place]:
         size = self.nbytes.get(wanted.name, 1)
         devices = wanted.devices or tuple(self.speeds)
         places = [Place((device,), {device: size}, self.speeds[device]) for device in devices]

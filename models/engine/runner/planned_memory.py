@@ -9,15 +9,15 @@ from vkbackend.models.placement.memory_report import Held
 from vkbackend.runtime import Device
 
 
-def planned_memory(options: Options, devices: Sequence[Device]) -> list[Held]:
+def planned_memory(options: Options, devices: Sequence[Device]) -> tuple[list[Held], Options]:
     """Return the bytes that an engine with these options allocates on each of `devices`, which may be
-    stand-ins, without a draft model. Nothing is loaded. Raises the errors of loading, so OutOfDeviceMemory if
-    the model exceeds the devices' budgets."""
+    stand-ins, without a draft model, and the options after loading. Nothing is loaded. Raises the errors of
+    loading, so OutOfDeviceMemory if the model exceeds the devices' budgets."""
     with GGUF.open(options.path) as gguf:
         loading = Loading(gguf, options, None, devices, None)
         mesh = loading.open(lambda words: list(devices), keep_values=False)
         try:
             loading.plan(mesh)
-            return loading.held(mesh)
+            return loading.held(mesh), loading.options
         finally:
             mesh.close()

@@ -6,30 +6,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.meta.exchange_times import ExchangeTime
 from vkbackend.models.arguments import HOST
 from vkbackend.models.engine.runner.planned_memory import planned_memory
+from vkbackend.models.fitting.fitter import COMFORTABLE
+from vkbackend.models.fitting.flags import flags
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import ON_DEVICE, mib
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.tools.server.router.cards import FoundCard, Machine
 
 NODE = "this machine"
+OFFLOADS = "n_gpu_layers", "override_tensor", "moe_cache_mib"
 UNMEASURED = ExchangeTime(1e-4, 1e10)  # of two devices, to weigh shares
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """`devices` are the words of -dev. `held` maps each device and the host to bytes. `speed` is the bytes
-    per second at which the slowest device reads weights."""
+    per second at which the slowest device reads weights. `chosen` are the options that `--fit` chose, and
+    `flags` the same as text."""
 
     devices: tuple[str, ...]
     held: Mapping[str, int]
     speed: float
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    flags: str = ""
 
     @property
     def keys(self) -> frozenset[str]:
@@ -71,6 +79,27 @@ def places_of(
     return sorted(places, key=lambda place: -place.speed)
 
 
+def fitted_places(
+    options: Options,
+    machine: Machine,
+    budgets: Mapping[str, int],
+    left: Mapping[str, int],
+    devices: Sequence[str] | None,
+) -> list[Place]:
+    """Return the places of a model with `--fit`, in the bytes that are `left` of the budgets. If they do not
+    suffice, other models must make room for the shortest context, and the model is planned again. Weights
+    move to host memory only if they do not fit on empty devices."""
+    whole = replace(options, fit=tuple(name for name in options.fit if name not in OFFLOADS))
+    n_ctx = min(options.n_ctx, options.fit_ctx)
+    shortest = replace(whole, fit=tuple(name for name in whole.fit if name != "n_ctx"), n_ctx=n_ctx)
+    for wanted, room in ((whole, left), (shortest, budgets)):
+        with suppress(OutOfDeviceMemory):
+            places = places_of(wanted, machine, room, devices)
+            enough = min(COMFORTABLE, max(place.chosen["n_ctx"] for place in places))
+            return [place for place in places if place.chosen["n_ctx"] >= enough]
+    return places_of(options, machine, budgets, devices)
+
+
 def place_on(
     options: Options, devices: tuple[str, ...], machine: Machine, budgets: Mapping[str, int]
 ) -> Place:
@@ -79,11 +108,18 @@ def place_on(
     if unknown := [word for word in (*devices, *(options.draft_devices or ())) if word not in machine.cards]:
         raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
     held: Counter[str] = Counter()
-    for wanted in (options, options.of_draft):
+    left, chosen, words = dict(budgets), dict[str, Any](), ""
+    for wanted in (options.of_draft, options):  # The draft model is opened first.
         if wanted is not None:
             cards = [machine.cards[word] for word in wanted.devices or devices[:1]]
-            sizes = planned_memory(wanted, [_stand_in(i, card, budgets) for i, card in enumerate(cards)])
+            stand_ins = [_stand_in(i, card, left) for i, card in enumerate(cards)]
+            sizes, settled = planned_memory(wanted, stand_ins)
             held += _by_key(sizes, cards)
+            left = {key: max(0, nbytes - held[key]) for key, nbytes in budgets.items()}
+            if wanted.fit:
+                names = {*wanted.fit, "n_ctx"}
+                chosen = {name: getattr(settled, name) for name in names} | {"fit": False}
+                words = flags(settled, names)
     for key, nbytes in held.items():
         if nbytes > budgets[key]:
             raise OutOfDeviceMemory(
@@ -93,7 +129,7 @@ def place_on(
                 budget=budgets[key],
             )
     speeds = [card.card.speed[0] for word in devices if (card := machine.cards[word]).card.speed]
-    return Place(devices, dict(held), min(speeds, default=1.0))
+    return Place(devices, dict(held), min(speeds, default=1.0), chosen, words)
 
 
 def _name(key: str, machine: Machine) -> str:

@@ -30,7 +30,7 @@ MOVED = "the model was unloaded; send the request again"
 
 log = logging.getLogger("vkbackend.serve")
 Open = Callable[[Entry, Place, Progress], LLM]
-Plan = Callable[[Entry], list[Place]]
+Plan = Callable[[Entry, Mapping[str, int]], list[Place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class PoolSettings:
 
 
 class Pool:
-    """`plan` returns the places of a model, the fastest first. `budgets` are bytes by device."""
+    """`plan` returns the places of a model, the fastest first. It gets the bytes that are left on each
+    device, which only a model with `--fit` needs. `budgets` are bytes by device."""
 
     def __init__(
         self,
@@ -216,9 +217,12 @@ class Pool:
     # ---- changes ----
 
     def _start_plan(self, tenant: Tenant) -> None:
+        used = held_by(self._open_ones())
+        left = {key: max(0, nbytes - used[key]) for key, nbytes in self._left.items()}
+
         async def plan() -> None:
             try:
-                tenant.places = await in_thread(lambda: self._plan(tenant.entry))
+                tenant.places = await in_thread(lambda: self._plan(tenant.entry, left))
             except Exception as error:
                 self._failed(tenant, _typed(error))
             finally:
@@ -230,7 +234,8 @@ class Pool:
             self._run(plan())
 
     def _start(self, tenant: Tenant, place: Place) -> None:
-        log.info("loading %s on %s", tenant.entry.name, ", ".join(place.devices))
+        fit = f", fit: {place.flags}" if place.flags else ""
+        log.info("loading %s on %s%s", tenant.entry.name, ", ".join(place.devices), fit)
         tenant.model = model = Model(
             lambda progress: self._open(tenant.entry, place, progress), lambda: self._opened(tenant)
         )
@@ -250,6 +255,9 @@ class Pool:
         self._gone.discard(tenant)
         if not self._open_ones():
             self._left = dict(self._budgets)
+        for other in self.tenants.values():
+            if other.entry.options.fit and other.task is None:
+                other.places = None  # More memory is left.
         if failed is not None and not (was_closing or self._has_shrunk(failed, place)):
             if isinstance(failed, DeviceLost) and not tenant.is_retried:
                 tenant.is_retried = True  # The process was killed, which need not be the model's fault.

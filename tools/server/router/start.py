@@ -17,7 +17,7 @@ from vkbackend.tools.console import MIB
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.router.cards import Machine, look
-from vkbackend.tools.server.router.places import Place, budgets_of_machine, places_of
+from vkbackend.tools.server.router.places import Place, budgets_of_machine, fitted_places, places_of
 from vkbackend.tools.server.router.pool import Plan, Pool, PoolSettings
 from vkbackend.tools.server.router.presets import Preset, read_presets
 from vkbackend.tools.server.router.registry import Entry, Notes, listed
@@ -92,9 +92,15 @@ def _words_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _plan(machine: Machine, budgets: Mapping[str, int]) -> Plan:
-    return lambda entry: places_of(entry.options, machine, budgets, entry.devices)
+    def plan(entry: Entry, left: Mapping[str, int]) -> list[Place]:
+        options, devices = entry.options, entry.devices
+        if options.fit:
+            return fitted_places(options, machine, budgets, left, devices)
+        return places_of(options, machine, budgets, devices)
+
+    return plan
 
 
 def open_entry(entry: Entry, place: Place, progress: Progress) -> LLM:
-    given = {**entry.keywords, "devices": list(place.devices)}
+    given = {**entry.keywords, "devices": list(place.devices), **place.chosen}
     return LLM(entry.options.path, process=True, progress=progress, **given)

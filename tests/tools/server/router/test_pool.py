@@ -4,15 +4,19 @@ the deadline of waiting requests. The file is long, because all cases share the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import pytest
 from pools import FakeMachine, entry, reached, request, running
 
 from vkbackend.errors import DeviceLost, GGUFError, OutOfDeviceMemory, UnsupportedModel
+from vkbackend.models.options import Options
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.model import State
+from vkbackend.tools.server.router.places import Place
 from vkbackend.tools.server.router.pool import Pool
+from vkbackend.tools.server.router.registry import Entry
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -250,13 +254,41 @@ def test_a_device_that_is_fuller_than_planned() -> None:
 def test_a_model_larger_than_the_budget() -> None:
     machine = FakeMachine(nbytes={"a": 3})
 
-    def plan(wanted: object) -> list[object]:
+    def plan(wanted: object, left: object) -> list[object]:
         raise OutOfDeviceMemory("the model needs 3 MiB of gpu, where models may hold 2 MiB")
 
     async def test() -> None:
         machine.plan = plan  # type: ignore[method-assign, assignment]
         async with running(machine.pool(ABC)) as pool:
             assert (await refused(pool.acquire(pool.tenants["a"]))).code == "out_of_memory"
+
+    run(test)
+
+
+def test_a_model_with_fit_is_planned_with_what_is_left() -> None:
+    machine, lefts = FakeMachine(), list[int]()
+
+    def plan(wanted: Entry, left: Mapping[str, int]) -> list[Place]:
+        if not wanted.options.fit:
+            return [Place(("gpu",), {"gpu": 1}, 1.0)]
+        lefts.append(left["gpu"])
+        return [Place(("gpu",), {"gpu": max(1, left["gpu"])}, 1.0)]
+
+    async def test() -> None:
+        machine.plan = plan  # type: ignore[method-assign]
+        fits = replace(entry("f"), options=Options("/models/f.gguf", fit=True))  # type: ignore[arg-type]
+        async with running(machine.pool([entry("a"), fits], 3)) as pool:
+            async with request(pool, "a"), request(pool, "f"):
+                assert machine.held == {"gpu": 3}
+            await pool.unload(pool.tenants["f"])
+            await pool.unload(pool.tenants["a"])
+            async with request(pool, "f"):
+                assert machine.held == {"gpu": 3}
+            async with request(pool, "a"):  # evicts f
+                assert statuses(pool) == {"a": "loaded", "f": "unloaded"}
+                async with request(pool, "f"):
+                    assert machine.held == {"gpu": 3}
+        assert lefts == [2, 3, 2]
 
     run(test)
 

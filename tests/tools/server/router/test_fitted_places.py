@@ -1,0 +1,60 @@
+"""Under the router, `--fit` uses what the other models leave, and evicts for the shortest context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkbackend.meta.elsewhere import HeapCard, PhysicalCard
+from vkbackend.models.arguments import HOST
+from vkbackend.models.options import Options
+from vkbackend.tools.server.router.cards import FoundCard, Machine, card_of
+from vkbackend.tools.server.router.places import fitted_places
+from vkbackend.twins.device import NumpyDevice
+
+pytestmark = pytest.mark.no_vulkan
+MIB, ROOM = 1 << 20, 1 << 40
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a machine with two cards of unequal speed."""
+    monkeypatch.setattr("vkbackend.tools.server.router.cards.measure_speed", lambda device: SPEED)
+    cards = {}
+    for word, rate in (("fast", 2e9), ("slow", 1e9)):
+        heaps = (HeapCard(ROOM, True, ROOM), HeapCard(ROOM, False, ROOM))
+        physical = PhysicalCard(word, word, "AMD", "simulated", "1", False, heaps)
+        card = replace(card_of(NumpyDevice(word)), physical=physical, speed=(rate, 1e8))
+        cards[word] = FoundCard(word, word, card, ROOM, False)
+    return Machine(cards, ("fast", "slow"), ROOM)
+
+
+class SPEED:
+    weights = host = 1e9
+
+
+def test_the_context_follows_what_is_left(models: Path, machine: Machine) -> None:
+    path = models / "stories-narrow-F32.gguf"
+    names = "n_ctx", "type_k", "type_v", "kv_cells", "tensor_split"
+    given: dict[str, Any] = {"n_ctx": 512, "n_slots": 2, "fit_ctx": 256, "fit_target": 0, "fit": names}
+    options, budgets = Options.of(path, **given), {"fast": ROOM, "slow": ROOM, HOST: ROOM}
+
+    def placed(left: dict[str, int]) -> list[tuple[str, int]]:
+        places = fitted_places(options, machine, budgets, budgets | left, None)
+        for place in places:
+            assert place.chosen["fit"] is False and f"-c {place.chosen['n_ctx']}" in place.flags
+            room = (budgets | left)[place.devices[0]]
+            assert place.held[place.devices[0]] <= room or place.chosen["n_ctx"] == 256
+        return [(place.devices[0], place.chosen["n_ctx"]) for place in places]
+
+    assert placed({}) == [("fast", 512), ("slow", 512)]
+    [whole, _] = fitted_places(options, machine, budgets, budgets, None)
+    less = int(whole.held["fast"] * 0.87)
+    assert placed({"fast": less}) == [("slow", 512)]  # a longer context is worth a slower card
+    [(device, n_ctx), *_] = placed({"fast": less, "slow": MIB})
+    assert device == "fast" and 256 <= n_ctx < 512
+    # Neither suffices, so the shortest context says how much room others must make.
+    assert placed({"fast": MIB, "slow": MIB}) == [("fast", 256), ("slow", 256)]
