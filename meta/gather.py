@@ -87,38 +87,69 @@ def _rectangles(
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
     """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is from the first device that
     holds it. Raises PlanError if no device holds a byte."""
-    out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
-    missing = np.ones(out.shape, bool)
+    return gather_many(devices, [(weight, begin, end)])[0]
+
+
+def gather_many(devices: Sequence[Device], wanted: Sequence[tuple[Weight, int, int]]) -> list[np.ndarray]:
+    """Return rows of several tensors (tensor, begin, end), as `gather_rows`. Each device is read once."""
+    outs = [np.empty((end - begin, matrix_of(weight)[1]), np.uint8) for weight, begin, end in wanted]
+    missing = [np.ones(out.shape, bool) for out in outs]
+    held: dict[str, list[Extent]] = {}
     for d, device in enumerate(devices):
-        for extent in extents(weight, d):
-            low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
-            window = slice(low - begin, max(low, high) - begin), slice(*extent.columns)
-            if missing[window].any():
-                part = _read_rows(device, extent, low, high)
-                np.copyto(out[window], part, where=missing[window])
-                missing[window] = False
-    if missing.any():
-        raise PlanError(f"no device holds all of rows {begin}:{end} of {weight.name}, {weight.state}")
-    return out
+        held.clear()
+        reads = []
+        for i, (weight, begin, end) in enumerate(wanted):
+            if weight.name not in held:
+                held[weight.name] = extents(weight, d)
+            for extent in held[weight.name]:
+                low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
+                window = slice(low - begin, max(low, high) - begin), slice(*extent.columns)
+                if missing[i][window].any():
+                    reads.append((i, window, extent, low, high))
+        parts = _read_rows(device, [read[2:] for read in reads])
+        for (i, window, *_), part in zip(reads, parts, strict=True):
+            np.copyto(outs[i][window], part, where=missing[i][window])
+            missing[i][window] = False
+    for (weight, begin, end), lacking in zip(wanted, missing, strict=True):
+        if lacking.any():
+            raise PlanError(f"no device holds all of rows {begin}:{end} of {weight.name}, {weight.state}")
+    return outs
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
     """Write n stored rows that begin at row `begin`, uint8 [n, row bytes], to the devices that have a
     part."""
-    end = begin + len(data)
+    scatter_many(devices, [(weight, begin, data)])
+
+
+def scatter_many(devices: Sequence[Device], rows: Sequence[tuple[Weight, int, np.ndarray]]) -> None:
+    """Write rows of several tensors (tensor, first row, rows), as `scatter_rows`. Each device is written
+    once."""
+    held: dict[str, list[Extent]] = {}
     for d, device in enumerate(devices):
-        for extent in extents(weight, d):
-            low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
-            wide = extent.columns[1] - extent.columns[0]
-            if low < high and wide:
-                part = data[low - begin : high - begin, slice(*extent.columns)]
-                pitch = extent.pitch or wide
-                at = extent.offset + (low - extent.rows[0]) * pitch
-                if pitch == wide:
-                    _write(device, extent.view, at, part)
-                    continue
-                for row, line in enumerate(part):
-                    _write(device, extent.view, at + row * pitch, line)
+        held.clear()
+        parts: list[tuple[View, np.ndarray]] = []
+        for weight, begin, data in rows:
+            if weight.name not in held:
+                held[weight.name] = extents(weight, d)
+            for extent in held[weight.name]:
+                parts += _parts(device, extent, begin, data)
+        device.write_many(parts)
+
+
+def _parts(device: Device, extent: Extent, begin: int, data: np.ndarray) -> Iterator[tuple[View, np.ndarray]]:
+    """Yield the device's views of an extent, with the bytes to write."""
+    low, high = max(begin, extent.rows[0]), min(begin + len(data), extent.rows[1])
+    wide = extent.columns[1] - extent.columns[0]
+    if low < high and wide:
+        part = data[low - begin : high - begin, slice(*extent.columns)]
+        pitch = extent.pitch or wide
+        at = extent.offset + (low - extent.rows[0]) * pitch
+        if pitch == wide:
+            yield from _target(device, extent.view, at, part)
+            return
+        for row, line in enumerate(part):
+            yield from _target(device, extent.view, at + row * pitch, line)
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
@@ -146,22 +177,34 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
 # ---- reads and writes at any byte offset; views begin at word boundaries ----
 
 
-def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:
-    wide = extent.columns[1] - extent.columns[0]
-    pitch, n = extent.pitch or wide, high - low
-    at = extent.offset + (low - extent.rows[0]) * pitch
-    raw = _read(device, extent.view, at, (n - 1) * pitch + wide)
-    return np.lib.stride_tricks.as_strided(raw, (n, wide), (pitch, 1))
+def _read_rows(device: Device, reads: Sequence[tuple[Extent, int, int]]) -> list[np.ndarray]:
+    """Return rows low..high of each extent."""
+    views, shapes = [], []
+    for extent, low, high in reads:
+        wide = extent.columns[1] - extent.columns[0]
+        pitch, n = extent.pitch or wide, high - low
+        at = extent.offset + (low - extent.rows[0]) * pitch
+        lead, nbytes = at % 4, (n - 1) * pitch + wide
+        words = -(-(lead + nbytes) // 4)
+        views.append(View(extent.view.buffer, extent.view.offset + at - lead, (words,), "u32"))
+        shapes.append((lead, n, wide, pitch))
+    return [
+        np.lib.stride_tricks.as_strided(raw[lead:], (n, wide), (pitch, 1))
+        for raw, (lead, n, wide, pitch) in zip(device.read_many(views), shapes, strict=True)
+    ]
 
 
-def _read(device: Device, view: View, at: int, nbytes: int) -> np.ndarray:
-    lead = at % 4
-    words = -(-(lead + nbytes) // 4)
-    return device.read(View(view.buffer, view.offset + at - lead, (words,), "u32"))[lead : lead + nbytes]
-
-
-def _write(device: Device, view: View, at: int, data: np.ndarray) -> None:
+def _target(device: Device, view: View, at: int, data: np.ndarray) -> Iterator[tuple[View, np.ndarray]]:
+    """Yield the words that begin at byte `at`. Bytes that begin inside a word are written at once, because
+    the word's other bytes must be read first."""
     if lead := at % 4:
         data = np.concatenate([_read(device, view, at - lead, lead), data.reshape(-1)])
     target = View(view.buffer, view.offset + at - lead, (-(-data.nbytes // 4),), "u32")
-    device.write(target, np.ascontiguousarray(data))
+    if lead:
+        device.write(target, np.ascontiguousarray(data))
+    else:
+        yield target, np.ascontiguousarray(data)
+
+
+def _read(device: Device, view: View, at: int, nbytes: int) -> np.ndarray:
+    return device.read(View(view.buffer, view.offset + at, (-(-nbytes // 4),), "u32"))[:nbytes]

@@ -68,7 +68,8 @@ class Device(ABC):
 
     # In a forked child, these methods raise an error (REFUSED) or do nothing (IGNORED).
     REFUSED: ClassVar[tuple[str, ...]] = (
-        *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
+        *("buffer", "import_pages", "free_nbytes", "write", "read", "write_many", "read_many"),
+        *("flush", "invalidate"),
         *("compile", "build", "replay", "run", "begin_copies", "copies_ended"),
     )
     IGNORED: ClassVar[tuple[str, ...]] = ("free", "drop_upload", "close")
@@ -140,6 +141,15 @@ class Device(ABC):
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
         """Return a copy of the bytes of `view` as a uint8 array."""
+
+    def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
+        """Read several views, on a GPU in one submission."""
+        return [self.read(view) for view in views]
+
+    def write_many(self, parts: Sequence[tuple[View, np.ndarray]]) -> None:
+        """Write several arrays, on a GPU in one submission."""
+        for view, data in parts:
+            self.write(view, data)
 
     def drop_upload(self) -> None:  # noqa: B027 - a no-op if the host writes device memory itself
         """Free the staging buffer of `write` after loading."""

@@ -6,9 +6,9 @@ The host accesses host-visible memory directly. For other memory, a staging buff
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.host_copy import copy_into
 from vkbackend.recording import HOST_HOMES
 
+Region = tuple[Any, int, Any, int, int]  # source, its offset, target, its offset, bytes
 UPLOAD_NBYTES = 32 << 20  # The staging buffer has two halves.
 
 
@@ -82,6 +83,37 @@ class Transfers(ABC):
             out[at : at + n] = upload.host[:n]
         return out
 
+    def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
+        """Read several views. Copies to the staging buffer share a submission."""
+        hosts = [view.buffer.host for view in views if isinstance(view.buffer, Buffer)]
+        if any(host is not None for host in hosts) or sum(v.nbytes for v in views) > UPLOAD_NBYTES:
+            return [self.read(view) for view in views]
+        upload, copies, at = self._upload_buffer(), list[Region](), 0
+        for view in views:
+            copies.append((view.buffer, view.offset, upload, at, view.nbytes))
+            at += view.nbytes
+        if copies:
+            self._copies(copies)
+            self._memory.invalidate(upload)
+        return [np.array(upload.host[at : at + nbytes]) for *_, at, nbytes in copies]
+
+    def write_many(self, parts: Sequence[tuple[View, np.ndarray]]) -> None:
+        """Write several views. Copies share a submission."""
+        hosts = [view.buffer.host for view, _ in parts if isinstance(view.buffer, Buffer)]
+        if any(host is not None for host in hosts) or sum(v.nbytes for v, _ in parts) > UPLOAD_NBYTES:
+            for view, data in parts:
+                self.write(view, data)
+            return
+        upload, copies, at = self._upload_buffer(), list[Region](), 0
+        for view, data in parts:
+            assert data.nbytes <= view.nbytes < data.nbytes + 4, (view, data.nbytes)
+            upload.host[at : at + data.nbytes] = data.reshape(-1).view(np.uint8)
+            copies.append((upload, at, view.buffer, view.offset, data.nbytes))
+            at += view.nbytes
+        if copies:
+            self._memory.flush(upload)
+            self._copies(copies)
+
     def _upload_buffer(self) -> Buffer:
         if self._upload is None:
             self._upload = self._memory.buffer(UPLOAD_NBYTES + ALIGN, Home.STAGING, "upload")
@@ -103,6 +135,10 @@ class Transfers(ABC):
     @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         """Copy bytes between buffers after all submitted work. Offsets are multiples of 4."""
+
+    def _copies(self, copies: Sequence[Region]) -> None:
+        for copy in copies:
+            self._copy(*copy)
 
     @abstractmethod
     def _order(self) -> None:

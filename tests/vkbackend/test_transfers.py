@@ -63,3 +63,22 @@ def test_every_feature_off(info: DeviceInfo, monkeypatch: pytest.MonkeyPatch) ->
     assert (device.read(view).view(np.uint32) == words).all()
     device.close()
     assert not device.counts
+
+
+def test_many_views_share_a_submission(unmapped: VulkanDevice) -> None:
+    buffer = unmapped.buffer(4096, Home.WEIGHTS, "target")
+    unmapped.fill(View(buffer, 0, (1024,), "u32"), 0xA5A5A5A5)
+    rng, places = np.random.default_rng(5), [(0, 12), (40, 7), (1000, 1), (2048, 600)]
+    parts = [
+        (View(buffer, at, (-(-n // 4),), "u32"), rng.integers(0, 256, n, dtype=np.uint8)) for at, n in places
+    ]
+    unmapped.write_many(parts)
+    want = np.full(4096, 0xA5, np.uint8)
+    for at, (_, data) in zip([at for at, _ in places], parts, strict=True):
+        want[at : at + data.size] = data
+    assert np.array_equal(unmapped.read(View(buffer, 0, (1024,), "u32")), want)
+    views = [view for view, _ in parts]
+    for view, got in zip(views, unmapped.read_many(views), strict=True):
+        assert np.array_equal(got, want[view.offset : view.end])
+    assert unmapped.read_many([]) == []
+    unmapped.free(buffer)

@@ -119,6 +119,12 @@ class VulkanDevice(LogicalDevice, Device):
     def read(self, view: View) -> np.ndarray:
         return self.transfers.read(view)
 
+    def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
+        return self.transfers.read_many(views)
+
+    def write_many(self, parts: Sequence[tuple[View, np.ndarray]]) -> None:
+        self.transfers.write_many(parts)
+
     def fill(self, view: View, word: int) -> None:
         self.transfers.fill(view, word)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
-from vkbackend.transfers import Transfers
+from vkbackend.transfers import Region, Transfers
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.memory import Memory
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
@@ -25,10 +26,15 @@ class VulkanTransfers(Transfers):
         )
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        region = ffi.new("VkBufferCopy *", {"srcOffset": src_at, "dstOffset": dst_at, "size": nbytes})
-        self._once(
-            lambda cmd: lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region), f"copy to {dst.label}"
-        )
+        self._copies([(src, src_at, dst, dst_at, nbytes)])
+
+    def _copies(self, copies: Sequence[Region]) -> None:
+        def record(cmd: Any) -> None:
+            for src, src_at, dst, dst_at, nbytes in copies:
+                region = ffi.new("VkBufferCopy *", {"srcOffset": src_at, "dstOffset": dst_at, "size": nbytes})
+                lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region)
+
+        self._once(record, f"copy to {copies[0][2].label}")
 
     def _order(self) -> None:
         self._once(lambda cmd: None, "read")
