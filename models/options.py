@@ -46,6 +46,7 @@ from vkbackend.options_class import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
+MAX_MIB = 1 << 30
 MAX_QUEUE = 1 << 20
 MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 DEFAULT_ROWS = 512  # of a step, unless weights of layers are in host memory
@@ -93,6 +94,14 @@ class _ModelKeywords(TypedDict, total=False):
     each slot. When the cache is full, the youngest request waits and is then computed again."""
     prefix_cache: bool
     """True (default): compute the common prefix of requests only once."""
+    cache_ram: int
+    """MiB of host memory for blocks of the KV cache that leave the devices (docs/engine.md). A later request
+    with the same prefix copies them back. 0 (default): none; -1: no limit."""
+    cache_disk: str | os.PathLike[str] | None
+    """A folder for such blocks, which later processes find again, with any devices. Its files are not
+    encrypted. None (default): none."""
+    cache_disk_mib: int
+    """MiB that all files in `cache_disk` may have (default: 16,384). The least recently used are removed."""
     context_shift: bool
     """True: when a sequence fills its context, discard half of the tokens after the first `n_keep`, and
     continue. False (default): the text ends."""
@@ -209,6 +218,9 @@ class Options(RopeOptions):
     n_snapshots: int = option(2, whole(0, MAX_SNAPSHOTS))
     kv_cells: int | None = option(None, optional(whole(1, MAX_CONTEXT * MAX_RUNS, " (None: n_ctx a slot)")))
     prefix_cache: bool = option(True, switch)
+    cache_ram: int = option(0, whole(-1, MAX_MIB, " MiB (-1: no limit)"))
+    cache_disk: str | None = option(None, optional_path("a folder"))
+    cache_disk_mib: int = option(16_384, whole(1, MAX_MIB, " MiB"))
     context_shift: bool = option(False, switch)
     n_keep: int = option(0, whole(-1, MAX_CONTEXT, " (-1: the complete prompt)"))
     attention: str | None = option(None, optional(choice(ATTENTION)))
@@ -268,6 +280,10 @@ class Options(RopeOptions):
             raise refused("lora", f"{n_active} adapters", expected)
         self._settle_draft()
         if self.hostfile is not None:
+            if self.cache_ram or self.cache_disk is not None:
+                given = "cache_ram" if self.cache_ram else "cache_disk"
+                expected = "blocks of several machines cannot be kept; leave it out, or the hostfile"
+                raise refused(given, getattr(self, given), expected)
             if self.devices is not None:
                 expected = "the hostfile says which devices each node has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)

@@ -1,7 +1,7 @@
 """Files with a checksum in a folder that only this user or root may write to.
 
-A file begins with a line of its kind and the SHA-256 of its name and content. Files are written atomically with
-mode 0600. A file that is damaged, foreign, or writable by others raises `Untrusted`.
+A file begins with its kind and the SHA-256 of its name and content. Files are written atomically, with mode
+0600. A file that is damaged, foreign, or writable by others raises `Untrusted`.
 """
 
 from __future__ import annotations

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.cache.host_tier import tier_of
 from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.drafters import open_draft, speculation_of
@@ -74,6 +76,7 @@ class Engine:
         if states:
             states.spare = self.cache.snapshots.spare
         self._speculation = speculation
+        self._tier = tier_of(runner, self.cache)
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -87,6 +90,7 @@ class Engine:
             speculation=speculation,
             max_hidden=runner.max_hidden,
             encodes=runner.encodes,
+            restoring=self._tier.restoring if self._tier else None,
         )
         self.grammars = Grammars(runner.n_vocab, runner.max_outputs)
         self._slots = SlotRequests(runner, self.cache, self.scheduler)
@@ -148,10 +152,15 @@ class Engine:
             **(self._speculation.stats() if self._speculation else {}),
             **self._results.stats(),
             **self.runner.expert_stats(),
+            **(self._tier.stats() if self._tier else {}),
         }
 
     def close(self) -> None:
         """Unfinished requests get no further events. `close` may be called twice."""
+        if self._tier is not None:
+            tier, self._tier = self._tier, None
+            with suppress(VkbackendError):  # a device may fail while its blocks are read
+                tier.close(keeps=not (self._broken or self._in_flight))
         self._by_id.clear()
         self._in_flight.clear()
         self.scheduler.running.clear()
@@ -162,6 +171,17 @@ class Engine:
         if self._speculation is not None:
             self._speculation.close()
         self.runner.close()
+
+    def work_ahead(self, is_awaited: Callable[[], bool]) -> bool:
+        """While no request is running, store blocks in files, then record steps that are likely next, until
+        `is_awaited` returns true. Return whether more is left to do."""
+        try:
+            if self._tier and not self._broken and self._tier.keep_all(is_awaited):
+                return True
+        except VkbackendError as error:
+            env.log(1, f"blocks are not stored while idle: {error}")
+            return False
+        return env.records_ahead() and self.record_ahead(is_awaited)
 
     def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
         """While no request is running, record a step that is likely next, until `is_awaited` returns true.
@@ -285,7 +305,7 @@ class Engine:
                 self._launch(batch, composed)
         except VkbackendError as error:
             self._fail([], error)
-        self.is_stuck = not self._in_flight
+        self.is_stuck = not self._in_flight and not self.scheduler.restores
         if self._in_flight:
             self._land()
         news, self._news = self._news, News()

@@ -243,7 +243,7 @@ def serve(
         threading.Thread(target=_read, args=(conn, inbox), daemon=True).start()
         conn.send(engine.info)
         engine.runner.tell_of_compiling(compiled)
-        more = env.records_ahead()
+        more = True
         while True:
             try:
                 timeout = STUCK_S if engine.is_stuck and engine.busy else None
@@ -255,11 +255,11 @@ def serve(
                 if not engine.busy and engine.save_due_s() == 0:
                     engine.save()
                 while more and not engine.busy and inbox.empty():
-                    more = engine.record_ahead(lambda: not inbox.empty())
+                    more = engine.work_ahead(lambda: not inbox.empty())
                 if engine.busy and (news := engine.step()):
                     conn.send((news.ids, news.answers))
                 continue
-            more = env.records_ahead()
+            more = True
             if isinstance(request, Close):
                 break
             if isinstance(request, VkbackendError):

@@ -16,11 +16,14 @@ from vkbackend.models.engine.cache.blocks import Copy, SlotContent
 from vkbackend.models.engine.cache.mark import n_alike, next_start
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.cache.prefix_tree import Node
+from vkbackend.models.engine.cache.restoring import Restoring
 from vkbackend.models.engine.messages import Event
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
+
+MAX_RESTORES = 3  # Later a request's prompt is computed, although parts of it are stored.
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
@@ -84,6 +87,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         max_hidden: int = 0,
         encodes: bool = False,
+        restoring: Restoring | None = None,
     ) -> None:
         self.cache, self.waiting, self.budget = cache, Waiting(), budget or PrefillBudget()
         self.speculation = speculation
@@ -95,13 +99,15 @@ class Scheduler:
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._max_hidden, self._encodes = max_hidden, encodes
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
-        self._is_recurrent, self._share = is_recurrent, share
+        self._is_recurrent, self._share, self._restoring = is_recurrent, share, restoring
         # the next request needs blocks, and none was freed since the last try
         self._is_blocked = False
 
     def content(self, slot: int) -> SlotContent:
         for sequence in self.running:
             if sequence.slot == slot:
+                if sequence.restore:
+                    return SlotContent()
                 if sequence.has_moved_cells:  # shifted K and V differ from computed K and V
                     return SlotContent(
                         sequence.tokens[: sequence.n_kept], sequence.n_kept, mark=sequence.mark
@@ -131,7 +137,11 @@ class Scheduler:
         slot, n = -1, 0
         if self._share or wanted is not None:
             slot, n = self._longest(idle, sequence, path)
-        if n <= CELL_BLOCK * len(path):
+        restore = None
+        if self._restoring and sequence.n_restores < MAX_RESTORES:
+            n_known = max(len(path), n // CELL_BLOCK)
+            restore = self._restoring.find(tokens, sequence.sharable, sequence.mark, n_known)
+        if restore or n <= CELL_BLOCK * len(path):
             slot, n = idle[0], CELL_BLOCK * len(path)
             self.cache.begin(slot, path)
         else:
@@ -146,6 +156,13 @@ class Scheduler:
             self.cache.drop(slot)
             self._leave(slot, SlotContent())
             return False
+        if restore and self._restoring:
+            sequence.n_restores += 1
+            if not self._restoring.begin(restore, slot, len(path)):
+                self.cache.drop(slot)
+                self._leave(slot, SlotContent())
+                return self._start(sequence)
+            sequence.restore = restore
         self.free.discard(slot)
         sequence.slot, sequence.n_stored, sequence.room = slot, n, 0
         self.cache.prompt_tokens += len(tokens)
@@ -174,7 +191,9 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         content = self.content(sequence.slot)
         self.running.remove(sequence)
-        if sequence.has_moved_cells:
+        if sequence.restore:
+            self.cache.drop(sequence.slot)
+        elif sequence.has_moved_cells:
             self.cache.cut(sequence.slot, sequence.n_kept)
         self._leave(sequence.slot, content)
         if not self.cache.holds(sequence.slot):
@@ -195,7 +214,7 @@ class Scheduler:
         self.cache.drop(sequence.slot)
         self._leave(sequence.slot, SlotContent())
         sequence.slot, sequence.n_stored, sequence.room, sequence.served = -1, 0, 0, -1
-        sequence.has_moved_cells = False
+        sequence.has_moved_cells, sequence.restore = False, None
         sequence.draft, sequence.replays = (), False
         self.waiting.add(sequence)
         self.n_preempted += 1
@@ -232,7 +251,9 @@ class Scheduler:
         the budget allows no rows for its prompt. This sequence also decides whether the step outputs logits
         or hidden states.
         """
-        line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
+        if self._restoring:
+            self._restore(self._restoring)
+        line = sorted([s for s in self.running if not (s.is_paused or s.in_flight or s.restore)], key=_turn)
         computed: set[object] = set()  # keys of blocks that steps in flight compute
         if n_steps > 1:
             in_flight = [s for s in self.running if s.in_flight]
@@ -250,6 +271,24 @@ class Scheduler:
             batch = self._mixed(line, n_decode, computed)
             batch.sort(key=lambda entry: entry[1] > 1)
         return [entry for entry in batch if entry[0].slot >= 0]
+
+    def _restore(self, restoring: Restoring) -> None:
+        """Restore blocks of prompts, a slice for each."""
+        for sequence in [s for s in self.running if s.restore]:
+            restore = sequence.restore
+            assert restore is not None
+            can_continue = restoring.advance(restore, sequence.tokens, sequence.mark)
+            if not can_continue:  # The request begins again, without the part that could not be read.
+                self._preempt(sequence)
+            elif restore.at == restore.end:
+                n = CELL_BLOCK * restore.at
+                self.cache.shared_tokens += n - sequence.n_stored
+                sequence.n_stored = sequence.n_cached = n
+                sequence.restore = None
+
+    @property
+    def restores(self) -> bool:
+        return any([sequence.restore for sequence in self.running])
 
     def _decoding(self, line: list[Sequence]) -> Batch:
         if self.speculation is None:

@@ -9,6 +9,7 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.engine.cache.mark import Mark, shifted
+from vkbackend.models.engine.cache.restoring import Restore
 from vkbackend.models.engine.messages import (
     Answer,
     Embed,
@@ -59,6 +60,8 @@ class Sequence:
     mark: Mark = ()  # The adapters of its positions.
     has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
     shifted_at: int = -1  # `n_generated` at the last context shift.
+    restore: Restore | None = None  # Loads stored blocks into the slot, before the first step.
+    n_restores: int = 0  # Tries so far.
     draft: Tokens[int] = ()  # Guesses of the tokens after `tokens`, while a step verifies them.
     draft_source: str = ""
     acceptance: Acceptance | None = None  # of drafts, if there were any

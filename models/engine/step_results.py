@@ -101,7 +101,7 @@ class StepResults:
         if stored % CELL_BLOCK < n or self._stores_always:
             self._cache.stored(sequence.slot, sequence.tokens, stored, sequence.mark)
             if n > 1 or stored <= len(sequence.request.tokens):
-                self._cache.snapshot(sequence.slot, start)
+                self._cache.snapshot(sequence.slot, start, ends_prompt=sequence.n_wanted == 0)
 
 
 def _draw(drawing: Drawing, rows: Rows) -> list[Choice]:

@@ -2,6 +2,8 @@
 tokens of its sequence, so a wrong slot changes them. Spawned processes can import this module.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import time
@@ -82,6 +84,9 @@ class FakeRunner:
         context_shift: bool = False,
         undoes: bool = False,
         speculation: tuple[str, ...] = (),
+        cache_ram: int = 0,
+        cache_disk: str | None = None,
+        cache_disk_mib: int = 1024,
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = self.max_hidden = max_outputs or n_ubatch
@@ -94,6 +99,9 @@ class FakeRunner:
             draft_min=0,
             n_slots=n_slots,
             n_ctx=self.n_ctx,
+            cache_ram=cache_ram,
+            cache_disk=cache_disk,
+            cache_disk_mib=cache_disk_mib,
         )
         width = -(-self.n_ctx // CELL_BLOCK)
         self.pools = [Pool(blocks or width * n_slots)]
@@ -128,6 +136,9 @@ class FakeRunner:
         if self.states and n_stored:
             cell = self.states.cell(source, n_stored)
             self.state_cells[self.states.put(target, n_stored)] = self.state_cells[cell]
+
+    def block_parts(self) -> FakeParts:
+        return FakeParts(self)
 
     def shift(self, slot: int, first: int, end: int, distance: int) -> None:
         assert (
@@ -213,6 +224,35 @@ class FakeRunner:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class FakeParts:
+    """Copies of a fake runner's cells and states."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner, self.identity = runner, bytes(32)
+        self.nbytes = (*[8 * CELL_BLOCK for _ in runner.pools], 8 * runner.n_ctx if runner.states else 0)
+
+    def read(self, cells: Sequence[tuple[int, int]]) -> list[bytes]:
+        assert not self._runner.in_flight
+        return [self._array(part, cell).tobytes() for part, cell in cells]
+
+    def _array(self, part: int, cell: int) -> np.ndarray:
+        if part < len(self._runner.cells):
+            return self._runner.cells[part][cell]
+        state = np.full(self._runner.n_ctx, -1)
+        tokens = self._runner.state_cells[cell]
+        state[: len(tokens)] = tokens
+        return state
+
+    def write(self, cells: Sequence[tuple[tuple[int, int], bytes]]) -> None:
+        assert not self._runner.in_flight
+        for (part, cell), data in cells:
+            values = np.frombuffer(data, np.int64)
+            if part < len(self._runner.cells):
+                self._runner.cells[part][cell] = values
+            else:
+                self._runner.state_cells[cell] = tuple(values[values >= 0].tolist())
 
 
 def fake(options: Options, progress: Progress | None = None, group: object = None) -> FakeRunner:

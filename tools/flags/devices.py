@@ -67,6 +67,14 @@ def add_device_arguments(
     add("prefix_cache", "--cache-prompt", action="store_true", help=argparse.SUPPRESS)
     add("prefix_cache", "--no-prefix-cache", "--no-cache-prompt", action="store_false",
         help="compute every prompt completely, even if an earlier one has the same prefix")  # fmt: skip
+    add("cache_ram", "-cram", "--cache-ram", type=int, metavar="MIB",
+        help="host memory for blocks of the KV cache that leave the devices; -1: no limit (default: "
+        "%(default)s)")  # fmt: skip
+    add("cache_disk", "--cache-disk", metavar="FOLDER",
+        help="keep such blocks in files, not encrypted, which a later process finds again (default: "
+        "none)")  # fmt: skip
+    add("cache_disk_mib", "--cache-disk-size", type=int, metavar="MIB",
+        help="what all files of --cache-disk may have together (default: %(default)s)")  # fmt: skip
     add("n_snapshots", "--snapshots", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", type=int,
         metavar="N", help="earlier states of recurrent layers kept per slot (default: "
         "%(default)s)")  # fmt: skip

@@ -8,7 +8,7 @@ alone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vkbackend.models.engine.cache.blocks import Copy, Pool, Usage
 from vkbackend.models.engine.cache.layer_blocks import LayerBlocks, Span, Write
@@ -16,6 +16,9 @@ from vkbackend.models.engine.cache.mark import Mark
 from vkbackend.models.engine.cache.prefix_tree import Key, Node, PrefixTree, key_of
 from vkbackend.models.engine.cache.snapshots import Snapshots, States
 from vkbackend.ops import CELL_BLOCK
+
+# Called before a group's block of a node is evicted. Without group 0's block, the whole node is evicted.
+Leaving = Callable[[Node, LayerBlocks], None]
 
 
 class PrefixCache:
@@ -37,6 +40,8 @@ class PrefixCache:
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
+        self.n_made = 0  # nodes so far
+        self.leaving: Leaving = lambda node, group: None
         # slots with shifted content after their nodes; shifted blocks never become nodes
         self._shifted: set[int] = set()
 
@@ -73,7 +78,7 @@ class PrefixCache:
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
-        return id(self._last(slot)), key_of(tokens, n_stored, mark)
+        return id(self.last(slot)), key_of(tokens, n_stored, mark)
 
     def usage(self) -> Usage:
         shared = {node for nodes in self.nodes for node in nodes if node.users[0] > 1}
@@ -81,7 +86,7 @@ class PrefixCache:
         counts = first.pool.n_blocks, len(first.free), len(first.unused), len(shared)
         return Usage(*counts, self.prompt_tokens, self.shared_tokens)
 
-    def _last(self, slot: int) -> Node:
+    def last(self, slot: int) -> Node:
         return self.nodes[slot][-1] if self.nodes[slot] else self.tree.root
 
     def begin(self, slot: int, path: list[Node]) -> None:
@@ -100,7 +105,7 @@ class PrefixCache:
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
         path: list[Node] = []
-        for node in self.tree.follow(self._last(slot), tokens, n_stored, mark):
+        for node in self.tree.follow(self.last(slot), tokens, n_stored, mark):
             if any(block < 0 for block in node.blocks):
                 break
             path.append(node)
@@ -140,6 +145,7 @@ class PrefixCache:
 
     def _evict(self, group: LayerBlocks) -> None:
         node = next(iter(group.unused))
+        self.leaving(node, group)
         if group.group:
             group.evict(node)
             return
@@ -155,17 +161,24 @@ class PrefixCache:
         self.snapshots.lent.pop(slot, None)
         is_shared = self._share and slot not in self._shifted
         while is_shared and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
-            node = self.tree.child(self._last(slot), key_of(tokens, end - CELL_BLOCK, mark))
+            node = self.tree.child(self.last(slot), key_of(tokens, end - CELL_BLOCK, mark))
             for group in self.groups:
                 group.share(slot, len(nodes), node)
             nodes.append(node)
+            self.n_made += 1
         for group in self.groups:
             group.move_window(slot, nodes, n_stored)
 
-    def snapshot(self, slot: int, position: int) -> None:
+    def snapshot(self, slot: int, position: int, ends_prompt: bool = False) -> None:
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
-            self.snapshots.keep(slot, position, self.nodes[slot][index])
+            node = self.nodes[slot][index]
+            self.snapshots.keep(slot, position, node)
+            node.ends_prompt |= ends_prompt
+
+    def own_block(self, slot: int, group: int, index: int) -> int:
+        """Return the slot's own block."""
+        return self.groups[group].spans[slot].blocks[index]
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
         """Truncate the slot to its first `n` positions. If position `n` is in a node's block, the slot needs

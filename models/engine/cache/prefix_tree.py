@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from vkbackend.models.engine.cache.mark import BlockMark, Mark, block_mark
 from vkbackend.ops import CELL_BLOCK
@@ -20,15 +23,19 @@ def key_of(tokens: Sequence[int], begin: int, mark: Mark = ()) -> Key:
 
 class Node:
     """For each layer group, `blocks` holds the cache block with K and V, or -1 if it was evicted. `users`
-    counts the slots that use the block. `state` is the cell that holds the recurrent state after the node."""
+    counts the slots that use the block. `state` is the cell that holds the recurrent state after the node.
+    `ends_prompt` says whether the state is likely to be needed again: a prompt's last full block ends there.
+    """
 
-    __slots__ = ("blocks", "children", "key", "parent", "state", "users")
+    __slots__ = ("blocks", "children", "digest", "ends_prompt", "key", "parent", "state", "users")
 
     def __init__(self, parent: Node | None, key: Key, n_groups: int) -> None:
         self.parent, self.key = parent, key
         self.blocks, self.users = [-1] * n_groups, [0] * n_groups
         self.children: dict[Key, Node] = {}
         self.state: int | None = None
+        self.ends_prompt = False
+        self.digest = b""  # of the keys from the root on, if it is known
 
 
 class PrefixTree:
@@ -45,6 +52,14 @@ class PrefixTree:
             node = child
             yield node
 
+    def nodes(self) -> Iterator[Node]:
+        """Yield all nodes, each after its parent."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
     def child(self, parent: Node, key: Key) -> Node:
         node = parent.children.get(key)
         if node is None:
@@ -54,3 +69,23 @@ class PrefixTree:
     def remove(self, node: Node) -> None:
         assert not node.children and node.parent is not None
         del node.parent.children[node.key]
+
+
+def node_digest(node: Node, root: bytes) -> bytes:
+    """Return the digest of a node, which is the same in every process. `root` is the digest of the model."""
+    path = []
+    while node.parent is not None and not node.digest:
+        path.append(node)
+        node = node.parent
+    digest = node.digest or root
+    for later in reversed(path):
+        digest = later.digest = digest_of(digest, later.key)
+    return digest
+
+
+def digest_of(before: bytes, key: Key) -> bytes:
+    """Return the digest of a block after the digest of the block before it, or of the model."""
+    adapters, tokens = (key[0], key[1:]) if isinstance(key[0], tuple) else ((), key)
+    digest = hashlib.sha256(before + repr(adapters).encode() + b"\0")
+    digest.update(np.array(tokens, "<i4").tobytes())
+    return digest.digest()

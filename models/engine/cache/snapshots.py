@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from vkbackend.models.engine.cache.prefix_tree import Node
@@ -30,6 +31,7 @@ class Snapshots:
 
     def __init__(self, states: States | None) -> None:
         self._states = states
+        self.leaving: Callable[[Node], None] = lambda node: None  # Called before a node loses its state.
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # least recently used first
         self.lent: dict[int, Node] = {}
 
@@ -61,6 +63,7 @@ class Snapshots:
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:
             return None
+        self.leaving(node)
         del self._nodes[node]
         cell, node.state = node.state, None
         return cell

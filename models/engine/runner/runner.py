@@ -16,6 +16,7 @@ from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.models.arguments import ONLY_EMBEDS
 from vkbackend.models.drafting.drafter import Adapters
+from vkbackend.models.engine.cache.block_parts import BlockParts, identity_of
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
@@ -311,6 +312,12 @@ class Runner:
         """Store the experts' use counts for the next start, unless a step failed."""
         if self.expert_cache and not self.mesh.relay.broken:
             self.expert_cache.save()
+
+    def block_parts(self) -> BlockParts:
+        """Return the transfers of blocks between devices and host. Needs all devices in this process."""
+        ropes = self.model.ropes(self.n_ctx)
+        identity = identity_of(self.fingerprint, self.options, ropes, len(self.kv.plans))
+        return BlockParts(self.mesh, self.kv, identity)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         copy_blocks(self.mesh.devices, self.kv, copies)

@@ -1,0 +1,184 @@
+"""Keeps parts of blocks in files, which later processes find again.
+
+The folder has a folder per model, and there a file per part. Threads read and write the files. If the files
+of all models exceed the limit, the least recently used are removed. Several processes may use a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Condition
+
+from vkbackend import env, trusted_files
+from vkbackend.errors import InvalidArgument
+from vkbackend.trusted_files import Untrusted, why
+
+KIND = b"vkbackend block 1 "
+N_READERS = 2  # SHA-256 takes about 1 s per GB.
+QUEUE_NBYTES = 256 << 20  # of parts that wait to be written
+_FOLDER, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.\d{1,3}")
+_PART = re.compile(r"\.[0-9a-f]{64}\.\d{1,3}\.[0-9a-f]{8}")
+_LEFT_S = 3600.0  # A temporary file of this age belongs to a process that was killed.
+
+
+class BlockFiles:
+    """`most_nbytes` limits the files of all models. Raises InvalidArgument for an unusable folder."""
+
+    def __init__(self, folder: str, identity: bytes, most_nbytes: int) -> None:
+        self._top, self._most = Path(folder).absolute(), most_nbytes
+        self.folder = self._top / identity.hex()[:32]
+        os.close(_opened(self._top))
+        self._descriptor = _opened(self.folder)
+        self._changed = Condition()
+        self._known: dict[str, int] = {}  # name -> bytes
+        self._writing: dict[str, bytes] = {}
+        self._readers = ThreadPoolExecutor(N_READERS, "vkbackend-blocks")
+        self._writer = ThreadPoolExecutor(1, "vkbackend-blocks")
+        self._n_waiting = 0  # bytes of `_writing`
+        self._is_reported = False
+        self.counts: Counter[str] = Counter()
+        self.nbytes = self._scan(0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known or name in self._writing
+
+    def write(self, name: str, data: bytes, used_ns: int) -> bool:
+        """Write in another thread. Return False if too many bytes wait to be written."""
+        with self._changed:
+            if name in self:
+                return True
+            if self._n_waiting + len(data) > QUEUE_NBYTES:
+                return False
+            self._writing[name] = data
+            self._n_waiting += len(data)
+        self._writer.submit(self._write, name, data, used_ns)
+        return True
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes may wait to be written, besides those that wait already."""
+        return self._n_waiting + nbytes <= QUEUE_NBYTES
+
+    def begin_read(self, name: str, nbytes: int, used_ns: int) -> Future[bytes | None]:
+        """Read `nbytes` in another thread. The result is None if the file is not usable."""
+        return self._readers.submit(self._read, name, nbytes, used_ns)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all files are written. Return False after `timeout_s` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._writing, timeout_s)
+
+    def close(self) -> None:
+        for threads in (self._writer, self._readers):
+            threads.shutdown(cancel_futures=True)
+        os.close(self._descriptor)
+
+    # ---- in the threads ----
+
+    def _write(self, name: str, data: bytes, used_ns: int) -> None:
+        try:
+            nbytes = len(data) + trusted_files.head_nbytes(KIND)
+            if self.nbytes + nbytes > self._most:
+                self.nbytes = self._scan(nbytes)
+            if self.nbytes + nbytes <= self._most:
+                trusted_files.write(self._descriptor, name, KIND, data)
+                self._touch(name, used_ns)
+                with self._changed:
+                    self._known[name] = len(data)
+                    self.nbytes += nbytes
+                    self.counts["written"] += 1
+        except OSError as reason:
+            if not self._is_reported:
+                self._is_reported = True
+                env.log(0, f"{str(self.folder)!r}: blocks of the KV cache are not written: {why(reason)}")
+        finally:
+            with self._changed:
+                self._n_waiting -= len(self._writing.pop(name))
+                self._changed.notify_all()
+
+    def _read(self, name: str, nbytes: int, used_ns: int) -> bytes | None:
+        if (data := self._writing.get(name)) is not None:
+            return data
+        try:
+            data = trusted_files.read(self._descriptor, name, KIND, nbytes)
+            if len(data) != nbytes:
+                raise Untrusted(f"it holds {len(data)} bytes, expected {nbytes}")
+            self._touch(name, used_ns)
+            return data
+        except FileNotFoundError:
+            pass  # another process removed it
+        except (OSError, Untrusted) as reason:
+            self.counts["refused"] += 1
+            path = str(self.folder / name)
+            env.log(0, f"{path!r} is not used, its positions are computed again: {why(reason)}")
+        with self._changed:
+            self._known.pop(name, None)
+        return None
+
+    def _touch(self, name: str, used_ns: int) -> None:
+        with suppress(OSError):
+            os.utime(name, ns=(used_ns, used_ns), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def _scan(self, needed: int) -> int:
+        """Find this model's files. If `needed` bytes do not fit, remove the least recently used files of all
+        models until a tenth of the limit is free. Return the bytes of all files."""
+        files = sorted(self._files())
+        total = sum(nbytes for _, nbytes, _ in files)
+        most = self._most - needed if total + needed <= self._most else self._most * 9 // 10 - needed
+        kept = {}
+        for _, nbytes, path in files:
+            if total > most:
+                with suppress(OSError):
+                    os.unlink(path)
+                    total -= nbytes
+                    continue
+            if os.path.dirname(path) == str(self.folder):
+                kept[os.path.basename(path)] = nbytes
+        with self._changed:
+            self._known = kept
+        return total
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """Yield (time of last use, bytes, path) of every file of this user. Remove temporary files of
+        processes that were killed."""
+        now = time.time()
+        for folder in [entry.path for entry in _entries(self._top) if _FOLDER.fullmatch(entry.name)]:
+            for entry in _entries(folder):
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid != os.geteuid() or not entry.is_file(follow_symlinks=False):
+                        continue
+                    if _FILE.fullmatch(entry.name):
+                        yield status.st_mtime_ns, status.st_size, entry.path
+                    elif _PART.fullmatch(entry.name) and now - status.st_mtime > _LEFT_S:
+                        os.unlink(entry.path)
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _opened(path: Path) -> int:
+    try:
+        descriptor = trusted_files.open_folder(path, make=True)
+        assert descriptor is not None
+        if not os.access(path, os.W_OK | os.X_OK):
+            os.close(descriptor)
+            raise Untrusted("this user may not write to it")
+        return descriptor
+    except (OSError, Untrusted) as reason:
+        raise InvalidArgument(
+            f"cache_disk: {path} cannot hold the prefix cache: {why(reason)}; give a folder that only this "
+            "user may write to (--cache-disk)",
+            argument="cache_disk",
+        ) from None

@@ -1,0 +1,121 @@
+"""Blocks that leave the devices are found again in host memory and in files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runner import continuation
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
+
+from vkbackend.models.engine.cache.block_store import BlockStore
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Cancel, Event, Generate
+from vkbackend.ops import CELL_BLOCK
+
+pytestmark = pytest.mark.no_vulkan
+
+KINDS: dict[str, dict[str, Any]] = {
+    "all positions": {},
+    "window": {"window": 40},
+    "recurrent": {"snapshots": 2},
+    "both": {"window": 70, "snapshots": 2},
+}
+
+
+def asked(engine: Engine, id_: int, tokens: tuple[int, ...], n: int = 3) -> int:
+    """Generate, check the answer, and return how many tokens of the prompt were computed."""
+    events = finish(engine, [Generate(id_, tokens, n, GREEDY)])[id_]
+    assert tokens_of(events) == continuation(tokens, n)
+    timings = events[-1].timings
+    assert timings is not None
+    check_sound(engine)
+    return timings.prompt_n
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_a_prefix_that_left_the_devices_comes_back(kind: str, where: str, tmp_path: Path) -> None:
+    how = {"cache_ram": 64} if where == "ram" else {"cache_disk": str(tmp_path / "kv")}
+    engine, _ = make(n_slots=1, n_ctx=512, n_ubatch=64, blocks=16, **KINDS[kind], **how)
+    first, others = prompt(400, 1), [prompt(450, 2 + i) for i in range(2)]
+    assert asked(engine, 0, first) == 400
+    for i, tokens in enumerate(others, 1):
+        assert asked(engine, i, tokens) == 450
+    assert asked(engine, 8, first) <= CELL_BLOCK
+    assert engine.stats()["n_blocks_restored"] == 12
+    most = 60 + CELL_BLOCK if kind == "all positions" else 260
+    assert asked(engine, 9, (*first[:200], *prompt(60, 9))) <= most
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_prefix_is_found_after_a_restart(kind: str, tmp_path: Path) -> None:
+    how = {"n_ctx": 512, "n_ubatch": 64, "cache_disk": str(tmp_path), **KINDS[kind]}
+    tokens = prompt(400, 1)
+    for i, n_slots in enumerate((1, 3)):
+        engine, _ = make(n_slots=n_slots, **how)
+        computed = asked(engine, i, tokens)
+        assert computed == 400 if i == 0 else computed <= CELL_BLOCK
+        engine.close()
+
+
+def test_memory_has_a_limit(tmp_path: Path) -> None:
+    """A block of the fake runner has 256 bytes, so 1 MiB holds 4,096 of them."""
+    store = BlockStore(1024, None)
+    for i in range(6):
+        store.put(str(i), bytes(256), i)
+    assert [str(i) in store for i in range(6)] == [False, False, True, True, True, True]
+    assert store.begin_read("2", 256, 9).result() == bytes(256)
+    store.put("6", bytes(256), 6)
+    assert "2" in store and "3" not in store and store.ram_nbytes == 1024
+    store.put("7", bytes(2048), 7)
+    assert "7" not in store and "6" in store
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 1 << 30))
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_random_prompts_and_restarts(kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Answers are right with few blocks, cancelled requests, restarts and damaged files."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("blocks")
+    prompts: list[tuple[int, ...]] = [prompt(rng.randint(1, 150), rng.randrange(99))]
+    for _ in range(2):
+        engine, _ = make(
+            n_slots=rng.randint(1, 4), n_ctx=192, n_ubatch=rng.choice([8, 33, 64]),
+            blocks=rng.choice([None, 6, 9]), cache_ram=rng.choice([0, 1, -1]), cache_disk=str(folder),
+            **KINDS[kind],
+        )  # fmt: skip
+        events: dict[int, list[Event]] = {}
+        wanted: dict[int, tuple[tuple[int, ...], int]] = {}
+        cancelled: set[int] = set()
+        for i in range(rng.randint(4, 12)):
+            base = rng.choice(prompts)
+            tokens = base[: rng.randint(1, len(base))] + prompt(rng.randint(0, 40), rng.randrange(99))
+            tokens = tokens[:170]
+            wanted[i] = tokens, rng.randint(1, 20)
+            engine.submit(Generate(i, tokens, wanted[i][1], GREEDY))
+            prompts.append(tokens)
+            for _ in range(rng.randint(0, 12)):
+                for event in events_of(engine.step()):
+                    events.setdefault(event.id, []).append(event)
+            if rng.random() < 0.2:
+                cancelled.add(gone := rng.randrange(i + 1))
+                engine.submit(Cancel(gone))
+            if rng.random() < 0.2:
+                engine.work_ahead(lambda: False)
+        for id_, more in finish(engine, []).items():
+            events.setdefault(id_, []).extend(more)
+        for i, (tokens, n) in wanted.items():
+            if i not in cancelled:
+                assert tokens_of(events[i]) == continuation(tokens, n), i
+        check_sound(engine)
+        engine.close()
+        for path in folder.rglob("*.[0-9]"):
+            if rng.random() < 0.2:
+                path.write_bytes(rng.choice([b"", path.read_bytes()[:-1], path.read_bytes()[:-1] + b"?"]))
