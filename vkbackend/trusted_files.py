@@ -80,7 +80,7 @@ def write(folder: int, name: str, kind: bytes, data: bytes) -> None:
             file.write(_head(name, kind, data))
             file.write(data)
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             os.unlink(part, dir_fd=folder)
         raise

@@ -37,7 +37,7 @@ class BlockFiles:
         os.close(_opened(self._top))
         self._descriptor = _opened(self.folder)
         self._changed = Condition()
-        self._known: dict[str, int] = {}  # name -> bytes
+        self._known: set[str] = set()
         self._writing: dict[str, bytes] = {}
         self._readers = ThreadPoolExecutor(N_READERS, "vkbackend-blocks")
         self._writer = ThreadPoolExecutor(1, "vkbackend-blocks")
@@ -90,7 +90,7 @@ class BlockFiles:
                 trusted_files.write(self._descriptor, name, KIND, data)
                 self._touch(name, used_ns)
                 with self._changed:
-                    self._known[name] = len(data)
+                    self._known.add(name)
                     self.nbytes += nbytes
                     self.counts["written"] += 1
         except OSError as reason:
@@ -118,7 +118,7 @@ class BlockFiles:
             path = str(self.folder / name)
             env.log(0, f"{path!r} is not used, its positions are computed again: {why(reason)}")
         with self._changed:
-            self._known.pop(name, None)
+            self._known.discard(name)
         return None
 
     def _touch(self, name: str, used_ns: int) -> None:
@@ -131,17 +131,15 @@ class BlockFiles:
         files = sorted(self._files())
         total = sum(nbytes for _, nbytes, _ in files)
         most = self._most - needed if total + needed <= self._most else self._most * 9 // 10 - needed
-        kept = {}
         for _, nbytes, path in files:
             if total > most:
                 with suppress(OSError):
                     os.unlink(path)
                     total -= nbytes
-                    continue
-            if os.path.dirname(path) == str(self.folder):
-                kept[os.path.basename(path)] = nbytes
+        # Files that are not usable count as known, so that a request reports and replaces them.
+        known = {entry.name for entry in _entries(self.folder) if _FILE.fullmatch(entry.name)}
         with self._changed:
-            self._known = kept
+            self._known = known
         return total
 
     def _files(self) -> Iterator[tuple[int, int, str]]:

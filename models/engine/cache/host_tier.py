@@ -97,7 +97,8 @@ class HostTier:
                 )
             return
         for (node, (part, _)), data in zip(entries, blobs, strict=True):
-            self._store.put(self._name(node, part), data, now)
+            # Later blocks are useless without earlier blocks, so they are removed first.
+            self._store.put(self._name(node, part), data, now - 1000 * node.depth)
         self._n_kept += len({node for node, _ in entries})
 
     def keep_all(self, is_over: Callable[[], bool]) -> bool:

@@ -27,10 +27,11 @@ class Node:
     `ends_prompt` says whether the state is likely to be needed again: a prompt's last full block ends there.
     """
 
-    __slots__ = ("blocks", "children", "digest", "ends_prompt", "key", "parent", "state", "users")
+    __slots__ = ("blocks", "children", "depth", "digest", "ends_prompt", "key", "parent", "state", "users")
 
     def __init__(self, parent: Node | None, key: Key, n_groups: int) -> None:
         self.parent, self.key = parent, key
+        self.depth: int = parent.depth + 1 if parent else 0
         self.blocks, self.users = [-1] * n_groups, [0] * n_groups
         self.children: dict[Key, Node] = {}
         self.state: int | None = None

@@ -174,8 +174,7 @@ class Restoring:
             restore.n_read += 1
 
     def _begin_read(self, restore: Restore, index: int, part: int) -> Future[bytes | None]:
-        # Later blocks are useless without earlier blocks, so they are removed first.
-        used_ns = restore.used_ns - 1000 * index
+        used_ns = restore.used_ns - 1000 * index  # as in HostTier
         return self._store.begin_read(f"{restore.names[index]}.{part}", self._parts.nbytes[part], used_ns)
 
     def _restore_state(self, restore: Restore, writes: Sequence[tuple[Cell, bytes]]) -> None:
