@@ -14,6 +14,13 @@ EXPERTS = {
     "n_expert_misses": "Uses of experts in host memory.",
     "n_experts_replaced": "Experts copied to device memory since the start.",
 }
+KEPT_BLOCKS = {
+    "cache_ram_bytes": ("gauge", "Bytes of blocks of the KV cache in host memory (--cache-ram)."),
+    "cache_disk_bytes": ("gauge", "Bytes of files with blocks, of all models (--cache-disk)."),
+    "n_blocks_kept": ("counter", "Blocks copied from the devices since the start."),
+    "n_blocks_restored": ("counter", "Blocks copied back since the start."),
+    "n_blocks_refused": ("counter", "Files with blocks that were damaged or foreign."),
+}
 BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
@@ -111,6 +118,10 @@ class Metrics:
         for name, of in EXPERTS.items():
             if name in stats:
                 figure(f"vkbackend:{name}_total", "counter", of, stats[name])
+        for name, (kind, of) in KEPT_BLOCKS.items():
+            if name in stats:
+                total = "_total" if kind == "counter" else ""
+                figure(f"vkbackend:{name}{total}", kind, of, stats[name])
         lines += self.request_lines()
         name = "vkbackend:time_to_first_token_seconds"
         add(name, "histogram", "From the request to its first token.", *self.first_token.lines(name))

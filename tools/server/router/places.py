@@ -107,7 +107,7 @@ def place_on(
     options = replace(options, devices=devices)
     if unknown := [word for word in (*devices, *(options.draft_devices or ())) if word not in machine.cards]:
         raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
-    held: Counter[str] = Counter()
+    held = Counter({HOST: max(0, options.cache_ram) << 20})
     left, chosen, words = dict(budgets), dict[str, Any](), ""
     for wanted in (options.of_draft, options):  # The draft model is opened first.
         if wanted is not None:
