@@ -118,8 +118,13 @@ class Engine:
 
     @classmethod
     def of(cls, runner: Runner, draft: Runner | None = None) -> Engine:
-        """Serve a model. `draft` is its draft model, which the engine closes."""
-        return cls(runner, speculation=speculation_of(runner, draft))
+        """Serve a model. `draft` is its draft model, which the engine closes. After an error, the runner is
+        closed."""
+        try:
+            return cls(runner, speculation=speculation_of(runner, draft))
+        except BaseException:
+            runner.close()
+            raise
 
     @property
     def info(self) -> EngineInfo:

@@ -133,9 +133,11 @@ class HostTier:
         def is_over() -> bool:
             return time.monotonic() > deadline
 
-        while keeps and self.keep_all(is_over) and not is_over():
-            pass
-        self._store.close(max(1.0, deadline - time.monotonic()))
+        try:
+            while keeps and self.keep_all(is_over) and not is_over():
+                pass
+        finally:
+            self._store.close(max(1.0, deadline - time.monotonic()))
 
     def _name(self, node: Node, part: int) -> str:
         return f"{node_digest(node, self._parts.identity).hex()}.{part}"
