@@ -101,7 +101,7 @@ class _ModelKeywords(TypedDict, total=False):
     """A folder for such blocks, which later processes find again, with any devices. Its files are not
     encrypted. None (default): none."""
     cache_disk_mib: int
-    """MiB that all files in `cache_disk` may have (default: 16,384). The least recently used are removed."""
+    """MiB that all files in `cache_disk` may have (default: 16384). The least recently used are removed."""
     context_shift: bool
     """True: when a sequence fills its context, discard half of the tokens after the first `n_keep`, and
     continue. False (default): the text ends."""
