@@ -13,6 +13,7 @@ layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint HAS_SINKS = 0; // used with FINAL
 layout(constant_id = 8) const uint BATCH = 1; // quads in flight
 layout(constant_id = 9) const uint ROWS = 1; // rows of a run per workgroup
+layout(constant_id = 10) const uint FIRST = 0; // first position that rows attend to
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
@@ -36,6 +37,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
 uint n_keys_of(uint row, uint pos) { return row < step_n_decode() ? pos + 1 : 0; }
 
+#define FIRST_KEY FIRST
 #include "lib/window.glsl"
 
 uint cell; // cell of the block's first key

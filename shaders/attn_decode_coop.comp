@@ -20,6 +20,7 @@ layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 layout(constant_id = 14) const uint FINAL = 0;
 layout(constant_id = 15) const uint ROWS = 1; // divides the tile's rows
+layout(constant_id = 16) const uint FIRST = 0; // first position that rows attend to
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -53,6 +54,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
+#define FIRST_KEY FIRST
 #include "lib/window.glsl"
 
 const uint HEADS = TQ / ROWS;

@@ -89,6 +89,7 @@ def attention(
     scale: float,
     window: int = 0,
     chunk: int = 0,
+    first: int = 0,
     softcap: float = 0.0,
     sinks: Weight | None = None,
     causal: bool = True,
@@ -98,11 +99,11 @@ def attention(
     head_dim_v].
 
     If `window` is set, a row attends to the last `window` positions, including its own. If `chunk` is set, a
-    row attends to its own chunk of `chunk` positions. A `softcap` c replaces each score s by c * tanh(s / c).
-    `sinks` [heads], split like the heads, adds a logit per head to the softmax's denominator (Xiao et al.
-    2024). If `causal` is False, a row also attends to later rows of its run; a `window` then covers window /
-    2 positions on each side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al.
-    2022).
+    row attends to its own chunk of `chunk` positions. With `first`, the rows of a decoding step attend only to
+    positions from `first` on. A `softcap` c replaces each score s by c * tanh(s / c). `sinks` [heads], split
+    like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal` is
+    False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
+    side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al. 2022).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -111,6 +112,7 @@ def attention(
     if slopes:
         split.per_head_weight("attention slopes", state, slopes.state, head_dim_v)
     assert (causal and not slopes) or graph.kind.mix is Mix.PREFILL, graph.kind
+    assert not first or graph.kind.mix is Mix.DECODE, graph.kind
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
         if out is None:
@@ -138,10 +140,10 @@ def attention(
             )
             q_n, out_n = q_view.rows(0, n), out.rows(0, n)
             if n_splits == 1:
-                decode(q_n, *caches, out_n, step, sinks=own_sinks, run_rows=together, **how)
+                decode(q_n, *caches, out_n, step, sinks=own_sinks, run_rows=together, first=first, **how)
             else:
                 part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
-                decode(q_n, *caches, part, step, run_rows=together, **how)
+                decode(q_n, *caches, part, step, run_rows=together, first=first, **how)
                 on.attn_combine(part, out_n, sinks=own_sinks)
         if not graph.kind.mix.decodes:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)

@@ -44,7 +44,7 @@ def hidden_states(x: Tensor) -> None:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T to the host-visible region, on each device for its vocabulary rows. If `top_k` is set,
+    """Write x w^T to the host-visible region, on each device for its rows of w. If `top_k` is set,
     write only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
@@ -52,7 +52,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
             continue
-        shape = n_outputs, inputs.logits.shape[1]
+        shape = n_outputs, w.state.count(d)
         out = (
             graph.scratch(shape, "capped")
             if top_k

@@ -31,6 +31,7 @@ class LayerConfig:
     window: int = 0  # Positions that a row attends to, including its own (0: all).
     mixture: Mixture | None = None  # Replaces the dense FFN.
     chunk: int = 0  # Positions per chunk of chunked attention (0: no chunks).
+    first: int = 0  # First position that rows attend to.
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Decoder(DecoderWeights):
             scale=layer.scale,
             window=layer.window if self.encodes else cache.window,
             chunk=layer.chunk,
+            first=layer.first,
             softcap=self.config.attn_softcap,
             sinks=w.get("attn_sinks.weight"),
             causal=not self.encodes,

@@ -49,6 +49,7 @@ class AttnDecode(Case):
     sinks: bool = False
     ring: int | None = None
     run_rows: int = 1
+    first: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -61,7 +62,8 @@ class AttnDecode(Case):
         def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
             attend = r.attn_decode_coop if self.needs else r.attn_decode
-            attend(*args, sinks=v.get("sinks"), run_rows=self.run_rows, **_attention_options(self))
+            given = {"run_rows": self.run_rows, "first": self.first, **_attention_options(self)}
+            attend(*args, sinks=v.get("sinks"), **given)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -240,6 +242,8 @@ def quick() -> list[Case]:
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
         AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecode(((1, 300, 1), (0, 63, 1)), 2, 1, 16, 16, n_splits=3, chunk=64),
+        AttnDecode(((0, 1, 3), (1, 70, 1)), 4, 2, 32, 32, first=1),
+        AttnDecode(((1, 40, 1), (0, 90, 2)), 2, 1, 64, 64, n_splits=3, first=20),
         AttnDecodeCoop(_RUNS, 8, 2, 64, 64, n_splits=3),
         AttnDecodeCoop(((1, 300, 1),), 8, 1, 128, 128, n_splits=4),
         AttnDecodeCoop(((1, 300, 1),), 16, 2, 128, 128, 4, "q8_0", "q8_0"),
@@ -251,6 +255,7 @@ def quick() -> list[Case]:
         AttnDecodeCoop(_RUNS, 4, 1, 64, 64, 2, "f16", "q8_0", window=5, softcap=4.0),
         AttnDecodeCoop(((1, 300, 1),), 4, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecodeCoop(((1, 300, 1), (0, 63, 1)), 4, 1, 16, 16, n_splits=3, chunk=64),
+        AttnDecodeCoop(((0, 1, 3), (1, 70, 1)), 4, 1, 64, 64, 2, first=1),
         *_together(AttnDecode),
         *_together(AttnDecodeCoop),
         AttnCombine(),

@@ -210,9 +210,10 @@ class AttentionOps(Target):
         step: View,
         *,
         run_rows: int = 1,
+        first: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attention of each row to positions 0..pos of its slot.
+        """Compute attention of each row to positions `first`..pos of its slot.
 
         Shapes: q [n_rows, n_heads, head_k], k [n_cells, n_kv * head_k], v [n_cells, n_kv * head_v]. The
         caches `k` and `v` have types in CACHE_TYPES. `part` f32 [n_rows, n_heads, head_v] is the result. If
@@ -226,12 +227,15 @@ class AttentionOps(Target):
         `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
         `sinks` to attn_combine.
 
+        `first` is less than CELL_BLOCK, and all rows are at positions from `first` on.
+
         If a run has several rows, pass their number or more as `run_rows`. Then a workgroup reads K and V
         once for several rows. The result has the same bits for any `run_rows`.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group, run_rows)
         consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch, "ROWS": cut.rows}
+        consts["FIRST"] = first
         self._attend_rows("attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, **how)
 
     def attn_decode_coop(
@@ -244,6 +248,7 @@ class AttentionOps(Target):
         step: View,
         *,
         run_rows: int = 1,
+        first: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
         """Compute attn_decode on matrix units, rounding `q`, `k`, `v` and probabilities to F16. The q heads
@@ -255,6 +260,7 @@ class AttentionOps(Target):
         _check_aligned(k, v)
         tile, rows = cut
         consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0), "ROWS": rows}
+        consts["FIRST"] = first
         variant, tiles = self.limits.matrix_units.api, -(-group // (tile.rows // rows))
         views = (q, k, v, cells, part, step)
         self._attend_rows("attn_decode_coop", variant, views, tiles, consts, **how)
@@ -276,6 +282,7 @@ class AttentionOps(Target):
         sinks: View | None = None,
     ) -> None:
         q, k, v, cells, part, step = views
+        assert consts["FIRST"] < CELL_BLOCK, consts
         final = len(part.shape) == 3
         n_rows, n_heads, n_splits, head_v = (
             (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)

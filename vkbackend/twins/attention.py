@@ -101,7 +101,7 @@ def attn_decode(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, part: Array, step: StepParams, *, n_heads: int,
     n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int,
     chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
-    **_: Any,
+    first: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """In `part`, p is exp(score - max). If `final`, `part` gets the result of attn_combine."""
     queries = f64(q, n_rows, n_heads, head_k)
@@ -109,12 +109,12 @@ def attn_decode(
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_decode)):
         at = cells_of(step, row, cells, blocks_per_slot)
-        first = _first_key(len(at), window, chunk)
-        start = first // CELL_BLOCK * CELL_BLOCK
+        begins = max(first, _first_key(len(at), window, chunk))
+        start = begins // CELL_BLOCK * CELL_BLOCK
         per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
             begin = start + split * per_split
-            keys = at[max(begin, first) : begin + per_split]
+            keys = at[max(begin, begins) : begin + per_split]
             if len(keys):
                 score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, softcap)
                 out[row, :, split] = part_of(score, values)
