@@ -44,18 +44,20 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """Memory for output rows, `nbytes[d]` bytes on device d."""
+    """Memory for output rows, `nbytes[d]` bytes on device d. `vocabularies` lists the devices' rows of the
+    model's vocabulary and of the vocabulary of drafts."""
 
     def __init__(
         self,
         devices: Sequence[Device] = (),
         inputs_of: Sequence[Inputs] = (),
-        vocab: Ranges = (),
+        vocabularies: tuple[Ranges, Ranges] = ((), ()),
         nbytes: Sequence[int] = (),
         nodes: Nodes | None = None,
         n_places: int = 1,
     ) -> None:
-        self._devices, self._vocab, self._nodes = devices, vocab, nodes
+        self._devices, self._nodes = devices, nodes
+        self._vocab, self._draft_vocab = vocabularies
         self._masks = [inputs.mask for inputs in inputs_of]
         self._places = [[inputs.logits for inputs in inputs_of]]
         self._hidden = [[inputs.hidden for inputs in inputs_of]]
@@ -109,13 +111,15 @@ class Outputs:
         assert self._nodes
         views: list[View | None] = []
         of_place = self._hidden[place] if wanted.hidden else self._places[place]
-        for device, region, (begin, end) in zip(self._devices, of_place, self._vocab, strict=True):
-            if region is None:
+        for device, region, (begin, end) in zip(self._devices, of_place, self._rows(wanted), strict=True):
+            if region is None or (begin == end and not wanted.hidden):
                 views.append(None)
                 continue
             if not device.node:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
             last = region.rows(0, n_outputs)
+            if not wanted.hidden:
+                last = View(region.buffer, region.offset, (n_outputs, end - begin))
             if wanted.top_k:
                 best = found_in(region, n_outputs, wanted.top_k, device.limits, end - begin)
                 last = best[2 if wanted.summed else 1]
@@ -124,13 +128,20 @@ class Outputs:
 
     # ---- on node 0 ----
 
-    def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Copy the logits to `out`, float32 [>= n_outputs, n_vocab]."""
-        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
-            if region is not None:
+    def _rows(self, wanted: Wanted) -> Ranges:
+        return self._draft_vocab if wanted.ahead else self._vocab
+
+    def read_logits(self, out: np.ndarray, n_outputs: int, wanted: Wanted, place: int = 0) -> np.ndarray:
+        """Copy the logits to `out`, float32 [>= n_outputs, >= size of the vocabulary]. Return its view of
+        them."""
+        regions, vocab = self._places[place], self._rows(wanted)
+        for device, region, (begin, end) in zip(self._devices, regions, vocab, strict=True):
+            if region is not None and begin < end:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
-                host = region.buffer.host[: region.nbytes].view(np.float32)  # type: ignore[union-attr]
-                out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
+                nbytes = 4 * n_outputs * (end - begin)
+                host = region.buffer.host[:nbytes].view(np.float32)  # type: ignore[union-attr]
+                out[:n_outputs, begin:end] = host.reshape(n_outputs, end - begin)
+        return out[:n_outputs, : max(end for _, end in vocab)]
 
     def read_hidden(self, n_outputs: int, place: int = 0) -> np.ndarray:
         """Return a copy of the hidden states, float32 [n_outputs, n_embd]."""
@@ -144,8 +155,9 @@ class Outputs:
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
         k, summed = wanted.top_k, wanted.summed
         ids, logits, sums = [], [], []
-        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
-            if region is not None:
+        regions = self._places[place]
+        for device, region, (begin, end) in zip(self._devices, regions, self._rows(wanted), strict=True):
+            if region is not None and begin < end:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
                 views = found_in(region, n_outputs, k, device.limits, end - begin)
                 host = views[0].buffer.host  # type: ignore[union-attr]

@@ -98,7 +98,8 @@ class Mesh:
         layers = layers_of(self._inputs)
         repeated = RepeatedLayers(layers) if layers and self.reuse and env.repeating() else None
         self._steps = RecordedSteps(builder, arenas, self.reuse, repeated)
-        self.outputs = Outputs(self.devices, self._inputs, shape.vocab, sizes.logits, self.nodes, n_places)
+        vocabularies = shape.vocab, shape.draft_vocab or shape.vocab
+        self.outputs = Outputs(self.devices, self._inputs, vocabularies, sizes.logits, self.nodes, n_places)
 
     def recorded_step(self, kind: StepKind) -> Step:
         return self.steps.of(kind)

@@ -45,6 +45,7 @@ class StepShape:
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
     encodes: bool = False  # Rows attend to later rows. Steps output only hidden states, and never decode.
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
+    draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
 
     def places(self) -> tuple[dict[str, int], int]:
         """Return ({name: byte offset} of RoPE tables, ADAPTERS and EXPERTS, total bytes) of the parameters.

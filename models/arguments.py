@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 HOST = "numpy"  # the name of the device that runs on the processor
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
-SPECULATIONS = ("ngram", "mtp", "draft")
+SPECULATIONS = ("ngram", "mtp", "draft", "eagle3")
 ONLY_EMBEDS = "this model is an encoder: it computes embeddings (embed, rerank), and cannot generate text"
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's pattern for -cmoe
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from vkbackend import env
 from vkbackend.checks import choice, finite, optional, plain, refused, switch, whole
-from vkbackend.errors import InvalidArgument
+from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.meta.options import ReduceKeywords
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.policy import POLICIES
@@ -37,6 +37,7 @@ from vkbackend.models.arguments import (
     stop_strings,
     unlike,
 )
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.grammar.structure import Structure, grammar_text, schema_text, structure_of
 from vkbackend.models.rope_options import RopeKeywords, RopeOptions
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
@@ -139,8 +140,8 @@ class _ModelKeywords(TypedDict, total=False):
     several, the first that has a guess wins. None (default): no guesses. The text does not change
     (docs/speculation.md)."""
     draft: File | None
-    """A smaller .gguf model of the same vocabulary, which drafts; it adds "draft" to `speculation`. None
-    (default): no such model."""
+    """A .gguf file that drafts: a smaller model of the same vocabulary, which adds "draft" to `speculation`,
+    or an EAGLE-3 head that was trained for the model, which adds "eagle3". None (default): no such file."""
     draft_devices: str | Sequence[str | int] | None
     """The devices of the draft model, like `devices`. None (default): the first of `devices`, so that drafts
     need no exchanges."""
@@ -261,6 +262,11 @@ class Options(RopeOptions):
         """Return whether the model includes its multi-token prediction head."""
         return "mtp" in self.speculation
 
+    @property
+    def head(self) -> str | None:
+        """Return the file of the EAGLE-3 head, which becomes a layer of the model."""
+        return self.draft if "eagle3" in self.speculation else None
+
     def __post_init__(self) -> None:
         check_fields(self)
         _ = self.rope_factor
@@ -311,17 +317,27 @@ class Options(RopeOptions):
             )
 
     def _settle_draft(self) -> None:
-        if self.draft is None:
-            if "draft" in self.speculation:
-                raise InvalidArgument("speculation by a draft model needs its file; give draft (-md FILE)")
-            return
-        if "draft" not in self.speculation:
-            object.__setattr__(self, "speculation", (*self.speculation, "draft"))
+        by_file = [kind for kind in ("draft", "eagle3") if kind in self.speculation]
+        if by_file and self.draft is None:
+            kind = "an EAGLE-3 head" if by_file == ["eagle3"] else "a draft model"
+            raise InvalidArgument(f"speculation by {kind} needs its file; give draft (-md FILE)")
+        if len(by_file) > 1:
+            raise InvalidArgument(
+                "draft (-md FILE) is either a model or an EAGLE-3 head; give one of draft and eagle3"
+            )
+        if self.draft is not None and not by_file:
+            kind = "eagle3" if _is_eagle3(self.draft) else "draft"
+            object.__setattr__(self, "speculation", (*self.speculation, kind))
+        if self.head is not None and self.with_heads:
+            raise InvalidArgument(
+                "a model drafts with its multi-token prediction head or an EAGLE-3 head; give one of mtp and "
+                "eagle3"
+            )
 
     @property
     def of_draft(self) -> Options | None:
         """Return the options of the draft model, or None without one. Of several nodes, node 0 drafts."""
-        if self.draft is None:
+        if self.draft is None or self.head is not None:
             return None
         here = [word.removeprefix("0/") for word in self.devices or () if self.node_of(word) in ("", "0")]
         first = tuple(here[:1]) or None
@@ -374,6 +390,15 @@ class Options(RopeOptions):
     def auto_split(self) -> bool:
         wanted = self.tensor_split is None and self.split_mode in ("tensor", "hosts") and unlike(self.devices)
         return self.tensor_split == "auto" or wanted
+
+
+def _is_eagle3(path: str) -> bool:
+    """Return whether a draft's file is an EAGLE-3 head. Loading reports a file that cannot be read."""
+    try:
+        with GGUF.open(path) as gguf:
+            return gguf.architecture == "eagle3"
+    except VkbackendError:
+        return False
 
 
 def with_a_share(options: Options) -> Options:

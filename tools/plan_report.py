@@ -134,7 +134,7 @@ def report(args: argparse.Namespace) -> Report:
             given["override_tensor"] = host_patterns(args, gguf.tensors)
         options = options_of(args, gguf.paths[0], **given)
         runner.refuse_hostfile(options)
-        model = load_model(gguf, options.with_heads)
+        model = load_model(gguf, options.with_heads, options.head)
         if options.lora:
             add_adapters(model, gguf, options.adapters)
         n_ctx = (0 if "n_ctx" in options.fit else options.n_ctx) or model.n_ctx_train

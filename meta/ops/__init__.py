@@ -20,12 +20,12 @@ from vkbackend.meta.ops.elementwise import (
     xielu,
 )
 from vkbackend.meta.ops.matrix import linear
-from vkbackend.meta.ops.rows import center, columns, head_norm, layer_norm, rms_norm
+from vkbackend.meta.ops.rows import center, columns, copy, head_norm, layer_norm, rms_norm
 from vkbackend.meta.ops.vocabulary import embed, hidden_states, logits, outputs
 from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
-    "add", "add_vector", "attention", "center", "columns", "embed", "gate_rows", "gelu", "gelu_mul",
+    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu", "gelu_mul",
     "head_norm", "hidden_states", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
     "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale", "sigmoid_mul", "silu_mul", "softcap",
     "swiglu_oai", "together", "whole", "xielu",

@@ -53,6 +53,14 @@ def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     return y
 
 
+def copy(x: Tensor) -> Tensor:
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.rows_op("copy", x.state), "copy", holders_of(x))
+    for on, source, out in each(y, "copy", x):
+        on.copy(source, out)
+    return y
+
+
 def columns(x: Tensor, begin: int, end: int) -> Tensor:
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))

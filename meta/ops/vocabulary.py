@@ -44,15 +44,15 @@ def hidden_states(x: Tensor) -> None:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T to the host-visible region, on each device for its rows of w. If `top_k` is set,
-    write only each row's best candidates."""
+    """Write x w^T to the host-visible region, on each device for its rows of w. If `top_k` is set, write
+    only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
             continue
-        shape = n_outputs, w.state.count(d)
+        shape = n_outputs, sum(view.shape[0] for _, view in w.pieces[d])
         out = (
             graph.scratch(shape, "capped")
             if top_k

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -60,6 +60,9 @@ class Model(Protocol):
     n_ctx_train: int
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
+    tapped: Collection[int]  # Layers whose inputs an EAGLE-3 head reads.
+    draft_head: Model | None  # The EAGLE-3 head's layer, as a model of its file.
+    draft_ids: np.ndarray | None  # The token of each row of the head's logits, or None if all are equal.
     n_staged: int  # Cells of the residuals between an encoder's stages, or 0 if texts fit a step.
     encodes: bool  # Rows attend to later rows, so the model computes only embeddings.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.

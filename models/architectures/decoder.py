@@ -14,7 +14,12 @@ from vkbackend.models.architectures.decoder_weights import RESIDUALS, DecoderWei
 from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache, LayerMemory
 
 
+def tap_of(il: int) -> str:
+    return f"input of layer {il}"
+
+
 class Decoder(DecoderWeights):
+    residual_is_wide = False  # Whether `residual` returns more than a hidden state.
     predicts_ahead = False  # Whether the architecture's multi-token prediction head is supported.
 
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
@@ -27,8 +32,15 @@ class Decoder(DecoderWeights):
         h = self.embed(graph, w)
         for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
+                before = h
                 h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
+                self.tap(before, il)
         return h
+
+    def tap(self, h: Tensor, il: int) -> None:
+        """Keep the input h of a layer that an EAGLE-3 head reads, after the layer's norm has summed it."""
+        if il in self.tapped:
+            h.graph.kept[tap_of(il)] = ops.copy(h)
 
     def staged(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
         """Compute one stage of a part of an encoder's text, and return the residual.

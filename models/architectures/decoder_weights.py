@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention, FeedForward, Layer
+from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.memory_specs import KVSpec, MemorySpec
 from vkbackend.models.architectures.mixture import Mixture
@@ -58,6 +59,9 @@ class DecoderWeights:
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self.control: Mapping[int, np.ndarray] = {}
         self.encodes = not gguf.boolean(f"{gguf.architecture}.attention.causal", self.causal)
+        self.tapped: Collection[int] = ()
+        self.draft_head: Model | None = None
+        self.draft_ids: np.ndarray | None = None
         self.n_staged = 0
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()

@@ -31,6 +31,8 @@ RANK = 64  # LAuReL's default rank
 
 
 class Model(PerLayerInputs):
+    residual_is_wide = True  # several streams
+
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
         check_off(gguf, "altup.active_idx")

@@ -108,18 +108,19 @@ class Model(PerLayerInputs):
 
     # ---- graph ----
 
-    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
+    def residual(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
         h = self.embed(graph, w)
         per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
         for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
                 wl = w.layer(il)
-                h = self.block(h, wl, cache, il)
+                before, h = h, self.block(h, wl, cache, il)
                 if per_layer:
                     h = h + self.gated_embedding(h, per_layer, wl, il)
                 h = ops.scale(h, self.factors[il]) if self.factors[il] != 1.0 else h
                 h = self.steered(h, wl, il)
-        self.head(h, graph, w)
+                self.tap(before, il)
+        return h
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         eps, mixture = self.config.eps, self.config.layers[il].mixture

@@ -7,7 +7,11 @@ from importlib import import_module
 from typing import Any
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.models.architectures import eagle3
 from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.with_head import WithHead
+from vkbackend.models.drafting.vocabulary import check_vocabulary
 from vkbackend.models.gguf.reader import GGUF
 
 # general.architecture -> its models
@@ -82,11 +86,41 @@ ENCODERS = {  # they compute only embeddings
 }
 
 
-def load_model(gguf: GGUF, with_heads: bool = False) -> Model:
-    """Load a file's model, and its multi-token prediction head if `with_heads` is set. Raises
-    UnsupportedModel, which lists the architectures."""
+def load_model(gguf: GGUF, with_heads: bool = False, head: str | None = None) -> Model:
+    """Load a file's model, and its multi-token prediction head if `with_heads` is set. `head` is an EAGLE-3
+    file, whose tensors `gguf` then contains. Raises UnsupportedModel, which lists the architectures, and
+    GGUFError."""
     gguf.with_heads = with_heads
+    model = _load(gguf)
+    return model if head is None else _with_head(model, gguf, head)
+
+
+def _with_head(target: Model, gguf: GGUF, path: str) -> Model:
+    head = GGUF.open(path)
+    try:
+        if head.architecture != eagle3.ARCHITECTURE:
+            raise UnsupportedModel(
+                f"{path}: architecture {head.architecture!r} is not an EAGLE-3 head; a model that drafts needs "
+                "--spec-type draft-simple"
+            )
+        check_vocabulary(gguf, head)
+        assert isinstance(target, Decoder)
+        return WithHead(target, gguf, head)
+    except BaseException as error:
+        if gguf.draft_head is None:
+            head.close()
+        if isinstance(error, InvalidArgument) and not error.argument:
+            raise GGUFError(f"{path}: {error}") from None
+        raise
+
+
+def _load(gguf: GGUF) -> Model:
     name = gguf.architecture
+    if name == eagle3.ARCHITECTURE:
+        raise UnsupportedModel(
+            f"{gguf.paths[0]}: an EAGLE-3 head drafts for its model, and is no model; give the model with -m and "
+            "the head with -md"
+        )
     if name not in (known := (*ARCHITECTURES, *ENCODERS)):
         near = get_close_matches(name, known, 1, 0.5)
         nearest = f", of which {near[0]!r} has the nearest name" if near else ""

@@ -22,6 +22,8 @@ def fingerprint(gguf: GGUF) -> str:
         digest.update(repr(sorted(gguf.stated.items())).encode())
     if gguf.with_heads:
         digest.update(b"heads")
+    if gguf.draft_head:
+        digest.update(fingerprint(gguf.draft_head).encode())
     for name, info in sorted(gguf.tensors.items()):
         digest.update(repr((name, info.type, info.shape)).encode())
         digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())

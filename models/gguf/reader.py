@@ -6,6 +6,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -112,6 +113,7 @@ class GGUF:
     mapped = True
     stated: Mapping[str, Any] = MappingProxyType({})  # key -> a value that replaces the file's
     with_heads = False  # Whether a model includes the file's multi-token prediction (MTP) heads.
+    draft_head: Self | None = None  # An EAGLE-3 file, whose layer the model includes.
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -137,6 +139,15 @@ class GGUF:
             for part in parts:
                 part.buf.close()
             raise
+
+    def attach(self, other: Self, names: Mapping[str, str]) -> None:
+        """Add tensors of another open file, which this one then closes. `names` maps their names to new
+        names."""
+        first, self.draft_head = len(self._parts), other
+        self._parts, self.paths = self._parts + other._parts, self.paths + other.paths
+        for old, new in names.items():
+            info = other.tensors[old]
+            self.tensors[new] = replace(info, name=new, file=first + info.file)
 
     @property
     def architecture(self) -> str:

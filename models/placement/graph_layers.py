@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from vkbackend.buffer import Buffer, View
 from vkbackend.meta.expert_slots import views_of_layer
@@ -16,10 +16,11 @@ def graph_layers(
     weights: Mapping[str, Weight],
     memories: Sequence[LayerMemory],
     forms: Mapping[str, int],
+    tapped: Collection[int],
     inputs: Sequence[Inputs],
 ) -> list[Layer]:
     """Return the layers with their arrays and the inputs of their expert caches. `forms` numbers the layers'
-    ops (StepSizes). Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal
+    ops (StepSizes). No layer is equal to one of `tapped`, whose inputs are kept. Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal
     kinds of memory. Arrays of equal shapes have equal distances in memory, because one binding of a fused
     product spans two of them."""
     held: list[list[tuple[str, Weight]]] = [[] for _ in memories]
@@ -37,6 +38,7 @@ def graph_layers(
             for d, of_device in enumerate(in_memory):
                 of_device += views_of_layer(table, stacks, inputs[d], d)
         key = (
+            il if il in tapped else None,
             forms.get(section),
             [(name, w.dtype, w.shape, w.state, _shapes(w)) for name, w in (*arrays, *cached)],
             [

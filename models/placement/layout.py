@@ -77,12 +77,14 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     added = frozenset(spec.name for spec in model.low_rank)
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
+    if model.draft_ids is not None:
+        output_plan = _with_draft_vocabulary(output_plan, len(model.draft_ids))
     on_devices = options.n_gpu_layers  # "auto" means all layers here
     first_on_device = max(0, model.n_layer + 1 - on_devices) if isinstance(on_devices, int) else 0
     loads = []
     for spec in specs:
         il = layer_of(spec.name)
-        plan = output_plan if il is None or spec.role.dim == "vocab" else plans[il]
+        plan = output_plan if il is None or spec.role.dim in ("vocab", "draft_vocab") else plans[il]
         on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
         home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
         state = plan.state(spec.role, spec.shape, spec.name)
@@ -125,6 +127,14 @@ def with_caches_of(layout: Layout, options: Options) -> Layout:
     cells = n_cells(options)
     states = [replace(state, n_cells=cells) for state in layout.states]
     return replace(layout, caches=resized(layout.caches, options), states=states)
+
+
+def _with_draft_vocabulary(plan: Plan, n: int) -> Plan:
+    """Split a draft vocabulary in the proportions of the model's, so no device has more rows of it."""
+    vocab = plan.ranges["vocab"]
+    n_vocab = max(end for _, end in vocab)
+    ranges = tuple((begin * n // n_vocab, end * n // n_vocab) for begin, end in vocab)
+    return replace(plan, ranges={**plan.ranges, "draft_vocab": ranges})
 
 
 def is_host_stack(load: Load) -> bool:

@@ -66,6 +66,8 @@ def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     and UnsupportedModel for an unsupported type or tensor."""
+    if gguf.draft_head and model.draft_head:
+        check_weights(gguf.draft_head, model.draft_head)  # whose errors name its file
     types = {}
     used = {*ROPE_FACTORS, *HEAD_TENSORS, *ahead_tensors(gguf, model), *model.unread()}
     for spec in all_weights(model):

@@ -84,6 +84,7 @@ def step_shape(
         adapters,
         model.n_embd,
         experts=layout.experts,
+        draft_vocab=layout.output_plan.ranges.get("draft_vocab", vocab),
     )
 
 

@@ -24,12 +24,14 @@ def forward(
     owners: Sequence[int] = (),
     control: Mapping[int, np.ndarray] | None = None,
     squares: dict[str, np.ndarray] | None = None,
+    states: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
     have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
     positions that a token attends to (0: all). `owners` are the layers whose K and V are read. `control` are
     vectors to add to the residual after each layer. For each matrix, `squares` receives the sum over all
-    tokens of x * x, where x is the matrix's input."""
+    tokens of x * x, where x is the matrix's input. `states` receives the residual before each layer and after
+    the last."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -84,6 +86,8 @@ def forward(
     stored: list[tuple[np.ndarray, np.ndarray]] = []
     for il in range(n_layer):
         p = f"blk.{il}."
+        if states is not None:
+            states.append(h)
         x = norm(h, p + "attn_norm")
         q, k, v = (linear(x, f"{p}attn_{name}").reshape(n, -1, hd) for name in "qkv")
         if f"{p}attn_q_norm.weight" in w:
@@ -107,4 +111,6 @@ def forward(
             gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
             h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
         h = h + (control or {}).get(il, 0.0)
+    if states is not None:
+        states.append(h)
     return linear(norm(h, "output_norm"), "output" if "output.weight" in w else "token_embd")

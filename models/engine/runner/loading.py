@@ -78,7 +78,7 @@ class Loading:
         if options.attention:
             is_causal = options.attention == "causal"
             gguf.stated = {**gguf.stated, f"{gguf.architecture}.attention.causal": is_causal}
-        self.model = model = load_model(gguf, options.with_heads)
+        self.model = model = load_model(gguf, options.with_heads, options.head)
         if options.control_vectors:
             sizes = model.n_layer - model.n_ahead, model.n_embd
             layers = options.control_vector_layer_range
@@ -246,7 +246,7 @@ class Loading:
         ranges = [piece_nbytes(device) for device in mesh.devices]
         attach_slots(mesh.weights, layout.stacks, layout.tables, ranges, mesh.stores.slots)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
-        layers_of = partial(graph_layers, mesh.weights, kv.layers, self._steps.forms)
+        layers_of = partial(graph_layers, mesh.weights, kv.layers, self._steps.forms, model.tapped)
         build = partial(model.forward, w=weights, caches=kv.layers)
         mesh.prepare(build, self.shape, self._steps, n_places, layers_of)
         if layout.tables:

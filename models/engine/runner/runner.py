@@ -154,7 +154,9 @@ class Runner:
         runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
         for run, used in zip(runs, adapters, strict=False):
             run.adapters = used
-        return self.best(MicroBatch(tokens, runs, range(len(runs))), summed, ahead=True)
+        ids, chances = self.best(MicroBatch(tokens, runs, range(len(runs))), summed, ahead=True)
+        of_head = self.model.draft_ids
+        return ids if of_head is None else of_head[ids], chances
 
     def best(
         self, batch: MicroBatch, summed: bool, *, ahead: bool = False
@@ -215,7 +217,7 @@ class Runner:
             ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, place)
             return ids[:, :k], logits[:, :k], log_sums
         if n:
-            self.mesh.outputs.read_logits(self._logits, n, place)
+            return None, self.mesh.outputs.read_logits(self._logits, n, computed, place), None
         return None, self._logits[:n], None
 
     def recorded_step(self, batch: MicroBatch, wanted: Wanted) -> Step:
