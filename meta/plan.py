@@ -17,8 +17,8 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 class Role:
     """How a weight is split along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
     `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab",
-    "draft_vocab", or "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` lists the relative sizes of
-    an axis's consecutive parts. All parts are split in the same proportions."""
+    "draft_vocab", or "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` lists the
+    relative sizes of an axis's consecutive parts. All parts are split in the same proportions."""
 
     dim: str = ""
     axis: int = 0

@@ -163,7 +163,7 @@ class RecordedSteps:
     def _repeated(self, kind: StepKind) -> tuple[Sequence[Recording], list[Reduce | None], Values] | None:
         """Record a few of equal layers, or return None if the others would not repeat them."""
         assert self._layers
-        if kind.stage >= 0:  # one layer
+        if kind.stage >= 0 or kind.wanted.ahead:  # one layer
             return None
         for way in self._layers.ways(kind):
             skipped = [il for repetition in way for il in repetition.skipped]

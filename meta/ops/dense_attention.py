@@ -99,10 +99,10 @@ def attention(
     head_dim_v].
 
     If `window` is set, a row attends to the last `window` positions, including its own. If `chunk` is set, a
-    row attends to its own chunk of `chunk` positions. With `first`, the rows of a decoding step attend only to
-    positions from `first` on. A `softcap` c replaces each score s by c * tanh(s / c). `sinks` [heads], split
-    like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal` is
-    False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
+    row attends to its own chunk of `chunk` positions. With `first`, the rows of a decoding step attend only
+    to positions from `first` on. A `softcap` c replaces each score s by c * tanh(s / c). `sinks` [heads],
+    split like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal`
+    is False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
     side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al. 2022).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads

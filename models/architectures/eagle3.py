@@ -84,7 +84,8 @@ class Head(Decoder):
         n_vocab = self._target.n_vocab
         if ids.min() < 0 or ids.max() >= n_vocab or len(ids) > n_vocab:
             raise self._other_target(
-                f"the {len(ids)} tokens of d2t are {ids.min()}..{ids.max()}, but the model has 0..{n_vocab - 1}"
+                f"the {len(ids)} tokens of d2t are {ids.min()}..{ids.max()}, but the model has "
+                f"0..{n_vocab - 1}"
             )
         return ids
 

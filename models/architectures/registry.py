@@ -100,8 +100,8 @@ def _with_head(target: Model, gguf: GGUF, path: str) -> Model:
     try:
         if head.architecture != eagle3.ARCHITECTURE:
             raise UnsupportedModel(
-                f"{path}: architecture {head.architecture!r} is not an EAGLE-3 head; a model that drafts needs "
-                "--spec-type draft-simple"
+                f"{path}: architecture {head.architecture!r} is not an EAGLE-3 head; a model that drafts "
+                "needs --spec-type draft-simple"
             )
         check_vocabulary(gguf, head)
         assert isinstance(target, Decoder)
@@ -109,7 +109,7 @@ def _with_head(target: Model, gguf: GGUF, path: str) -> Model:
     except BaseException as error:
         if gguf.draft_head is None:
             head.close()
-        if isinstance(error, InvalidArgument) and not error.argument:
+        if isinstance(error, InvalidArgument) and not error.argument:  # a RoPE table refused the values
             raise GGUFError(f"{path}: {error}") from None
         raise
 
@@ -118,8 +118,8 @@ def _load(gguf: GGUF) -> Model:
     name = gguf.architecture
     if name == eagle3.ARCHITECTURE:
         raise UnsupportedModel(
-            f"{gguf.paths[0]}: an EAGLE-3 head drafts for its model, and is no model; give the model with -m and "
-            "the head with -md"
+            f"{gguf.paths[0]}: an EAGLE-3 head drafts for its model, and is no model; give the model with -m "
+            "and the head with -md"
         )
     if name not in (known := (*ARCHITECTURES, *ENCODERS)):
         near = get_close_matches(name, known, 1, 0.5)

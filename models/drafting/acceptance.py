@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PRIOR = 0.5
 # ngram-6 was measured on edited files (models/drafting/ngram.py). Models begin high, so that they are tried.
-STRONG = {"ngram-6": 0.8, "draft": 0.8, "mtp": 0.8}
+STRONG = {"ngram-6": 0.8, "draft": 0.8, "mtp": 0.8, "eagle3": 0.8}
 WEIGHT = 2.0  # The prior counts as this many tokens.
 DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
 

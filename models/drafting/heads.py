@@ -1,4 +1,5 @@
-"""Drafts by the model's own multi-token prediction head (architectures/ahead.py).
+"""Drafts by a head that is a layer of the model: a multi-token prediction head (architectures/ahead.py) or an
+EAGLE-3 head (architectures/eagle3.py).
 
 The head computes one token per sequence and step, and each token is its next input. All sequences share these
 steps. The engine reserves the cells of drafted tokens first, because the head stores their K and V.
@@ -37,10 +38,15 @@ class HeadDrafter:
     recent time of a step of the head, or 0 before the second step."""
 
     stores = True
-    source = "mtp"
 
-    def __init__(self, head: Head, p_min: float = 0.0, clock: Callable[[], float] = perf_counter) -> None:
-        self._head, self._p_min, self._clock = head, p_min, clock
+    def __init__(
+        self,
+        head: Head,
+        p_min: float = 0.0,
+        clock: Callable[[], float] = perf_counter,
+        source: str = "mtp",
+    ) -> None:
+        self._head, self._p_min, self._clock, self.source = head, p_min, clock, source
         self._sizes: set[int] = set()  # The first step of a size is recorded, so it takes longer.
         self._times = Recent()
 

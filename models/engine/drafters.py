@@ -50,8 +50,8 @@ def drafters_of(runner: Runner, draft: Runner | None = None) -> list[Drafter]:
     for name in options.speculation:
         if name == "ngram":
             drafters.append(Ngrams(options.n_slots, options.n_ctx))
-        elif name == "mtp":
-            drafters.append(HeadDrafter(runner, options.draft_p_min))
+        elif name in ("mtp", "eagle3"):
+            drafters.append(HeadDrafter(runner, options.draft_p_min, source=name))
         elif draft is not None:
             drafters.append(_draft_model(runner, draft))
     return drafters

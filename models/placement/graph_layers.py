@@ -20,9 +20,9 @@ def graph_layers(
     inputs: Sequence[Inputs],
 ) -> list[Layer]:
     """Return the layers with their arrays and the inputs of their expert caches. `forms` numbers the layers'
-    ops (StepSizes). No layer is equal to one of `tapped`, whose inputs are kept. Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal
-    kinds of memory. Arrays of equal shapes have equal distances in memory, because one binding of a fused
-    product spans two of them."""
+    ops (StepSizes). A layer of `tapped`, whose input is kept, equals no other. Layers with equal keys have
+    equal ops, and arrays of equal formats and shapes on equal kinds of memory. Arrays of equal shapes have
+    equal distances in memory, because one binding of a fused product spans two of them."""
     held: list[list[tuple[str, Weight]]] = [[] for _ in memories]
     for name, weight in weights.items():
         if (il := layer_of(name)) is not None:

@@ -65,9 +65,16 @@ def step_shape(
     vocab = layout.output_plan.ranges["vocab"]
     adapters = min(bucket(model.n_adapters), MAX_ADAPTERS)
     if model.encodes:
-        nothing, sizes = tuple((0, 0) for _ in vocab), {"adapters": adapters, "n_embd": model.n_embd}
         return StepShape(
-            rows, 0, nothing, widths, layout.active, **sizes, encodes=True, experts=layout.experts
+            rows,
+            0,
+            tuple((0, 0) for _ in vocab),
+            widths,
+            layout.active,
+            adapters=adapters,
+            n_embd=model.n_embd,
+            encodes=True,
+            experts=layout.experts,
         )
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0

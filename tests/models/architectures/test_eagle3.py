@@ -9,8 +9,8 @@ from typing import Any
 import llama_float64
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, covering, nmse, wide
-from oracles.eagle import STATES, Reference, eagle3
+from device_sets import DEVICE_SETS, covering, nmse
+from oracles.eagle import Reference, eagle3
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
 from prefills import opened, prefill
@@ -224,10 +224,16 @@ def test_heads_of_other_targets_are_refused(folder: Path) -> None:
     refused(m, folder, r"the 96 tokens of d2t are 0..128, but the model has 0..127")
     m.tensors["d2t"] = m["d2t"].astype(np.int32)
     refused(m, folder, "d2t is i32 of shape", GGUFError)
-    refused(eagle3(llama(), n_embd=48), folder, "token_embd.weight is missing, and the model's has 64 columns, not 48")
+    refused(
+        eagle3(llama(), n_embd=48),
+        folder,
+        "token_embd.weight is missing, and the model's has 64 columns, not 48",
+    )
     refused(eagle3(llama(), tables=()), folder, "d2t has 96 tokens, but output.weight is missing", GGUFError)
     words = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(200)]}
-    refused(eagle3(llama(), **words), folder, "its vocabulary is not the model's: the sizes are", InvalidArgument)
+    refused(
+        eagle3(llama(), **words), folder, "its vocabulary is not the model's: the sizes are", InvalidArgument
+    )
 
 
 @pytest.mark.no_vulkan
@@ -259,11 +265,16 @@ def test_a_head_alone_is_no_model(folder: Path) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["gemma3n", "gpt2", "gemma4", "qwen35", "qwen3next", "lfm2", "mamba2", "nemotron_h"])
+@pytest.mark.parametrize(
+    "name", ["gemma3n", "gpt2", "gemma4", "qwen35", "qwen3next", "lfm2", "mamba2", "nemotron_h"]
+)
 def test_other_architectures(tmp_path: Path, name: str) -> None:
     """Streams of gemma3n are refused. All others draft the same on one and two devices."""
     m = build(name)
-    path, head = write(m, tmp_path / "m.gguf"), write(eagle3(m, states=[0, 1, m.n_layer]), tmp_path / "h.gguf")
+    path, head = (
+        write(m, tmp_path / "m.gguf"),
+        write(eagle3(m, states=[0, 1, m.n_layer]), tmp_path / "h.gguf"),
+    )
     rows = []
     for n in (1, 2):
         if name == "gemma3n":
