@@ -136,9 +136,9 @@ class _ModelKeywords(TypedDict, total=False):
     model is open. False: they read a copy."""
     speculation: str | Sequence[str] | None
     """How to guess the next tokens, so that one step verifies several: "ngram" repeats what followed the last
-    tokens earlier in the text, and "mtp" uses the multi-token prediction head of the model's file. Of
-    several, the first that has a guess wins. None (default): no guesses. The text does not change
-    (docs/speculation.md)."""
+    tokens earlier in the text, and "mtp" uses the multi-token prediction head of the model's file. `draft`
+    adds "draft" or "eagle3". Of several, the first that has a guess wins. None (default): no guesses. The
+    text does not change (docs/speculation.md)."""
     draft: File | None
     """A .gguf file that drafts: a smaller model of the same vocabulary, which adds "draft" to `speculation`,
     or an EAGLE-3 head that was trained for the model, which adds "eagle3". None (default): no such file."""

@@ -125,7 +125,7 @@ def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture
     and all tokens it computes the model's logits."""
     target = deepcopy(build(name))
     for tensor, values in target.tensors.items():
-        if any(part in tensor for part in ("attn_output.", "ssm_out.", "ffn_down")):
+        if any(part in tensor for part in ("attn_output.", "ssm_out.", "out_proj.", "ffn_down")):
             target.tensors[tensor] = values * np.float32(gain)
     e = target.tensors["token_embd.weight"]  # of equal size, and with an equal first element
     e[:, 1:] *= np.sqrt((N_EMBD - 4) / (e[:, 1:] ** 2).sum(1, keepdims=True))
