@@ -13,11 +13,13 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, "drafts (docs/speculation.md)")
     add("speculation", "--spec-type", metavar="LIST",
         help="guess the next tokens, and verify several in one step; ngram: what followed the last tokens "
-        "earlier in the text; draft-simple: the model of -md; draft-eagle3: the EAGLE-3 head of -md; draft-mtp: "
-        "the model's multi-token prediction head; several: the first that has a guess; none (default: none)")  # fmt: skip
+        "earlier in the text; draft-simple: the model of -md; draft-eagle3: the EAGLE-3 head of -md; "
+        "draft-mtp: the model's multi-token prediction head; several: the first that has a guess; none "
+        "(default: none)")  # fmt: skip
     add("speculation", "--spec-default", action="store_const", const="ngram", help=argparse.SUPPRESS)
     add("draft", "-md", "--spec-draft-model", "--model-draft", metavar="FILE",
-        help="a smaller model of the same vocabulary, or an EAGLE-3 head trained for the model, which drafts")  # fmt: skip
+        help="a smaller model of the same vocabulary, or an EAGLE-3 head of the model, which "
+        "drafts")  # fmt: skip
     add("hf_draft", "-hfd", "-hfrd", "--spec-draft-hf", "--hf-repo-draft", metavar="USER/REPO[:TAG]",
         help="a draft model or EAGLE-3 head of the Hugging Face Hub")  # fmt: skip
     add("draft_devices", "-devd", "--spec-draft-device", "--device-draft", metavar="LIST",
