@@ -80,6 +80,13 @@ def some(params: Iterable[Any], every: int) -> list[Any]:
     return [p if i % every == 0 else wide(p) for i, p in enumerate(map(_parameter, params))]
 
 
+def only(params: Iterable[Any], *ids: str) -> list[Any]:
+    """Mark parameters as wide, except the parameters with the given ids."""
+    params = [*map(_parameter, params)]
+    assert {*ids} <= {p.id for p in params}, "an id belongs to no parameter"
+    return [p if p.id in ids else wide(p) for p in params]
+
+
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
     """Return all pairs of a row and a column, most of them marked as wide. By default, each row runs with
     `each` columns, and each column with at least one row."""

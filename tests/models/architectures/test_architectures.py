@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, covering, nmse, product, some, wide
+from device_sets import DEVICE_SETS, nmse, only, product
 from exchanges import planned
 from oracles.fixture import (
     N_CTX,
@@ -93,7 +93,8 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
             exchanges, n_planned = dict[int, int](), 0
             if len(devices) > 1:
                 n_planned = len(planned(runner, 1))
-                for rows in (1, bucket(min(N, n_ubatch))):
+                prompt_rows = bucket(min(N, n_ubatch))
+                for rows in (prompt_rows,) if way == "at once" else (1, prompt_rows):
                     reduces = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces
                     exchanges[rows] = sum(not r.gather for r in reduces)
             _made[key] = Result(logits, exchanges, n_planned)
@@ -118,17 +119,23 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 # ---- against the oracles ----
 
 
-ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
-# Each model needs another kind of cache or state: full, windows, chunks, shared, latent, sparse, four
+# By default, Vulkan devices run models with different ops: attention with sparse or latent caches, windows,
+# soft-caps, sinks, biases, experts with every kind of router, and four recurrent layers.
+ON_THREE = (
+    *(f"{name}-0,0,0-in steps" for name in (
+        "llama", "llama4", "starcoder2", "deepseek2+heads", "glm-dsa", "qwen35moe", "mamba2")),
+    *(f"{name}-0,0,0-at once" for name in ("gemma2", "gemma4+experts", "kimi-linear", "nemotron_h_moe")),
+)  # fmt: skip
+ON_ONE = (
+    *(f"{name}-0-in steps" for name in ("gpt-oss", "lfm2")),
+    *(f"{name}-0-at once" for name in ("gemma3n", "cohere2moe", "falcon-h1")),
+)
+ON_VULKAN = only(product(FIXTURES, product([three, single], WAYS)), *ON_THREE, *ON_ONE)
+# Other models run on three numpy devices. test_gemma3n.py covers gemma3n on several devices.
+ON_NUMPY = only(FIXTURES, *({*FIXTURES} - {id_.split("-0,")[0] for id_ in ON_THREE} - {"gemma3n"}))
+# Each model needs another kind of cache or state: full, windows, chunks, shared, sparse and latent, four
 # recurrent states, and a layer with both state and cache.
-MEMORIES = """
-    llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
-""".split()
-# Models that run on one Vulkan device. test_gemma3n.py covers gemma3n on several devices.
-ON_NUMPY = [
-    p if i % 4 > 1 and p.values != ("gemma3n",) else wide(p)
-    for i, p in enumerate(map(pytest.param, FIXTURES))
-]
+MEMORIES = "gemma2 llama4+chunks gemma4+shared deepseek32 qwen3next kimi-linear lfm2 falcon-h1".split()
 
 
 @pytest.mark.parametrize(("name", "devices", "way"), ON_VULKAN)
@@ -142,7 +149,7 @@ def test_oracles_on_numpy(folder: Path, name: str, way: str) -> None:
     check_golden(folder, name, ["numpy"] * 3, way)
 
 
-@pytest.mark.parametrize("name", some(FIXTURES, 8))
+@pytest.mark.parametrize("name", only(FIXTURES, "llama", "gemma4", "cohere2moe+rms", "mamba2"))
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 def test_control_vectors(folder: Path, name: str, n: int) -> None:
     path = write_steering(build(name), folder / f"{name}-steering.gguf")
@@ -155,7 +162,12 @@ def test_control_vectors(folder: Path, name: str, n: int) -> None:
 # ---- several devices ----
 
 
-@pytest.mark.parametrize(("name", "devices"), some(product(FIXTURES, [three]), 8))
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    only(
+        product(FIXTURES, [three]), *(f"{name}-0,0,0" for name in ("llama", "glm-dsa", "qwen35moe", "mamba2"))
+    ),
+)
 def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) -> None:
     check_one(folder, name, devices, "in steps")
 
@@ -251,7 +263,7 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
         assert nmse(run(folder, f"{name}-Q8_0", devices, way).logits, want) <= bound
 
 
-@pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
+@pytest.mark.parametrize("name", only(FIXTURES, *MEMORIES))
 def test_a_second_sequence_changes_nothing(folder: Path, name: str) -> None:
     other = PROMPT[::-1]
     with opened(model(folder, name), ["numpy"], **OPTIONS | dict(n_slots=2, n_ubatch=32)) as runner:

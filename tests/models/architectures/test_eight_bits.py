@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, covering, device_infos, nmse, some
+from device_sets import DEVICE_SETS, device_infos, nmse, only, product, some
 from material import shared_models
 from prefills import opened, prefill
 
@@ -92,7 +92,7 @@ def test_files_in_numpy(numpy_dots: None, models: Path, name: str) -> None:
     check_file(models, name, ["numpy"] * 2)
 
 
-@pytest.mark.parametrize(("name", "n"), covering(MIXTURES, [1, 3]))
+@pytest.mark.parametrize(("name", "n"), only(product(MIXTURES, [1, 3]), "stories-moe8x-MXFP4-3"))
 def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> None:
     check_file(models, name, ["numpy"] * n)
 
@@ -108,12 +108,10 @@ def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> No
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [
-        pytest.param(
-            f"stories-{name}", *SETS[devices].values, id=f"{name}-{devices}", marks=SETS[devices].marks
-        )
-        for name, devices in (("w256-Q4_K", "0"), ("wide-Q8_0", "0,0,0"))
-    ],
+    only(
+        product(["stories-w256-Q4_K", "stories-wide-Q8_0"], [SETS["0"], SETS["0,0,0"]]),
+        "stories-w256-Q4_K-0,0,0",
+    ),
 )
 def test_files(dots: None, models: Path, name: str, devices: list[str]) -> None:
     check_file(models, name, devices)
@@ -130,20 +128,30 @@ def test_files_everywhere(dots: None, models: Path, name: str, devices: list[str
 # ---- exact ----
 
 
+def logits_of(models: Path, devices: list[str], **options: Any) -> np.ndarray:
+    with LLM(models / "stories-w256-Q4_K.gguf", devices=devices, n_ctx=64, n_ubatch=16, **options) as llm:
+        return llm.logits([1, 403, 407, 261, 378])
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("devices", DEVICE_SETS[:1])
+@pytest.mark.parametrize("exact", only([True, False], "True"))
+def test_the_engine_process_gives_the_same_bits(
+    dots: None, models: Path, devices: list[str], exact: bool
+) -> None:
+    in_process = logits_of(models, devices, process=True, exact=exact)
+    assert np.array_equal(in_process, logits_of(models, devices, exact=exact))
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
 def test_exact_equals_a_device_without_eight_bit_ops(
     dots: None, models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, tokens = models / "stories-w256-Q4_K.gguf", [1, 403, 407, 261, 378]
-
     def logits(**options: Any) -> np.ndarray:
-        with LLM(path, devices=devices, n_ctx=64, n_ubatch=16, **options) as llm:
-            return llm.logits(tokens)
+        return logits_of(models, devices, **options)
 
     rounded, exact = logits(), logits(exact=True)
-    assert np.array_equal(logits(process=True, exact=True), exact)
-    assert np.array_equal(logits(process=True), rounded)
     assert 1e-9 < nmse(rounded, exact) <= 2e-3
     monkeypatch.setenv("VKBACKEND_DISABLE", "int_dot")
     assert np.array_equal(logits(), exact)
