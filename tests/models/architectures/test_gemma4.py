@@ -64,6 +64,7 @@ def test_dense_and_expert_sums_are_exchanged_together(tmp_path: Path, shares: An
     assert any(n < len(w) for n, w in zip(dense, writers[1::2], strict=True)), (dense, writers)
 
 
+@pytest.mark.wide
 def test_whole_layers_on_devices_need_no_sums(tmp_path: Path) -> None:
     path = write(build("gemma4+experts"), tmp_path / "model.gguf")
     got, writers = logits_and_writers(path, 2, split_mode="layer")
@@ -81,7 +82,7 @@ def test_unread_k_and_v_are_optional(tmp_path: Path) -> None:
     assert np.array_equal(logits_and_writers(full, 1)[0], logits_and_writers(bare, 1)[0])
 
 
-@pytest.mark.parametrize("name", ["gemma4+experts", "gemma4+shared"])
+@pytest.mark.parametrize("name", [wide(pytest.param("gemma4+experts")), "gemma4+shared"])
 def test_export_equals_the_file(tmp_path: Path, name: str) -> None:
     path, out = write(build(name), tmp_path / "model.gguf"), tmp_path / "out.gguf"
     runner = loaded(path, 3)

@@ -38,12 +38,13 @@ def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
     return _single[name, cache]
 
 
-# By default, each weight type runs on one set of devices. SwiftShader takes seconds to compile a type.
+# By default, each weight type runs on one set of devices, and SwiftShader only runs F32, because it takes
+# seconds to compile the shaders of a type.
 FLOAT64 = only(
     product([*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))], DEVICE_SETS),
-    "stories-narrow-F32-0",
+    "stories-narrow-F32-1,0",
     "stories-narrow-F16-0,0,0",
-    "stories-narrow-Q8_0-1,0",
+    "stories-narrow-Q8_0-0",
     "stories-narrow-Q4_0-0,0",
 )
 
@@ -73,9 +74,8 @@ def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
 
 EQUAL_ONE = only(
     product(MODELS, product(MULTI, CACHES)),
-    "stories-narrow-F16-0,0,0-f32",
-    "stories-narrow-Q8_0-0,1-f16",
-    "stories-narrow-Q4_0-0,0-f16",
+    "stories-narrow-F32-0,1-f16",
+    "stories-narrow-Q8_0-0,0,0-f32",
 )
 
 
@@ -177,7 +177,6 @@ OPTIONAL = ["timeline", "host_import", "device_map", "timeline,host_import,devic
     ("disabled", "devices"),
     only(
         product(OPTIONAL, [p for p in DEVICE_SETS if p.id in ("0", "0,0", "0,1")]),
-        "host_import-0",
         "timeline,host_import,device_map-0,0",
     ),
 )
@@ -211,7 +210,7 @@ def test_ops_that_gpus_choose(models: Path, monkeypatch: pytest.MonkeyPatch, dev
         assert nmse(prefill(runner, tokens), want) <= 1e-6
 
 
-@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0,0", "0,1")], "0,1"))
+@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0,0", "0,1")], "0,0"))
 def test_poisoned_memory_is_never_read(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:

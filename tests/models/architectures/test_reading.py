@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import nmse, only
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import FIXTURES, build
 from prefills import prefilled
@@ -25,11 +25,12 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import check_weights, notes
 
 TOKENS = PROMPT[:14]
-architectures = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.wide] if "+" in name else []) for name in FIXTURES]
-)
+WHOLE = [name for name in FIXTURES if "+" not in name]
+architectures = pytest.mark.parametrize("name", only(FIXTURES, *WHOLE))
+few_architectures = pytest.mark.parametrize("name", only(FIXTURES, *WHOLE[::4]))
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_kv_a_mqa")
-QUICK = ("phi3", "llama+experts")
+QUICK = ("phi3", "llama")
+SOFT_CAPS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 OFF: dict[str, Any] = {
     "attention.scale": 0.0,
     "attention.clamp_kqv": -math.inf,
@@ -68,9 +69,7 @@ def logits(path: Path, n: int) -> np.ndarray:
     return prefilled(path, ["numpy"] * n, TOKENS, n_ctx=32, n_ubatch=16, reduce_type="f32")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
-)
+@pytest.mark.parametrize("name", only(FIXTURES, *QUICK))
 def test_biases_of_attention_are_optional(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     projections = [
@@ -122,16 +121,16 @@ def test_llama4_with_a_window_of_0_has_no_chunks(tmp_path: Path) -> None:
     assert nmse(logits(whole, 1), logits(tmp_path / "model.gguf", 1)) > 1e-4
 
 
-@architectures
+@pytest.mark.parametrize("name", only(FIXTURES, *SOFT_CAPS, *WHOLE[::4]))
 def test_a_soft_cap_needs_an_architecture_with_soft_caps(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     fixture.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
     model, _ = read_model(fixture, tmp_path / "model.gguf")
-    want = 7.0 if fixture.arch in ("gemma2", "gemma3", "gemma3n", "gemma4") else 0.0
+    want = 7.0 if fixture.arch in SOFT_CAPS else 0.0
     assert model.config.softcap == want  # type: ignore[attr-defined]
 
 
-@architectures
+@few_architectures
 def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     n_ahead = fixture.keys.get("nextn_predict_layers", 0)
@@ -147,7 +146,7 @@ def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, name: str) ->
     assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
 
 
-@architectures
+@few_architectures
 def test_unread_tensors_are_named(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     fixture.put("blk.1.surprise.weight", np.ones(8))

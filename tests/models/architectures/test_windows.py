@@ -94,7 +94,7 @@ def feed(runner: Runner, first: int, last: int, slot: int = 0, tokens: list[int]
 
 SETS = [
     wide(pytest.param(["numpy"], 1e-9, id="numpy")),
-    pytest.param(["numpy"] * 3, 1e-9, id="3 x numpy"),
+    wide(pytest.param(["numpy"] * 3, 1e-9, id="3 x numpy")),
     *(pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0"),
     *(wide(pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks)) for p in DEVICE_SETS if p.id == "0,1"),
 ]

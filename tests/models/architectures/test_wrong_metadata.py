@@ -31,7 +31,7 @@ from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 pytestmark = pytest.mark.no_vulkan
 
 VOCABULARIES = {"tokens of SPM": "llama", "tokens of BPE": "gpt2", "tokens of Gemma 4": "gemma4"}
-QUICK = ("mistral3", "gemma4+experts", "qwen3next")
+QUICK = ("gemma4+experts", "qwen3next")
 CONTAINER = ("general.alignment", "split.count", "split.no", "split.tensors.count")
 
 
