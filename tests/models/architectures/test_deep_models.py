@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_sets import product, wide
 from oracles.fixture import Fixture, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
@@ -22,18 +23,19 @@ from vkbackend.repeats import RepeatingRecording
 
 pytestmark = pytest.mark.no_vulkan
 TIMES = 7
+FEW_TIMES = 4
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"
 KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
 FEW = "llama", "qwen3moe", "mamba2"
 
 
-def deepened(fixture: Fixture) -> Fixture:
+def deepened(fixture: Fixture, times: int) -> Fixture:
     """Repeat all layers after leading dense ones. In some models every fourth layer differs."""
     n, dense = fixture.n_layer, fixture.keys.get("leading_dense_block_count", 0)
     if fixture.arch in FOURTH:
-        layers = [il if il < n else il % 4 for il in range(4 * TIMES)]
+        layers = [il if il < n else il % 4 for il in range(4 * times)]
     else:
-        layers = [*range(n), *list(range(dense, n)) * (TIMES - 1)]
+        layers = [*range(n), *list(range(dense, n)) * (times - 1)]
     tensors: dict[str, np.ndarray] = {}
     for name, values in fixture.tensors.items():
         if match := re.match(r"blk\.(\d+)\.", name):
@@ -49,13 +51,13 @@ def deepened(fixture: Fixture) -> Fixture:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.wide]) for name in FIXTURES]
+    ("name", "times"), [*product(FEW, [FEW_TIMES]), *map(wide, product(FIXTURES, [TIMES]))]
 )
-def test_deep_models(name: str, tmp_path: Path) -> None:
+def test_deep_models(name: str, times: int, tmp_path: Path) -> None:
     fixture = build(name)
     if fixture.keys.get("nextn_predict_layers") or "per_layer_token_embd.weight" in fixture.tensors:
         pytest.skip("a head follows the layers, or each layer has columns of an embedding")
-    path = write(deepened(fixture), tmp_path / "deep.gguf")
+    path = write(deepened(fixture, times), tmp_path / "deep.gguf")
     runner = load_runner(path, devices=["numpy", "numpy"], n_ctx=64, n_slots=2, n_ubatch=16)
     steps = runner.mesh.steps
     for kind in KINDS:

@@ -92,7 +92,7 @@ def test_caches_on_devices_of_two_drivers(path: Path, devices: list[str], types:
         assert nmse(logits(runner), exact(path)) <= sum(BOUNDS[t] for t in types)
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q4_0"), ("bf16", "q8_0")])
+@pytest.mark.parametrize("types", [("q8_0", "q4_0"), pytest.param(("bf16", "q8_0"), marks=pytest.mark.wide)])
 def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str]) -> None:
     with opened(path, ["numpy"] * 2, *types) as runner:
         want = logits(runner)[40:]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_sets import only, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import examples
@@ -109,8 +110,14 @@ def fused_copy(tiny: Tiny) -> dict[str, np.ndarray | None]:
 TINY = [Tiny("llama", "Q8_0"), Tiny("qwen3")]
 
 
-@pytest.mark.parametrize(("n", "shares"), SPLITS)
-@pytest.mark.parametrize("tiny", TINY, ids=repr)
+@pytest.mark.parametrize(
+    ("tiny", "n", "shares"),
+    only(
+        product(TINY, [pytest.param(*split, id=f"{split[0]}-{split[1]}") for split in SPLITS]),
+        f"{TINY[0]}-2-(3, 1)",
+        f"{TINY[1]}-3-(1, 0, 1)",
+    ),
+)
 def test_a_fused_file_equals_the_separate_file(
     tmp_path: Path, tiny: Tiny, n: int, shares: tuple[int, ...] | None
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
-from device_sets import covering, device_infos, for_every_runtime
+from device_sets import covering, device_infos, for_every_runtime, wide
 from oracles.fixture import write
 from oracles.fixtures import build
 from oracles.heads import with_head
@@ -79,7 +79,10 @@ def test_the_memory_report_equals_the_allocator_and_adds_up(
     ("name", "lacking"),
     [
         for_every_runtime(pytest.param("w256-IQ3_S", "", id="w256-IQ3_S")),
-        for_every_runtime(pytest.param("moe8x-Q4_0", "host_import", id="moe8x-Q4_0"), wide=True),
+        pytest.param("narrow-Q8_0", "host_import", id="narrow-Q8_0"),
+        wide(
+            for_every_runtime(pytest.param("moe8x-Q4_0", "host_import", id="moe8x-Q4_0"), wide=True),
+        ),
     ],
 )
 def test_the_memory_report_of_real_devices(
@@ -91,14 +94,16 @@ def test_the_memory_report_of_real_devices(
     check_report(path, ["0"])
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [wide(pytest.param(1)), 3])
 def test_the_memory_report_counts_a_head(tmp_path: Path, n: int) -> None:
     path = write(with_head("glm-dsa"), tmp_path / "model.gguf")
     check_report(path, ["numpy"] * n, speculation="mtp")
 
 
 @pytest.mark.parametrize(
-    "options", [{"tensor_split": [3, 1]}, {"split_mode": "layer"}, {"n_gpu_layers": 0}], ids=str
+    "options",
+    [{"tensor_split": [3, 1]}, wide(pytest.param({"split_mode": "layer"})), {"n_gpu_layers": 0}],
+    ids=str,
 )
 def test_the_memory_report_counts_adapters(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

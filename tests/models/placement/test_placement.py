@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import covering, device_infos, nmse, wide
+from device_sets import device_infos, nmse, only, product, wide
 from runners import load_runner
 
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
@@ -68,15 +68,28 @@ OPTIONS: list[dict[str, Any]] = [
         "n_gpu_layers": 4,
     },
 ]
+NAMED = [
+    pytest.param(options, id=name)
+    for name, options in zip(
+        [
+            *(f"-ngl {n}" for n in (0, 1, 3, 6)), "-nkvo", "attn", "ffn", "output", "token_embd", "layer 1",
+            "mixed",
+        ],
+        OPTIONS, strict=True,
+    )
+]  # fmt: skip
+ON_NUMPY = only(
+    product(NAMED, [3, 1]), "-ngl 0-3", "-ngl 3-1", "-nkvo-3", "attn-1", "output-1", "token_embd-1", "mixed-3"
+)
 
 
-@pytest.mark.parametrize(("options", "n"), covering(OPTIONS, [3, 1]))
+@pytest.mark.parametrize(("options", "n"), ON_NUMPY)
 def test_host_placement_on_numpy(models: Path, options: dict[str, Any], n: int) -> None:
     same(models, ["numpy"] * n, **options)
 
 
 @needs_device
-@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[-1]], ids=str)
+@pytest.mark.parametrize("options", only([NAMED[0], NAMED[4], NAMED[-1]], "-ngl 0", "mixed"))
 def test_host_placement_on_vulkan(models: Path, options: dict[str, Any]) -> None:
     runner = same(models, ["0", "0"], **options)
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
@@ -114,14 +127,14 @@ def test_every_placement_on_every_number_of_devices(
     [
         ({"tensor_split": [5, 3, 2]}, 3),
         ({"tensor_split": [0, 1, 1]}, 3),
-        ({"tensor_split": [1, 0]}, 2),
-        wide(pytest.param({}, 5)),
-        ({}, 8),
+        wide(pytest.param({"tensor_split": [1, 0]}, 2)),
+        ({}, 5),
+        wide(pytest.param({}, 8)),
         ({"split_policy": "llama.cpp"}, 3),
         wide(pytest.param({"split_policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3)),
         ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
-        ({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2),
-        ({"override_tensor": (("^output.weight", "0"),)}, 2),
+        wide(pytest.param({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2)),
+        wide(pytest.param({"override_tensor": (("^output.weight", "0"),)}, 2)),
         ({"split_mode": "none", "main_gpu": 1}, 2),
     ],
     ids=str,
@@ -130,7 +143,9 @@ def test_shares(models: Path, options: dict[str, Any], n: int) -> None:
     same(models, ["numpy"] * n, **options)
 
 
-@pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
+@pytest.mark.parametrize(
+    ("n", "split"), [*(wide(pytest.param(n, None)) for n in (1, 2)), (3, None), (2, [3, 1])]
+)
 def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: list[float] | None) -> None:
     runner = same(models, ["numpy"] * n, split_mode="layer", tensor_split=split)
     assert runner.reduce_stats()[0] == N_STEPS * (n - 1)
@@ -191,7 +206,7 @@ def test_a_model_that_does_not_fit_is_refused_with_a_way_to_fit(
     assert caught.value.requested > caught.value.budget == 3_400_000
 
 
-@pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
+@pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), wide(pytest.param(150_000, 0))])
 def test_auto_takes_as_many_layers_as_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int
 ) -> None:
@@ -257,7 +272,8 @@ def test_automatic_split_gives_equal_devices_equal_shares(
 
 
 @pytest.mark.parametrize(
-    ("options", "n"), covering([{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], [1, 3])
+    ("options", "n"),
+    [({"n_gpu_layers": 3}, 3), wide(pytest.param({"override_tensor": (("_exps", "CPU"),)}, 1))],
 )
 def test_experts_on_the_host(models: Path, options: dict[str, Any], n: int) -> None:
     name = "stories-moe8x-Q4_0"
@@ -288,7 +304,9 @@ def on_three(models: Path, **how: Any) -> np.ndarray:
         return llm.logits(TOKENS[:6])
 
 
-@pytest.mark.parametrize(("provider", "ahead"), covering(["pages", "scatter", "host-sum"], [0, None, 1]))
+@pytest.mark.parametrize(
+    ("provider", "ahead"), only(product(["pages", "scatter", "host-sum"], [0, None, 1]), "scatter-0")
+)
 def test_reduce_options_give_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
     logits = on_three(models, reduce_provider=provider, submit_ahead=ahead)
     assert np.array_equal(logits, on_three(models))

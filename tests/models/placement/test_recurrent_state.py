@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import nmse, only, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.fixture import N_VOCAB, Fixture, write
@@ -160,7 +160,9 @@ def test_hyper_parameters_that_do_not_fit(
 # ---- writing files back ----
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear", "nemotron_h"])
+@pytest.mark.parametrize(
+    "name", only(["qwen35", "qwen3next", "kimi-linear", "nemotron_h"], "kimi-linear", "nemotron_h")
+)
 def test_export_equals_the_file(tmp_path: Path, name: str) -> None:
     file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
     runner = load_runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
@@ -185,24 +187,31 @@ def older(fixture: Fixture) -> Fixture:
 
 
 @pytest.mark.parametrize(
-    "quantize", [pytest.param(False, id="f32", marks=pytest.mark.wide), pytest.param(True, id="q8_0")]
+    ("quantize", "n", "split"),
+    [
+        pytest.param(True, 3, (2, 1, 1), id="q8_0-3"),
+        wide(pytest.param(True, 1, None, id="q8_0-1")),
+        wide(pytest.param(False, 3, (2, 1, 1), id="f32-3")),
+        wide(pytest.param(False, 1, None, id="f32-1")),
+    ],
 )
-def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
+def test_older_files_of_qwen3next(
+    tmp_path: Path, quantize: bool, n: int, split: tuple[int, ...] | None
+) -> None:
     new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
     old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
-    for n, split in ((1, None), (3, (2, 1, 1))):
-        logits = []
-        for file in (new, old):
-            runner = load_runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
-            try:
-                logits.append(runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy())
-                with GGUF.open(file) as source:
-                    copy, specs = tmp_path / "copy.gguf", runner.model.weights()
-                    write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, specs)
-                assert copy.read_bytes() == file.read_bytes()
-            finally:
-                runner.close()
-        assert np.array_equal(*logits)
+    logits = []
+    for file in (new, old):
+        runner = load_runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
+        try:
+            logits.append(runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy())
+            with GGUF.open(file) as source:
+                copy, specs = tmp_path / "copy.gguf", runner.model.weights()
+                write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, specs)
+            assert copy.read_bytes() == file.read_bytes()
+        finally:
+            runner.close()
+    assert np.array_equal(*logits)
 
 
 @pytest.mark.oracle
@@ -220,7 +229,10 @@ def test_older_files_equal_llama_cpp(tmp_path: Path) -> None:
 # ---- saved slots ----
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_split": [1, 0, 3]}, {"split_mode": "layer"}])
+@pytest.mark.parametrize(
+    "options",
+    [wide(pytest.param({})), wide(pytest.param({"tensor_split": [1, 0, 3]})), {"split_mode": "layer"}],
+)
 def test_a_state_of_two_devices_continues_on_three(path: Path, tmp_path: Path, options: Any) -> None:
     file = tmp_path / "state"
     with open_llm(path, 2) as llm:

@@ -111,10 +111,21 @@ def test_values_that_are_on_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"attention.scale": 0.0, "rope.scaling.factor": 0.0, "expert_count": 0},
-        {"attention.clamp_kqv": -math.inf, "attention.scale": -math.inf, "expert_weights_scale": 0.0},
-        {"attention.sliding_window": 0, "nextn_predict_layers": 0, "rope.scaling.attn_factor": 0.0},
-        {"rope.dimension_count": 0, "rope.scaling.type": ""},
+        {
+            "attention.scale": 0.0,
+            "attention.sliding_window": 0,
+            "expert_count": 0,
+            "nextn_predict_layers": 0,
+            "rope.scaling.attn_factor": 0.0,
+            "rope.scaling.factor": 0.0,
+        },
+        {
+            "attention.clamp_kqv": -math.inf,
+            "attention.scale": -math.inf,
+            "expert_weights_scale": 0.0,
+            "rope.dimension_count": 0,
+            "rope.scaling.type": "",
+        },
         {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
     ],
 )
