@@ -17,7 +17,6 @@ SPM, BYTES, QWEN2 = OWN = [DATA / "vocab" / f"{name}.gguf" for name in ("llama-s
 THEIRS = [
     path for vocabulary in OWN if (path := SHARED_VOCABULARIES / f"ggml-vocab-{vocabulary.name}").is_file()
 ]
-VOCABULARIES = [*OWN, *THEIRS]
 Build = Callable[..., Tokenizer]  # the type of the fixture `build`(model, tokens, extra keys, types=...)
 
 

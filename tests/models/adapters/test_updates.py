@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapters import DENSE, EXPERTS, Pairs, merged, random_pairs, write_adapter
-from device_sets import nmse, one_driver, two_drivers, wide
+from device_sets import nmse, one_driver, only, product, two_drivers, wide
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import FIXTURES, build
 from runners import F32, load_runner
@@ -79,42 +79,48 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     return Adapted("qwen3moe", f"{DENSE}|{EXPERTS}", tmp_path_factory.mktemp("experts"))
 
 
-@pytest.fixture(params=["dense", "experts"])
+@pytest.fixture
 def adapted(request: pytest.FixtureRequest) -> Adapted:
     model: Adapted = request.getfixturevalue(request.param)
     return model
 
 
-def test_the_adapters_change_the_logits(adapted: Adapted) -> None:
-    for want in adapted.want[1:]:
-        assert nmse(want, adapted.want[0]) > 0.1
+def test_the_adapters_change_the_logits(dense: Adapted, experts: Adapted) -> None:
+    for adapted in (dense, experts):
+        for want in adapted.want[1:]:
+            assert nmse(want, adapted.want[0]) > 0.1
+
+
+SPLITS = [
+    pytest.param(3, {"tensor_split": [5, 2, 1]}, id="5:2:1"),
+    pytest.param(2, {"split_mode": "layer", "n_gpu_layers": 2}, id="layer"),
+    pytest.param(1, {}, id="1"),
+    pytest.param(2, {}, id="2"),
+    pytest.param(2, {"override_tensor": "ffn_=CPU"}, id="ffn on the host"),
+    pytest.param(3, {"split_policy": "llama.cpp"}, id="llama.cpp"),
+    pytest.param(1, {"n_gpu_layers": 0}, id="0 layers"),
+]
+MODELS = "dense", "experts"
 
 
 @pytest.mark.no_vulkan
 @pytest.mark.parametrize(
-    ("n", "options"),
-    [
-        (3, {"tensor_split": [5, 2, 1]}),
-        wide(pytest.param(2, {"split_mode": "layer", "n_gpu_layers": 2}, id="layer")),
-        wide(pytest.param(1, {}, id="1")),
-        wide(pytest.param(2, {}, id="2")),
-        wide(pytest.param(2, {"override_tensor": "ffn_=CPU"}, id="ffn on the host")),
-        wide(pytest.param(3, {"split_policy": "llama.cpp"}, id="llama.cpp")),
-        wide(pytest.param(1, {"n_gpu_layers": 0}, id="0 layers")),
-    ],
+    ("adapted", "n", "options"), only(product(MODELS, SPLITS), "experts-5:2:1"), indirect=["adapted"]
 )
 def test_on_numpy(adapted: Adapted, n: int, options: dict[str, Any]) -> None:
     adapted.check(["numpy"] * n, **options)
 
 
+SETS = [
+    pytest.param(["0", "0"], marks=one_driver, id="0,0"),
+    pytest.param(["1", "1", "1"], marks=two_drivers, id="1,1,1"),
+    pytest.param(["0", "1"], marks=two_drivers, id="0,1"),
+    pytest.param(["0"], marks=one_driver, id="0"),
+]
+
+
 @pytest.mark.parametrize(
-    "devices",
-    [
-        pytest.param(["0", "0"], marks=one_driver),
-        wide(pytest.param(["1", "1", "1"], marks=two_drivers, id="1,1,1")),
-        wide(pytest.param(["0", "1"], marks=two_drivers, id="0,1")),
-        wide(pytest.param(["0"], marks=one_driver, id="0")),
-    ],
+    ("adapted", "devices"), only(product(MODELS, SETS), "dense-0,0"), indirect=["adapted"]
 )
 def test_on_vulkan(adapted: Adapted, devices: list[str]) -> None:
     adapted.check(devices)
@@ -126,7 +132,7 @@ def test_on_a_quantized_base(tmp_path: Path, dense: Adapted) -> None:
     path = write(dense.fixture, tmp_path / "q8.gguf", quantize=True)
     logits = []
     for lora, choice in (((), ()), (dense.files, ()), (dense.files, CHOICES[3])):
-        runner = load_runner(path, devices=["numpy"] * 2, **{**OPTIONS, "lora": lora})
+        runner = load_runner(path, devices=["numpy"], **{**OPTIONS, "lora": lora})
         logits.append(runner.step(PROMPT[:N], [Run(0, 0, N, 0, adapters=choice)], range(N)).copy())
         runner.close()
     base, unused, used = logits
@@ -199,7 +205,9 @@ def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) ->
 
 
 @pytest.mark.no_vulkan
-@pytest.mark.parametrize("n_rows", [1, 64])
+@pytest.mark.parametrize(
+    ("adapted", "n_rows"), only(product(MODELS, [1, 64]), "dense-1", "experts-64"), indirect=["adapted"]
+)
 def test_steps_have_no_hazards(adapted: Adapted, n_rows: int) -> None:
     runner = adapted.open(["numpy"] * 2, interleave=n_rows > 1)
     kind = StepKind.of_run(n_rows, 1, halves=n_rows > 1)._replace(adapters=2)

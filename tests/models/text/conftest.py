@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from device_sets import wide
 from gguf_files import vocabulary
-from vocabularies import VOCABULARIES, Build, load
+from vocabularies import OWN, THEIRS, Build, load
 
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer
 
 
-@pytest.fixture(params=VOCABULARIES, ids=lambda path: path.stem)
+@pytest.fixture(params=[*OWN, *map(wide, map(pytest.param, THEIRS))], ids=lambda path: path.stem)
 def real(request: pytest.FixtureRequest) -> Tokenizer:
     return load(request.param)
 

@@ -11,15 +11,13 @@ from unittest import mock
 
 import pytest
 from counted_calls import counted_calls
+from device_sets import wide
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_cases import examples
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from vocabularies import (
-    VOCABULARIES,
-    load,
-)
+from vocabularies import OWN, THEIRS, load
 
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text import spm
@@ -76,7 +74,7 @@ def test_words_are_cached_next_to_tokens_that_contain_spaces(monkeypatch: pytest
     assert merged == ["x", *(SPACE + w for w in ("c", "a", f"a{SPACE}b", f"c;{SPACE}{SPACE}c"))]
 
 
-@pytest.mark.parametrize("letter", ["x", SPACE, "\u0301"])
+@pytest.mark.parametrize("letter", ["x", SPACE, wide(pytest.param("\u0301"))])
 def test_merging_takes_n_log_n_steps(letter: str) -> None:
     ids = {letter * n: i for i, n in enumerate((1, 2, 3, 4, 8, 16))}
     scores, calls = [-float(i) for i in range(len(ids))], []
@@ -115,7 +113,7 @@ def test_cached_words_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in VOCABULARIES if "spm" in path.stem], ids=lambda path: path.stem
+    "path", [OWN[0], *map(wide, map(pytest.param, THEIRS[:1]))], ids=lambda path: path.stem
 )
 def test_scores_agree_with_ranked_merges(models: Path, path: Path) -> None:
     with GGUF.open(path) as g:

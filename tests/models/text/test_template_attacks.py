@@ -60,7 +60,7 @@ def test_attacks_are_typed_errors_and_do_not_affect_the_caller() -> None:
         texts, over = list[list[int | None]](), threading.Event()
 
         def generate() -> None:
-            while not over.wait(0.3):
+            while not over.wait(1.0):
                 texts.append(llm.generate("Once upon a time", 12, temperature=0).tokens)
 
         thread = threading.Thread(target=generate)
@@ -96,7 +96,7 @@ def cpu_limit_s(pid: int) -> int:
 
 def test_each_conversation_has_the_full_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit includes the time to read a conversation."""
-    monkeypatch.setattr(template_process, "CPU_S", 0.9)
+    monkeypatch.setattr(template_process, "CPU_S", 0.7)  # The first limit is near, a start takes 0.1 s.
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)
     first = cpu_limit_s(pid)

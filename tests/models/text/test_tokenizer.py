@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_sets import wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import examples
@@ -21,7 +22,6 @@ from vocabularies import (
     QWEN2,
     SPM,
     THEIRS,
-    VOCABULARIES,
     load,
 )
 
@@ -42,8 +42,13 @@ def test_vectors(path: Path) -> None:
         assert tokenizer.decode(ids, skip_special=False) == want
 
 
+EVERY = pytest.mark.parametrize(
+    "paths", [pytest.param(OWN, id="own"), *([wide(pytest.param(THEIRS, id="theirs"))] if THEIRS else [])]
+)
+
 if THEIRS:
 
+    @pytest.mark.wide
     @pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
     def test_vectors_of_real_vocabularies(path: Path) -> None:
         texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
@@ -56,6 +61,7 @@ if THEIRS:
             assert ids == [int(word) for word in line.split()], repr(text)
             assert tokenizer.decode(ids) == text
 
+    @pytest.mark.wide
     def test_special_ids_of_real_vocabularies() -> None:
         spm, bpe, qwen = map(load, THEIRS)
         assert (spm.n_vocab, spm.bos_id, spm.eos_id, spm.add_bos, spm.stop_ids) == (32_000, 1, 2, True, {2})
@@ -102,10 +108,11 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
     assert len(ids) < len(text) / 3
 
 
+@EVERY
 @settings(max_examples=examples(60), deadline=None)
 @given(text=st.text(max_size=200))
-def test_round_trip_of_any_text(text: str) -> None:
-    for path in VOCABULARIES:
+def test_round_trip_of_any_text(paths: list[Path], text: str) -> None:
+    for path in paths:
         tokenizer = load(path)
         # SPM encodes a space as U+2581, so it decodes each U+2581 as a space.
         want = text.replace("\u2581", " ") if "spm" in path.stem else text
@@ -115,12 +122,13 @@ def test_round_trip_of_any_text(text: str) -> None:
 # ---- streaming ----
 
 
+@EVERY
 @settings(max_examples=examples(40), deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
-def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
+def test_stream_equals_decode(paths: list[Path], text: str, seed: int, skip: bool, at_start: bool) -> None:
     """Decode random ids, which are rarely valid UTF-8."""
     rng = random.Random(seed)
-    for path in VOCABULARIES:
+    for path in paths:
         tokenizer = load(path)
         byte_ids = [i for i in range(300) if len(tokenizer.piece(i)) == 1]
         noise = [rng.choice([rng.randrange(tokenizer.n_vocab), rng.choice(byte_ids)]) for _ in range(40)]
