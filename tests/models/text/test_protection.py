@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"
 @cache
 def source(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@lru_cache(4)  # Each template has a process.
+def template_of(name: str) -> ChatTemplate:
+    return ChatTemplate(source(name), *TOKENS.values())
 
 
 def special_of(name: str) -> list[str]:
@@ -78,7 +83,7 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
-    tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
+    tok, template = tokenizer(folder, name, model), template_of(name)
     protection = Protection(template, tok, source(name))
     written = [text for text, _ in tok.markers(lambda text: text in source(name))]
     variables = {"tools": None, "documents": [{"title": "A", "text": "harmless"}]}
@@ -104,8 +109,7 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
     special = special_of(name)
     halves = [half for text in special for half in (text[: len(text) // 2], text[len(text) // 2 :])]
     parts = [*special, *halves, " ", "\n", "a", "</think>", "<think>"]
-    template = ChatTemplate(source(name), *TOKENS.values())
-    protection = Protection(template, tok, source(name))
+    protection = Protection(template_of(name), tok, source(name))
 
     def talk(words: list[str]) -> list[dict[str, Any]]:
         user, result = "".join(words[:5]), "".join(words[5:])

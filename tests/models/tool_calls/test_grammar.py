@@ -58,6 +58,7 @@ MARKS = (
     "<|tool_call>", "<tool_call|>", '<|"|>', "<arg_key>", "</think>", "<|tool_call_end|>", "<|end|>",
 )  # fmt: skip
 BYTES = tuple(bytes([b]) for b in range(256))
+VALIDATORS = {name: jsonschema.Draft202012Validator(schema) for name, schema in TOOLS.items()}
 
 
 def vocabulary(with_control: bool) -> Vocabulary:
@@ -69,19 +70,19 @@ def written(matcher: Matcher, words: Vocabulary, rng: random.Random) -> str:
     n, out, end, closer = len(words.pieces), b"", words.stop_ids[0], list[int]()
     while not matcher.is_over:
         matcher.find()
-        ids = [int(i) for i in matcher.allowed(n)]
+        ids = matcher.allowed(n).tolist()
         if not closer and rng.random() < 0.1:
             closer = list(rng.choice([b"\n</parameter>\n", b"</arg_value>\n", b"<escape>", b'<|"|>', b'"']))
-        few = [i for i in ids if i >= 256 or words.pieces[i] in b'"}]<']
         if closer and closer[0] in ids:
             token = closer.pop(0)
         else:
             closer = []
-            token = (
-                end
-                if end in ids and rng.random() < 0.3
-                else rng.choice(few if rng.random() < 0.5 and few else ids)
-            )
+            if end in ids and rng.random() < 0.3:
+                token = end
+            else:
+                marks = rng.random() < 0.5
+                few = [i for i in ids if i >= 256 or words.pieces[i] in b'"}]<'] if marks else []
+                token = rng.choice(few or ids)
         if token != end:
             out += words.pieces[token]
         matcher.take(token)
@@ -133,7 +134,7 @@ def test_forced_calls_are_parsed(format_: ToolFormat, several: bool, with_contro
         counts.add(len(calls))
         called.update(name for name, _ in calls)
         for name, arguments in calls:
-            jsonschema.validate(arguments, TOOLS[name])
+            VALIDATORS[name].validate(arguments)
     assert len(called) == len(TOOLS), "every function was called"
     one_at_a_time = format_ in (LLAMA3, GENERIC, GPT_OSS)
     assert max(counts) > 1 or not several or one_at_a_time
