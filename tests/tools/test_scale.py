@@ -69,7 +69,11 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
+    ("n", "gib", "overrides"),
+    [
+        pytest.param(8, 80, (), id="8 x 80 GiB", marks=pytest.mark.wide),
+        pytest.param(4, 24, (("_exps", "CPU"),), id="4 x 24 GiB"),
+    ],
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
     """The model's format is Q4_K. If a model runs on few cards, the experts are in host memory."""

@@ -10,7 +10,7 @@ from typing import Any
 import gated_delta_float64 as oracle
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import covering, nmse
 from places import SHARED
 
 from vkbackend.limits import Limits
@@ -101,8 +101,7 @@ def test_shaders(device: Device, way: type[DeltaNet], shape: tuple[int, ...], ro
         check(device, way, shape, rows, kda, tiled)
 
 
-@pytest.mark.parametrize("width", [1, 32])
-@pytest.mark.parametrize("rows", LENGTHS)
+@pytest.mark.parametrize(("rows", "width"), covering(LENGTHS, [1, 32]))
 def test_the_oracle_agrees_with_itself(rows: int, width: int) -> None:
     inputs = drawn(rows, width)
     (want, state), (y, solved) = oracle.recurrent(*inputs), oracle.solved(*inputs)
@@ -119,8 +118,7 @@ def drawn(rows: int, width: int) -> tuple[np.ndarray, ...]:
 
 if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
 
-    @pytest.mark.parametrize("width", [1, 32])
-    @pytest.mark.parametrize("rows", LENGTHS)
+    @pytest.mark.parametrize(("rows", "width"), covering(LENGTHS, [1, 32]))
     def test_another_oracle_agrees(rows: int, width: int) -> None:
         """The other oracle, which follows ggml's sources, uses the sequence as its first dimension, and
         states [values, keys]."""
