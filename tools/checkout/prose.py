@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vkbackend.tools.checkout.syntax import nodes
 from vkbackend.tools.console import console, table
 
 # Local names that say nothing about their value.
@@ -83,7 +84,7 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
 def of_python(source: str) -> Iterator[tuple[int, str]]:
     """Yield each docstring, each block of comments, and each comment after code."""
     strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (begin, end) of strings
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -97,6 +98,8 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
     first = last = -1
     # Python's `tokenize` takes twice as long. The columns of `ast` count bytes, so lines are bytes too.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
+        if b"#" not in line:
+            continue
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]
         if not free:

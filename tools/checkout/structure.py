@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vkbackend.tools.checkout.syntax import children
 from vkbackend.tools.console import console, table
 
 Imports = Mapping[str, frozenset[str]]  # module -> imported modules
@@ -75,8 +76,9 @@ def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -
             inner = f"{tree.module}.{alias.name}"
             if inner in files or tree.module in files:
                 yield inner if inner in files else tree.module
-    for child in ast.iter_child_nodes(tree):
-        yield from imported(child, files, typed=typed)
+    for child in children(tree):
+        if not isinstance(child, ast.expr):
+            yield from imported(child, files, typed=typed)
 
 
 def reached(imports: Imports, module: str) -> set[str]:
