@@ -108,6 +108,7 @@ class FakeRunner:
         ring = min(width, -(-(window + n_ubatch - 2) // CELL_BLOCK) + 1)
         if window and ring < width:
             self.pools.append(Pool(ring * n_slots, window))
+        self.parts: list[FakeParts] = []
         self.tables = [np.full((n_slots, width), -1) for _ in self.pools]
         self.cells = [np.full((pool.n_blocks, CELL_BLOCK), -1) for pool in self.pools]
         self.states = None if snapshots is None else SlotStates(n_slots, snapshots, undoes)
@@ -138,7 +139,8 @@ class FakeRunner:
             self.state_cells[self.states.put(target, n_stored)] = self.state_cells[cell]
 
     def block_parts(self) -> FakeParts:
-        return FakeParts(self)
+        self.parts.append(FakeParts(self))
+        return self.parts[-1]
 
     def shift(self, slot: int, first: int, end: int, distance: int) -> None:
         assert (
@@ -231,10 +233,12 @@ class FakeParts:
 
     def __init__(self, runner: FakeRunner) -> None:
         self._runner, self.identity = runner, bytes(32)
+        self.n_reads = self.n_writes = 0
         self.nbytes = (*[8 * CELL_BLOCK for _ in runner.pools], 8 * runner.n_ctx if runner.states else 0)
 
     def read(self, cells: Sequence[tuple[int, int]]) -> list[bytes]:
         assert not self._runner.in_flight
+        self.n_reads += 1
         return [self._array(part, cell).tobytes() for part, cell in cells]
 
     def _array(self, part: int, cell: int) -> np.ndarray:
@@ -247,6 +251,7 @@ class FakeParts:
 
     def write(self, cells: Sequence[tuple[tuple[int, int], bytes]]) -> None:
         assert not self._runner.in_flight
+        self.n_writes += 1
         for (part, cell), data in cells:
             values = np.frombuffer(data, np.int64)
             if part < len(self._runner.cells):

@@ -39,6 +39,7 @@ class Restore:
     used_ns: int
     reads: deque[tuple[int, int, Future[bytes | None]]] = field(default_factory=deque)
     n_read: int = 0  # blocks whose reads have begun
+    n_waiting: int = 0  # bytes of `reads`
 
 
 class Restoring:
@@ -146,6 +147,7 @@ class Restoring:
         read: dict[int, Future[bytes | None]] = {}
         while restore.reads and restore.reads[0][0] <= index:
             at, part, future = restore.reads.popleft()
+            restore.n_waiting -= self._parts.nbytes[part]
             if at == index:
                 read[part] = future
         for part in self._needed(restore, index, node):
@@ -162,15 +164,14 @@ class Restoring:
 
     def _read_ahead(self, restore: Restore) -> None:
         """Begin to read blocks whose nodes are not in the tree."""
-        waiting = sum(self._parts.nbytes[part] for _, part, _ in restore.reads)
         restore.n_read = max(restore.n_read, restore.at)
-        while restore.n_read < restore.end and waiting < AHEAD_NBYTES:
+        while restore.n_read < restore.end and restore.n_waiting < AHEAD_NBYTES:
             for part in self._needed(restore, restore.n_read, None):
                 if f"{restore.names[restore.n_read]}.{part}" in self._store:
                     restore.reads.append(
                         (restore.n_read, part, self._begin_read(restore, restore.n_read, part))
                     )
-                    waiting += self._parts.nbytes[part]
+                    restore.n_waiting += self._parts.nbytes[part]
             restore.n_read += 1
 
     def _begin_read(self, restore: Restore, index: int, part: int) -> Future[bytes | None]:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from adapters import random_pairs, write_adapter
 from block_damage import DAMAGE, files_of, flip, give
-from device_sets import nmse, wide
+from device_sets import DEVICE_SETS, nmse, wide
 from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import FIXTURES, build
+from tiny_models import Tiny, write_tiny
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
@@ -93,6 +94,49 @@ def test_a_killed_process_has_stored_its_blocks(
         (engine,) = multiprocessing.active_children()
         engine.kill()
     assert same(again := answer(model, tmp_path), stored[1]) and again[2] == len(PROMPT) - CELL_BLOCK * N_FULL
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", DEVICE_SETS)
+@pytest.mark.parametrize("disable", ["", "device_map"])
+def test_blocks_in_host_memory(
+    model: Path, devices: list[str], disable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache holds one of three prompts. Without `device_map`, blocks pass through a staging buffer."""
+    monkeypatch.setenv("VKBACKEND_DISABLE", disable)
+    prompts = [PROMPT, PROMPT[::-1], PROMPT[1:] + PROMPT[:1]]
+    how = OPTIONS | {"devices": devices, "kv_cells": 192, "tensor_split": [1] * len(devices)}
+    said: dict[int, list[Any]] = {}
+    for ram in (0, 1):
+        with LLM(model, cache_ram=ram, **how) as llm:
+            said[ram] = [
+                llm.generate(tokens, max_tokens=3, temperature=0, ignore_eos=True, logprobs=3)
+                for tokens in prompts * 2
+            ]
+    assert [completion.logprobs for completion in said[0]] == [completion.logprobs for completion in said[1]]
+    assert [completion.timings["prompt_n"] for completion in said[1]] == [len(PROMPT)] * 3 + [10] * 3
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", DEVICE_SETS[:1])
+def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list[str]) -> None:
+    """Takes minutes, because attention to so many positions is slow on a processor."""
+    tiny = Tiny("llama", n_layer=2, n_head=2, n_head_kv=2, n_embd=32, n_ff=32)
+    path = write_tiny(tmp_path / "model.gguf", tiny)
+    # 59 steps, then one of 16 rows, in both processes
+    tokens = np.random.default_rng(5).integers(0, tiny.n_vocab, 59 * 512 + 16).tolist()
+    how = OPTIONS | {
+        "devices": devices,
+        "n_ctx": len(tokens) + 8,
+        "n_ubatch": 512,
+        "cache_disk": tmp_path / "kv",
+    }
+    said = []
+    for _ in range(2):
+        with LLM(path, devices=devices, **how) as llm:
+            said.append(llm.generate(tokens, max_tokens=3, temperature=0, ignore_eos=True, logprobs=3))
+    assert [completion.timings["prompt_n"] for completion in said] == [len(tokens), 16]
+    assert said[0].tokens == said[1].tokens and said[0].logprobs == said[1].logprobs
 
 
 # ---- blocks of other models ----

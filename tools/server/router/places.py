@@ -124,7 +124,8 @@ def place_on(
         if nbytes > budgets[key]:
             raise OutOfDeviceMemory(
                 f"the model needs {mib(nbytes)} of {_name(key, machine)}, where models may hold "
-                f"{mib(budgets[key])}; use more devices, a smaller model or a smaller context (-c)",
+                f"{mib(budgets[key])}; use more devices, a smaller model or a smaller context (-c)"
+                + (", or less --cache-ram" if key == HOST and options.cache_ram > 0 else ""),
                 requested=nbytes,
                 budget=budgets[key],
             )

@@ -11,6 +11,7 @@ from device_sets import wide
 from fake_runner import continuation
 from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
+from vkbackend.models.engine.cache import restoring
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, Event, Generate
 from vkbackend.ops import CELL_BLOCK
@@ -60,6 +61,41 @@ def test_a_prefix_is_found_after_a_restart(kind: str, tmp_path: Path) -> None:
         computed = asked(engine, i, tokens)
         assert computed == 400 if i == 0 else computed <= CELL_BLOCK
         engine.close()
+
+
+def test_devices_are_read_rarely() -> None:
+    """Steps read nothing while blocks are free. The first eviction reads the next evicted blocks as well."""
+    engine, runner = make(n_slots=1, n_ctx=512, n_ubatch=64, blocks=16, cache_ram=1)
+    asked(engine, 0, prompt(250, 1), 200)
+    parts = runner.parts[0]
+    assert (parts.n_reads, parts.n_writes) == (0, 0)
+    asked(engine, 1, prompt(250, 2), 200)
+    assert parts.n_reads == 1 and engine.stats()["n_blocks_kept"] == 14
+    asked(engine, 2, prompt(250, 1), 1)
+    assert parts.n_writes == 1 and engine.stats()["n_blocks_restored"] == 6
+
+
+def test_a_restart_between_two_blocks_of_a_running_request() -> None:
+    """While a prompt is restored, another request decodes, and cancelling the prompt loses nothing."""
+    engine, runner = make(n_slots=2, n_ctx=512, n_ubatch=64, blocks=20, cache_ram=1)
+    first = prompt(400, 1)
+    asked(engine, 0, first)
+    asked(engine, 1, prompt(450, 2))
+    engine.submit(Generate(2, prompt(20, 3), 60, GREEDY))
+    for _ in range(4):
+        engine.step()
+    engine.submit(Generate(3, first, 3, GREEDY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring, "SLICE_NBYTES", 1)
+        patch.setattr(restoring, "BATCH_NBYTES", 1)
+        for _ in range(3):
+            engine.step()
+        assert 0 < engine.stats()["n_blocks_restored"] < 12 and engine.scheduler.restores
+        assert engine.scheduler.content(engine.scheduler.running[-1].slot).n_stored == 0
+        engine.submit(Cancel(3))
+        events = finish(engine, [])
+    assert asked(engine, 4, first) <= CELL_BLOCK
+    del events, runner
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
