@@ -13,7 +13,7 @@ import vkbackend
 pytestmark = pytest.mark.no_vulkan
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "docs"}
+EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "docs", "supply"}
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
