@@ -1,4 +1,4 @@
-"""The container's packages are locked with hashes and have allowed licences. The checks fail when they should."""
+"""The container's packages are locked with hashes and have allowed licences, and the checks can fail."""
 
 from __future__ import annotations
 
