@@ -58,7 +58,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
         runner.close()
 
 
-@pytest.mark.parametrize("name", only(NAMES, "falcon-h1"))
+@pytest.mark.parametrize("name", only(NAMES, "mamba2"))
 def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
 

@@ -132,7 +132,7 @@ def all_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("formats") / "all.gguf", ALL, types=chosen)
 
 
-@pytest.mark.parametrize(("n", "shares"), [(1, None), (4, (5, 3, 0, 2))])
+@pytest.mark.parametrize(("n", "shares"), [pytest.param(1, None, marks=pytest.mark.wide), (4, (5, 3, 0, 2))])
 def test_all_formats_in_numpy(all_formats: Path, n: int, shares: tuple[int, ...] | None) -> None:
     with opened(all_formats, ["numpy"] * n, tensor_split=shares) as runner:
         assert nmse(prefill(runner), forward(all_formats, TOKENS)) <= 1e-10

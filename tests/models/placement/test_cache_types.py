@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse
+from device_sets import DEVICE_SETS, nmse, only
 from runners import load_runner
 from safetensors.numpy import load_file
 from tiny_models import Tiny, write_tiny
@@ -85,9 +85,9 @@ def test_caches_differ_only_by_rounding(path: Path, type_k: str, type_v: str) ->
         assert nmse(logits(three), got) <= max(1e-9, (BOUNDS[type_k] + BOUNDS[type_v]) / 10)
 
 
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
+@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0,0", "0,1")], "0,0"))
 @pytest.mark.parametrize("types", [("q8_0", "q4_0"), pytest.param(("bf16", "q8_0"), marks=pytest.mark.wide)])
-def test_caches_on_devices_of_two_drivers(path: Path, devices: list[str], types: tuple[str, str]) -> None:
+def test_caches_on_vulkan(path: Path, devices: list[str], types: tuple[str, str]) -> None:
     with opened(path, devices, *types) as runner:
         assert nmse(logits(runner), exact(path)) <= sum(BOUNDS[t] for t in types)
 

@@ -89,7 +89,7 @@ def test_host_placement_on_numpy(models: Path, options: dict[str, Any], n: int) 
 
 
 @needs_device
-@pytest.mark.parametrize("options", only([NAMED[0], NAMED[4], NAMED[-1]], "-ngl 0", "mixed"))
+@pytest.mark.parametrize("options", only([NAMED[0], NAMED[4], NAMED[-1]], "mixed"))
 def test_host_placement_on_vulkan(models: Path, options: dict[str, Any]) -> None:
     runner = same(models, ["0", "0"], **options)
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
@@ -132,9 +132,9 @@ def test_every_placement_on_every_number_of_devices(
         wide(pytest.param({}, 8)),
         ({"split_policy": "llama.cpp"}, 3),
         wide(pytest.param({"split_policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3)),
-        ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
+        wide(pytest.param({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2)),
         wide(pytest.param({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2)),
-        wide(pytest.param({"override_tensor": (("^output.weight", "0"),)}, 2)),
+        ({"override_tensor": (("^output.weight", "0"),)}, 2),
         ({"split_mode": "none", "main_gpu": 1}, 2),
     ],
     ids=str,
@@ -273,7 +273,16 @@ def test_automatic_split_gives_equal_devices_equal_shares(
 
 @pytest.mark.parametrize(
     ("options", "n"),
-    [({"n_gpu_layers": 3}, 3), wide(pytest.param({"override_tensor": (("_exps", "CPU"),)}, 1))],
+    only(
+        product(
+            [
+                pytest.param({"n_gpu_layers": 3}, id="-ngl 3"),
+                pytest.param({"override_tensor": (("_exps", "CPU"),)}, id="experts"),
+            ],
+            [1, 3],
+        ),
+        "-ngl 3-1",
+    ),
 )
 def test_experts_on_the_host(models: Path, options: dict[str, Any], n: int) -> None:
     name = "stories-moe8x-Q4_0"
