@@ -162,14 +162,20 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
-# A missing browser is not an error, because the tests that need it skip.
+# A missing browser is not an error, because the tests that need it skip. Debian's headless shell takes half of
+# Chromium's CPU time. If another browser is present, only root installs the shell, because sudo may want a
+# password.
 browser_for_tests() {
-    local name
+    local name shell=chromium-headless-shell present=""
     [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0
-    for name in chromium chromium-browser google-chrome; do
-        command -v "$name" >/dev/null && return 0
+    for name in chromium chromium-browser google-chrome "$shell"; do
+        if command -v "$name" >/dev/null; then present=$name; fi
     done
-    (install_packages chromium) || step "without a browser; the tests of the page will skip"
+    if [ "$present" = "$shell" ]; then return 0; fi
+    if [ -z "$present" ] || [ "$(id -u)" = 0 ]; then
+        if apt-cache show "$shell" >/dev/null 2>&1 && (install_packages "$shell"); then return 0; fi
+    fi
+    [ "$present" ] || (install_packages chromium) || step "without a browser; the tests of the page will skip"
 }
 
 
