@@ -14,13 +14,20 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.options import GenerateOptions
+from vkbackend.tools import serve
+from vkbackend.tools.cli import build_parser
 from vkbackend.tools.server.front import Config, Front
 from vkbackend.tools.server.model import Model
 from vkbackend.tools.server.run import Server
@@ -193,6 +200,31 @@ def until(condition: Callable[[], bool]) -> None:
             return
         done.wait(0.01)
     raise AssertionError("the condition was never met")
+
+
+@contextmanager
+def one_model(*words: str, devices: str = "numpy", process: bool = False) -> Iterator[Address]:
+    """Serve as `vkbackend serve` with these words does. Without `process`, the server and its engine run in
+    this process, which saves 2 s of CPU time."""
+    if process:
+        command = Command(*words, devices=devices)
+        yield command.address
+        assert command.end() == 0, command.log
+        return
+    given = ["serve", "-dev", devices, *words]
+    args = build_parser("serve", given)[0].parse_args(given)
+    opened = partial(opened_here, serve.LLM)
+    with mock.patch.object(serve, "LLM", opened), front_served(serve.one_model(args, Console(quiet=True))) as at:
+        until(lambda: at.get("/health")[0] == 200)
+        yield at
+
+
+def opened_here(open_: Callable[..., Any], path: str, **options: Any) -> Any:
+    return open_(path, **options | {"process": False})
+
+
+# for fixtures of `one_model`
+PROCESSES = [pytest.param(False, id="here"), pytest.param(True, id="process", marks=pytest.mark.wide)]
 
 
 class Command:

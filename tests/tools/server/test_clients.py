@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import Command
+from serving import PROCESSES, Address, one_model
 
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
@@ -30,26 +30,26 @@ TOOLS: list[Any] = [
 KEY = "a-key"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Command]:
-    command = Command("--metrics", "-np", "2", "--temp", "0", "--api-key", KEY)
-    yield command
-    assert command.end() == 0, command.log
+@pytest.fixture(scope="module", params=PROCESSES)
+def server(request: pytest.FixtureRequest) -> Iterator[Address]:
+    words = ("--metrics", "-np", "2", "--temp", "0", "--api-key", KEY)
+    with one_model(*words, process=request.param) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def client(server: Command) -> openai.OpenAI:
+def client(server: Address) -> openai.OpenAI:
     import openai
 
-    url = f"http://127.0.0.1:{server.address.port}/v1"
+    url = f"http://127.0.0.1:{server.port}/v1"
     return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def claude(server: Command) -> anthropic.Anthropic:
+def claude(server: Address) -> anthropic.Anthropic:
     import anthropic
 
-    url = f"http://127.0.0.1:{server.address.port}"
+    url = f"http://127.0.0.1:{server.port}"
     return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
 
 
@@ -173,7 +173,7 @@ def test_response_format(client: openai.OpenAI) -> None:
     assert json.loads(done.choices[0].message.content or "") == {"city": "Oslo"}
 
 
-def test_errors_are_typed(client: openai.OpenAI, server: Command) -> None:
+def test_errors_are_typed(client: openai.OpenAI, server: Address) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError) as caught:
@@ -194,7 +194,7 @@ def test_errors_are_typed(client: openai.OpenAI, server: Command) -> None:
                   {"messages": [{"role": "root", "content": "a"}]}, {"tool_choice": "required"},
                   {"functions": [{"name": "a"}]}, {"top_logprobs": 3}, {"messages": []}):  # fmt: skip
         body = {"messages": ASKED, "max_tokens": 1} | field
-        status, answer, _ = server.address.post("/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
+        status, answer, _ = server.post("/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
         assert status == 400, (field, answer)
 
 
@@ -318,7 +318,7 @@ def test_errors_of_anthropic(claude: anthropic.Anthropic) -> None:
 # ---- curl ----
 
 
-def curl(server: Command, *words: str) -> str:
+def curl(server: Address, *words: str) -> str:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     command = ["curl", "-sS", "-N", "-H", f"Authorization: Bearer {KEY}", *words]
@@ -327,8 +327,8 @@ def curl(server: Command, *words: str) -> str:
     return done.stdout
 
 
-def test_curl(server: Command, expected: str) -> None:
-    url = f"http://127.0.0.1:{server.address.port}/v1"
+def test_curl(server: Address, expected: str) -> None:
+    url = f"http://127.0.0.1:{server.port}/v1"
     body = json.dumps({"messages": ASKED, "max_tokens": 12})
     # curl does not set the Content-Type of JSON by default
     answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from device_sets import nmse
 from rerankers import bert_reranker
-from serving import Command
+from serving import PROCESSES, Address, one_model
 
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
@@ -23,18 +23,17 @@ pytestmark = pytest.mark.no_vulkan
 TEXTS = ["Once upon a time", "there was a girl", "a dog"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Command]:
-    command = Command("-np", "2", "--pooling", "mean")
-    yield command
-    assert command.end() == 0, command.log
+@pytest.fixture(scope="module", params=PROCESSES)
+def server(request: pytest.FixtureRequest) -> Iterator[Address]:
+    with one_model("-np", "2", "--pooling", "mean", process=request.param) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def client(server: Command) -> openai.OpenAI:
+def client(server: Address) -> openai.OpenAI:
     import openai
 
-    url = f"http://127.0.0.1:{server.address.port}/v1"
+    url = f"http://127.0.0.1:{server.port}/v1"
     return openai.OpenAI(base_url=url, api_key="-", max_retries=0)
 
 
@@ -65,24 +64,24 @@ def test_tokens_are_taken_as_input(client: openai.OpenAI, direct: LLM) -> None:
     assert nmse(np.array(single.data[0].embedding, np.float32), expected[0]) < 1e-10
 
 
-def test_base64_holds_the_floats(server: Command) -> None:
+def test_base64_holds_the_floats(server: Address) -> None:
     body: dict[str, Any] = {"input": TEXTS}
-    floats = server.address.post("/v1/embeddings", body)[1]
-    encoded = server.address.post("/v1/embeddings", body | {"encoding_format": "base64"})[1]
+    floats = server.post("/v1/embeddings", body)[1]
+    encoded = server.post("/v1/embeddings", body | {"encoding_format": "base64"})[1]
     for a, b in zip(floats["data"], encoded["data"], strict=True):
         raw = np.frombuffer(base64.b64decode(b["embedding"]), "<f4")
         assert np.allclose(raw, a["embedding"], atol=1e-6)
 
 
-def test_llama_server_endpoints(server: Command, direct: LLM) -> None:
+def test_llama_server_endpoints(server: Address, direct: LLM) -> None:
     for path, field in (("/embedding", "content"), ("/embeddings", "input"), ("/embeddings", "content")):
-        answer = server.address.post(path, {field: TEXTS, "embd_normalize": -1})[1]
+        answer = server.post(path, {field: TEXTS, "embd_normalize": -1})[1]
         assert [item["index"] for item in answer] == [0, 1, 2]
         rows = np.array([item["embedding"][0] for item in answer], np.float32)
         assert nmse(rows, direct.embed(TEXTS, pooling="mean", normalize=-1)) < 1e-10
-    single = server.address.post("/embedding", {"content": TEXTS[0]})[1]
+    single = server.post("/embedding", {"content": TEXTS[0]})[1]
     assert len(single) == 1 and abs(np.linalg.norm(single[0]["embedding"][0]) - 1) < 1e-5
-    assert server.address.get("/props")[1]["pooling"] == "mean"
+    assert server.get("/props")[1]["pooling"] == "mean"
 
 
 @pytest.mark.parametrize(
@@ -107,15 +106,15 @@ def test_llama_server_endpoints(server: Command, direct: LLM) -> None:
     ],
 )
 def test_bad_requests(
-    server: Command, path: str, body: dict[str, Any], status: int, param: str | None
+    server: Address, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    code, answer, _ = server.address.post(path, body)
+    code, answer, _ = server.post(path, body)
     assert (code, answer["error"]["param"]) == (status, param), answer
-    assert server.address.post("/v1/embeddings", {"input": "a", "truncate": True})[0] == 200
+    assert server.post("/v1/embeddings", {"input": "a", "truncate": True})[0] == 200
 
 
-def test_truncation_is_chosen_by_the_request(server: Command) -> None:
-    code, answer, _ = server.address.post("/v1/embeddings", {"input": "dog " * 9000, "truncate": True})
+def test_truncation_is_chosen_by_the_request(server: Address) -> None:
+    code, answer, _ = server.post("/v1/embeddings", {"input": "dog " * 9000, "truncate": True})
     assert code == 200 and answer["usage"]["prompt_tokens"] < 9000
 
 
@@ -130,30 +129,29 @@ def reranker_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(bert_reranker(tmp_path_factory.mktemp("reranker") / "bert.gguf"))
 
 
-@pytest.fixture(scope="module")
-def reranker(reranker_file: str) -> Iterator[Command]:
-    command = Command("-m", reranker_file, "-c", "64", "--reranking")
-    yield command
-    assert command.end() == 0, command.log
+@pytest.fixture(scope="module", params=PROCESSES)
+def reranker(request: pytest.FixtureRequest, reranker_file: str) -> Iterator[Address]:
+    with one_model("-m", reranker_file, "-c", "64", "--reranking", process=request.param) as address:
+        yield address
 
 
-def test_rerank_in_three_formats(reranker: Command, reranker_file: str) -> None:
+def test_rerank_in_three_formats(reranker: Address, reranker_file: str) -> None:
     with LLM(reranker_file, devices="numpy", n_ctx=64) as llm:
         expected = llm.rerank(QUERY, DOCUMENTS)
         raw = llm.rerank(QUERY, DOCUMENTS, raw=True)
     body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "return_documents": True}
     for path in ("/rerank", "/v1/rerank", "/v1/reranking", "/v2/rerank"):
-        answer = reranker.address.post(path, body)[1]
+        answer = reranker.post(path, body)[1]
         results = answer["results"]
         assert [r["index"] for r in results] == [r.document for r in expected], path
         assert np.allclose([r["relevance_score"] for r in results], [r.score for r in expected], atol=1e-4)
         assert [r["document"]["text"] for r in results] == [DOCUMENTS[r.document] for r in expected]
         assert answer["usage"]["prompt_tokens"] > 20 and answer["object"] == "list"
     objects = [{"text": text} for text in DOCUMENTS]
-    answer = reranker.address.post("/rerank", {"query": QUERY, "documents": objects, "top_n": 1})[1]
+    answer = reranker.post("/rerank", {"query": QUERY, "documents": objects, "top_n": 1})[1]
     assert [r.keys() for r in answer["results"]] == [{"index", "relevance_score"}]
     tei = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "return_text": True}
-    rows = reranker.address.post("/rerank", tei)[1]
+    rows = reranker.post("/rerank", tei)[1]
     assert [row["text"] for row in rows] == [DOCUMENTS[r.document] for r in raw]
     assert np.allclose([row["score"] for row in rows], [r.score for r in raw], atol=1e-3)
 
@@ -174,8 +172,8 @@ def test_rerank_in_three_formats(reranker: Command, reranker_file: str) -> None:
     ],
 )
 def test_what_the_reranker_refuses(
-    reranker: Command, path: str, body: dict[str, Any], status: int, param: str | None
+    reranker: Address, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    code, answer, _ = reranker.address.post(path, body)
+    code, answer, _ = reranker.post(path, body)
     assert (code, answer["error"]["param"]) == (status, param), answer
-    assert reranker.address.post("/rerank", {"query": "a", "documents": ["b"]})[0] == 200
+    assert reranker.post("/rerank", {"query": "a", "documents": ["b"]})[0] == 200

@@ -20,7 +20,7 @@ from vkbackend.tools.server.router.pool import Pool, PoolSettings
 from vkbackend.tools.server.router.registry import Entry
 from vkbackend.tools.server.router.router import Router
 
-pytestmark = pytest.mark.no_vulkan
+pytestmark = [pytest.mark.no_vulkan, pytest.mark.usefixtures("no_collection")]
 
 TITLE = "Write a title"
 

@@ -18,7 +18,7 @@ from vkbackend.tools.server.router.places import Place
 from vkbackend.tools.server.router.pool import Pool
 from vkbackend.tools.server.router.registry import Entry
 
-pytestmark = pytest.mark.no_vulkan
+pytestmark = [pytest.mark.no_vulkan, pytest.mark.usefixtures("no_collection")]
 
 ABC = [entry("a"), entry("b"), entry("c")]
 

@@ -15,7 +15,7 @@ from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.router.pool import Pool
 
-pytestmark = pytest.mark.no_vulkan
+pytestmark = [pytest.mark.no_vulkan, pytest.mark.usefixtures("no_collection")]
 
 
 def actions(seed: int, n: int, pool: Pool, machine: FakeMachine) -> Callable[[], Awaitable[None]]:

@@ -18,7 +18,7 @@ from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.router.router import Router
 
-pytestmark = pytest.mark.no_vulkan
+pytestmark = [pytest.mark.no_vulkan, pytest.mark.usefixtures("no_collection")]
 
 
 @contextmanager
