@@ -13,7 +13,7 @@ from serving import HANG_S, Command, until
 
 pytestmark = pytest.mark.no_vulkan
 
-N, N_ALL = 30, 10_000
+N, N_ALL = 12, 10_000
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
