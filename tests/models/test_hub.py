@@ -105,8 +105,19 @@ def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, 
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
+WRONG = (
+    (["-hf", "me/nothing"], "me/nothing does not exist or is private"),
+    (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
+    (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
+    (["-hf", "demo"], "'demo' is not a repository; expected user/repo"),
+    (["-hf", "me/demo", "-m", "x"], "-m and -hf name a model each; give one"),
+)
+
+
 def test_a_model_is_downloaded_once_and_opens_offline(hub: dict[str, str]) -> None:
-    first, again = generate(hub, ["-hf", "me/demo:Q8_0"], ["-hf", "me/demo:q8_0"])
+    first, again, *refused = generate(
+        hub, ["-hf", "me/demo:Q8_0"], ["-hf", "me/demo:q8_0"], *(words for words, _ in WRONG)
+    )
     assert first[0] == 0, first
     fetched = [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")]
     assert len(fetched) == 1 and "demo-Q8_0.gguf" in fetched[0]
@@ -115,6 +126,8 @@ def test_a_model_is_downloaded_once_and_opens_offline(hub: dict[str, str]) -> No
     offline, nothing = generate({**hub, "HF_HUB_OFFLINE": "1"}, ["-hf", "me/demo"], ["-hf", "me/other"])
     assert offline[:2] == (0, first[1]) and not Hub.asked, offline
     assert nothing[0] == 2 and "me/other" in nothing[2].rstrip().rpartition("\n")[2]
+    for (code, _, err), (_, said) in zip(refused, WRONG, strict=True):
+        assert code == 2 and said in err.rstrip().rpartition("\n")[2], err
 
 
 def test_an_interrupted_download_continues(hub: dict[str, str]) -> None:
@@ -129,18 +142,6 @@ def test_an_interrupted_download_continues(hub: dict[str, str]) -> None:
         del FILES["big.gguf"]
     assert any("bytes=10485760-" in line for line in Hub.asked), Hub.asked
     assert Hub.cut == 0
-
-
-def test_names_that_do_not_exist(hub: dict[str, str]) -> None:
-    wrong = (
-        (["-hf", "me/nothing"], "me/nothing does not exist or is private"),
-        (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
-        (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
-        (["-hf", "demo"], "'demo' is not a repository; expected user/repo"),
-        (["-hf", "me/demo", "-m", "x"], "-m and -hf name a model each; give one"),
-    )
-    for (code, _, err), (_, said) in zip(generate(hub, *(words for words, _ in wrong)), wrong, strict=True):
-        assert code == 2 and said in err.rstrip().rpartition("\n")[2], err
 
 
 def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

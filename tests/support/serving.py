@@ -27,7 +27,7 @@ from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.options import GenerateOptions
 from vkbackend.tools import serve
-from vkbackend.tools.cli import build_parser
+from vkbackend.tools.cli import parse
 from vkbackend.tools.server.front import Config, Front
 from vkbackend.tools.server.model import Model
 from vkbackend.tools.server.run import Server
@@ -211,10 +211,12 @@ def one_model(*words: str, devices: str = "numpy", process: bool = False) -> Ite
         yield command.address
         assert command.end() == 0, command.log
         return
-    given = ["serve", "-dev", devices, *words]
-    args = build_parser("serve", given)[0].parse_args(given)
+    args = parse(["serve", "-dev", devices, *words])[0]
     opened = partial(opened_here, serve.LLM)
-    with mock.patch.object(serve, "LLM", opened), front_served(serve.one_model(args, Console(quiet=True))) as at:
+    with (
+        mock.patch.object(serve, "LLM", opened),
+        front_served(serve.one_model(args, Console(quiet=True))) as at,
+    ):
         until(lambda: at.get("/health")[0] == 200)
         yield at
 

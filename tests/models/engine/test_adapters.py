@@ -113,6 +113,7 @@ def test_a_prefix_is_shared_only_by_requests_with_equal_adapters(llm: LLM, cold:
     assert tokens == cold[0] and n_computed <= len(LONG) - 64
 
 
+@pytest.mark.wide
 def test_the_test_above_fails_without_the_key(
     llm: LLM, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def test_the_test_above_fails_without_the_key(
     assert shared_wrongly(llm, cold)
 
 
+@pytest.mark.wide
 def test_drafts_are_verified_with_the_adapters(files: Files, cold: list[list[int]]) -> None:
     """Prompts that repeat themselves get drafts, which a step of several rows verifies."""
     repeated, answers = LONG[:6] * 8, []

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import device_infos
+from device_sets import device_infos, wide
 from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
@@ -60,7 +60,9 @@ def in_child(check: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("devices", "process"), [*((devices, False) for devices in SETS), (["numpy"], True)], ids=str
+    ("devices", "process"),
+    [wide(pytest.param(SETS[0], False)), *((devices, False) for devices in SETS[1:]), (["numpy"], True)],
+    ids=str,
 )
 def test_llm(tiny: Path, devices: list[str], process: bool) -> None:
     llm = LLM(tiny, devices=devices, n_ctx=64, n_slots=2, process=process)
@@ -93,7 +95,7 @@ def test_llm(tiny: Path, devices: list[str], process: bool) -> None:
     llm.close()
 
 
-@pytest.mark.parametrize("devices", SETS, ids=",".join)
+@pytest.mark.parametrize("devices", [wide(pytest.param(SETS[0])), *SETS[1:]], ids=",".join)
 def test_while_a_step_runs(tiny: Path, devices: list[str]) -> None:
     with LLM(tiny, devices=devices, n_ctx=64) as llm:
         results: list[list[int]] = []
@@ -185,24 +187,27 @@ import os, sys
 from vkbackend import LLM
 
 if __name__ == "__main__":
-    llm = LLM(sys.argv[1], devices=[sys.argv[2]], n_ctx=64, process=sys.argv[3] == "True")
-    want = llm.generate([1, 2], 8, temperature=0, ignore_eos=True).tokens
+    options = {"temperature": 0, "ignore_eos": True}
+    llms = [LLM(sys.argv[1], devices=["numpy"], n_ctx=64, process=True)]
+    if sys.argv[2] == "True":  # Vulkan is present
+        llms.append(LLM(sys.argv[1], devices=["0"], n_ctx=64))
+    want = [llm.generate([1, 2], 8, **options).tokens for llm in llms]
     pid = os.fork()
     if pid == 0:
         sys.exit(5)  # with all that runs at the end of a program
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    assert llm.generate([1, 2], 8, temperature=0, ignore_eos=True).tokens == want
-    next(llm.stream([1, 2], 60))
+    assert [llm.generate([1, 2], 8, **options).tokens for llm in llms] == want
+    streams = [llm.stream([1, 2], 60) for llm in llms]
+    for stream in streams:
+        next(stream)
     # Nothing is closed.
 """
 
 
-@pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
-def test_parent_and_child_exit(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
-    if name == "0" and not device_infos():
-        pytest.skip("no Vulkan device is present")
+def test_parent_and_child_exit(tiny: Path, tmp_path: Path) -> None:
+    """The parent has an engine in a process and an engine on a Vulkan device."""
     script = tmp_path / "exits.py"
     script.write_text(EXITS)
-    command = [sys.executable, "-W", "ignore", str(script), str(tiny), name, str(process)]
+    command = [sys.executable, "-W", "ignore", str(script), str(tiny), str(bool(device_infos()))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

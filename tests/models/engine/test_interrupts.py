@@ -67,7 +67,7 @@ def all_released() -> bool:
     return not engines and all(runner.closed == 1 for runner in Runner.opened)
 
 
-@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.wide)])
 def test_generate_and_stream(model: Path, stride: int) -> None:
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}

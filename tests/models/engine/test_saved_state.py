@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import device_params, nmse, wide
 from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,24 +24,26 @@ from vkbackend.models.engine.messages import Cancel, Generate, LoadState, Logits
 from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
 
+CHOOSES_DEVICES = True
+
 # ---- the same continuation ----
 
 
 def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     with open_llm(models, 2, tensor_split=[3, 1]) as llm:
-        whole = llm.generate(PROMPT, 40, temperature=0)
-        begun = llm.generate(PROMPT, 20, temperature=0, slot=0)
+        whole = llm.generate(PROMPT, 20, temperature=0)
+        begun = llm.generate(PROMPT, 10, temperature=0, slot=0)
         llm.save_state(path)
-        went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
+        went_on = llm.generate(PROMPT + begun.tokens, 10, temperature=0, slot=0)
     assert begun.tokens + went_on.tokens == whole.tokens
     assert went_on.timings["prompt_n"] == 1  # the saved state lacks only the newest token
     with open_llm(models, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
         tokens = llm.load_state(path, slot=2)
         assert tokens == PROMPT + begun.tokens
-        rest = llm.generate(tokens, 20, temperature=0, slot=2)
+        rest = llm.generate(tokens, 10, temperature=0, slot=2)
     assert rest.tokens == went_on.tokens and rest.slot == 2
-    assert (rest.timings["prompt_n"], rest.timings["decode_n"]) == (1, 19)
+    assert (rest.timings["prompt_n"], rest.timings["decode_n"]) == (1, 9)
 
 
 def move_cells(runner: Runner) -> None:
@@ -78,12 +80,12 @@ def logits_after_moving(
     ("name", "n", "options"),
     [
         ("narrow-F32", 1, {}),
-        ("narrow-F32", 3, {"tensor_split": [2, 1, 1]}),
+        wide(pytest.param("narrow-F32", 3, {"tensor_split": [2, 1, 1]})),
         ("narrow-Q4_0", 3, {"tensor_split": [1, 0, 3]}),
         ("narrow-Q8_0", 8, {}),  # two devices share each of the 4 kv heads
         ("narrow-Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
         ("narrow-Q8_0", 3, {"split_mode": "layer"}),
-        ("moe8x-Q4_0", 3, {}),
+        wide(pytest.param("moe8x-Q4_0", 3, {})),
     ],
 )
 def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, options: Any) -> None:
@@ -92,6 +94,7 @@ def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, op
     assert nmse(got, want) <= 1e-9
 
 
+@pytest.mark.parametrize("device", [*device_params()[:1], *map(wide, device_params()[1:])], indirect=True)
 def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
     """Save on numpy devices. Load on the first driver, opened three times, or on one device of another
     driver, which compiles more slowly."""

@@ -16,7 +16,7 @@ from runners import load_runner
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
-pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 # The fixture `models` would derive files in each process, so the tests use a file of tests/data.
@@ -36,7 +36,7 @@ def decode(runner: Runner, first: int, n: int) -> None:
         assert np.isfinite(logits).all()
 
 
-SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]  # "0,1" uses both drivers.
+SETS = [p if p.id == "0,0" else wide(p) for p in DEVICE_SETS]
 PAIRS = [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")]
 
 
@@ -73,6 +73,7 @@ def test_drafts_of_a_head_allocate_nothing(tmp_path: Path, devices: list[str]) -
 
 
 # Each case opens 7 models, at 0.2 s per model.
+@pytest.mark.own_process
 @pytest.mark.parametrize("devices", [p if p.id == "0,0" else wide(p) for p in PAIRS])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
@@ -92,6 +93,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 
+@pytest.mark.own_process
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", PAIRS)
 def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:

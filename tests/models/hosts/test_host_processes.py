@@ -80,11 +80,9 @@ def wait_until(condition: Any, seconds: float = LIMIT_S) -> None:
         time.sleep(0.05)
 
 
-CASES = [  # (architecture, each node's devices, options)
-    ("llama", ["0", "0"], {"n_ubatch": 32}),
-    ("qwen35", ["numpy", "numpy"], {}),
-]
+CASES = [("llama", ["0", "0"], {"n_ubatch": 32})]  # (architecture, each node's devices, options)
 WIDE = [
+    ("qwen35", ["numpy", "numpy"], {}),
     ("qwen3moe", ["0,0", "0"], {"tensor_split": [3, 1, 2]}),
     ("llama", ["0", "1"], {}),
     ("qwen3moe", ["0,1", "0"], {"tensor_split": [3, 1, 2]}),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from control_vectors import write_vectors
-from device_sets import wide
+from device_sets import covering, wide
 from drafts import Guesses
 from oracles import encoders
 from oracles.fixture import write
@@ -96,7 +96,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
         ("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"}),
         pytest.param("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}, marks=pytest.mark.wide),
         pytest.param("qwen3moe", THREE, {}, marks=pytest.mark.wide),
-        ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
+        wide(pytest.param("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"})),
         ("qwen35", TWO, {}),
         ("llama", FOUR, {"split_mode": "hosts", "tensor_split": [1, 2, 3, 1]}),
         wide(pytest.param("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"})),
@@ -112,11 +112,11 @@ def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], opt
 @pytest.mark.parametrize(
     ("places", "options"),
     [
-        (FOUR, {}),
+        wide(pytest.param(FOUR, {})),
         wide(pytest.param(FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"})),
         (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
         wide(pytest.param([*THREE, "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"})),
-        (FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"}),
+        wide(pytest.param(FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"})),
     ],
     ids=str,
 )
@@ -127,8 +127,13 @@ def test_large_sums_are_scattered_over_hosts(
     check(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=2)), places, **options)
 
 
-@pytest.mark.parametrize("places", [TWO, ["1/numpy", "0/numpy", "1/numpy"]], ids=str)
-@pytest.mark.parametrize("name", ["llama", "nomic-bert-moe"])
+@pytest.mark.parametrize(
+    ("name", "places"),
+    covering(
+        ["llama", "nomic-bert-moe"],
+        [pytest.param(p, id=str(p)) for p in (TWO, ["1/numpy", "0/numpy", "1/numpy"])],
+    ),
+)
 def test_hidden_states(tmp_path: Path, name: str, places: list[str]) -> None:
     fixture = build(name) if name == "llama" else encoders.build(name)
     path = write(fixture, tmp_path / "model.gguf")
@@ -176,7 +181,7 @@ def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: di
     assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 
 
-@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
     """Node 1 reads the control vectors from a file next to its copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
@@ -247,7 +252,8 @@ def test_candidates_masks_and_sums(tmp_path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(outputs(runner), want, strict=True))
 
 
-@pytest.mark.parametrize("name", [pytest.param("gemma3", marks=pytest.mark.wide), "qwen35"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
+@pytest.mark.wide
 def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     content = SlotContent(TOKENS[:50], 50)
@@ -313,7 +319,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
 
     def shifted_tokens(runner: Runner) -> list[int]:
         engine, out = Engine(runner), []
-        engine.submit(Generate(1, tuple(TOKENS[:20]), 90, SamplingParams(temperature=0), n_keep=3))
+        engine.submit(Generate(1, tuple(TOKENS[:20]), 45, SamplingParams(temperature=0), n_keep=3))
         while engine.busy:
             for event in events_of(engine.step()):
                 assert event.error is None, event.error
@@ -324,7 +330,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
 
     want = shifted_tokens(load_runner(path, devices=here(THREE), **options))
     with twin_runner(path, THREE, **options) as runner:
-        assert shifted_tokens(runner) == want and len(want) == 90
+        assert shifted_tokens(runner) == want and len(want) == 45
 
 
 def test_memory_of_all_devices(tmp_path: Path) -> None:
@@ -374,7 +380,7 @@ def test_drafts_over_two_nodes(tmp_path: Path) -> None:
     """Node 0 drafts, and records the steps that verify before the other node needs them. The recurrent layers
     of both nodes return to earlier states."""
     write(build("lfm2"), path := tmp_path / "model.gguf")
-    requests = [Generate(i, tuple(TOKENS[i : 9 + i]), 30, GREEDY) for i in range(2)]
+    requests = [Generate(i, tuple(TOKENS[i : 9 + i]), 20, GREEDY) for i in range(2)]
     texts = []
     with twin_runner(path, TWO, **OPTIONS, speculation="ngram") as runner:
         runner.record_decoding((2, 4, 8))
@@ -390,10 +396,11 @@ def test_drafts_over_two_nodes(tmp_path: Path) -> None:
             engine = Engine(runner, Everything(), drafting(runner, drafter))
             answers = finish(engine, requests)
             texts.append([tokens_in(answers[i]) for i in range(2)])
-            assert drafter is None or drafter.n_accepted > 10
+            assert drafter is None or drafter.n_accepted > 6
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.wide
 def test_a_draft_model_of_node_0(tmp_path: Path) -> None:
     """The draft model is the same model on one device of node 0, so all drafts are right."""
     write(build("lfm2"), path := tmp_path / "model.gguf")

@@ -174,7 +174,7 @@ def test_long_messages_do_not_deadlock(
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())
     monkeypatch.setattr(TwinTransport, "transfers", lambda self, *a: Rendezvous(self, *a))
-    wanted = requests(6, 12)
+    wanted = requests(5, 8)
     want = alone(llama, wanted)
     with twin_runner(llama, places, len(places), **OPTIONS) as runner:
         engine = engine_of(runner)
@@ -194,7 +194,7 @@ def test_long_messages_do_not_deadlock(
 
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
     """The devices of one node exchange sums in each layer while the other node computes another step."""
-    options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
+    options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(4, 8)
     with pytest.MonkeyPatch.context() as patch:  # this single node pretends to be two nodes
         patch.setattr(Options, "nodes", ("0", "0", "1", "1"))
         single = load_runner(llama, devices=["numpy"] * 4, **options)
@@ -236,7 +236,7 @@ def test_candidates_masks_and_logits_of_steps_in_flight(tmp_path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", [wide(pytest.param("llama", id="llama")), "qwen35"])
 def test_slots_are_read_and_copied_after_steps_in_flight(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
 
