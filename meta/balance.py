@@ -111,6 +111,15 @@ def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
     }
 
 
+def too_large(held: Sequence[int], shares: Shares, budgets: Sequence[Budget]) -> bool:
+    """Return whether the devices with a share together have too little memory for `held`."""
+    room = [budget for budget in budgets if any(shares[d] for d in budget.members)]
+    members = {d for budget in room for d in budget.members}
+    if any(share for d, share in enumerate(shares) if d not in members):
+        return False
+    return sum(held[d] for d in members) > sum(budget.nbytes for budget in room)
+
+
 def fitted(
     shares: Shares,
     held: Callable[[Shares], Sequence[int]],
@@ -119,6 +128,8 @@ def fitted(
 ) -> Shares:
     """Lower the shares of overfull devices by sixteenths until everything fits. First lower all devices of a
     kind equally, then devices separately. If both fail, return `shares` unchanged."""
+    if too_large(held(shares), shares, budgets):
+        return shares
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):

@@ -205,7 +205,7 @@ def plan_of(
         if not model.encodes:
             rates = assumed.rates[0]
             options = Fitter(model, types, devices, asked, halves=halves, rates=rates, budgets=room).fit()
-        lines = (f"fit: {flags(options, asked.fit)}",)
+        lines = (f"fit: {flags(options, asked)}",)
     if not options.n_ubatch:
         equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
         room = [*budgets, *host_budgets(devices)]

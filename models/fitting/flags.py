@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 
 from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.options import DEFAULT_ROWS, Options
 
 
-def flags(options: Options, chosen: Collection[str]) -> str:
-    """Return the options named in `chosen` as words of a command line."""
-    words: list[str] = []
+def flags(options: Options, asked: Options) -> str:
+    """Return the options named in `asked.fit` as words of a command line. `asked` are the options before they
+    were chosen."""
+    words, chosen = list[str](), asked.fit
 
     def add(name: str, flag: str, value: object = "", *, shown: bool = True) -> None:
         if name in chosen and shown:
             words.extend([flag, str(value)] if value != "" else [flag])
 
     add("n_ctx", "-c", options.n_ctx)
-    add("n_slots", "-np", options.n_slots, shown=options.n_slots > 1)
+    add("n_slots", "-np", options.n_slots, shown=asked.n_slots > 1)
     add("kv_cells", "--kv-cells", options.kv_cells, shown=options.kv_cells is not None)
     add("type_k", "-ctk", options.type_k)
     add("type_v", "-ctv", options.type_v)

@@ -43,10 +43,17 @@ def cost_function(
     for every device. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
+    known: dict[tuple[Shares, int], Cost] = {}
     stages = stages_of(options, len(limits))
     scratch = 0
 
     def cost(shares: Shares, n_rows: int = 1) -> Cost:
+        key = tuple(shares), n_rows
+        if key not in known:
+            known[key] = computed(*key)
+        return known[key]
+
+    def computed(shares: Shares, n_rows: int) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
         # -ot may place tensors on a device without a share.

@@ -149,7 +149,7 @@ class Loading:
             if asked.auto_split and len(devices) > 1 and self.options.shares:
                 cost, budgets = self._cost(mesh), budgets_of(devices)
                 self.prediction = predict(devices, self.options.shares, cost, budgets)
-        self.notes.append(f"fit: {flags(self.options, asked.fit)}")
+        self.notes.append(f"fit: {flags(self.options, asked)}")
 
     def _balance(self, mesh: Mesh) -> None:
         cost = self._cost(mesh)

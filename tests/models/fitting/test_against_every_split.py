@@ -11,11 +11,14 @@ import pytest
 from device_sets import wide
 from fitting import N_CTX, Cards
 
+from vkbackend.buffer import Home
 from vkbackend.meta.balance import Shares
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
-from vkbackend.models.placement.fit import fits, sizes_with
+from vkbackend.models.placement.fit import ON_DEVICE, fits, sizes_with
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.traced_steps import fitting_steps
+from vkbackend.tools.measure.simulated import Hollow
 
 pytestmark = pytest.mark.no_vulkan
 LEAST = 4096
@@ -81,3 +84,25 @@ def test_the_context_is_as_long_as_by_hand(
     best = longest(cards, fit, total)
     assert 0.95 * best <= fit.n_ctx and fit.n_ctx >= LEAST, (fit.n_ctx, best, fit.tensor_split)
     assert fits(fit, cards.held, cards.budgets())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("spec", "gib", "n_layer"),
+    [
+        ("llama-8b:Q4_K", [1.8, 1.4], 4),
+        *(wide(pytest.param(spec, gib, None, id=f"{spec}-{gib}")) for spec, gib, _ in LARGE if len(gib) > 1),
+    ],
+)
+def test_it_starts_at_once(
+    spec: str, gib: list[float], n_layer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is allocated on the cards equals the plan."""
+    monkeypatch.setenv("VKBACKEND_CACHE", "off")  # The speed of simulated cards cannot be measured.
+    cards = Cards(spec, gib, n_layer)
+    fit = cards.fit()
+    planned = [sum(held.homes[home] for home in ON_DEVICE) for held in cards.held(fit)]
+    runner = Runner(fit, Hollow(spec, n_layer), devices=cards.devices)
+    allocated = [sum(device.nbytes[Home(home)] for home in ON_DEVICE) for device in cards.devices]
+    runner.close()
+    assert allocated == planned

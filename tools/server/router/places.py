@@ -117,9 +117,9 @@ def place_on(
             held += _by_key(sizes, cards)
             left = {key: max(0, nbytes - held[key]) for key, nbytes in budgets.items()}
             if wanted.fit:
-                names = {*wanted.fit, "n_ctx"}
-                chosen = {name: getattr(settled, name) for name in names} | {"fit": False}
-                words = flags(settled, names)
+                asked = replace(wanted, fit=tuple({*wanted.fit, "n_ctx"}))
+                chosen = {name: getattr(settled, name) for name in asked.fit} | {"fit": False}
+                words = flags(settled, asked)
     for key, nbytes in held.items():
         if nbytes > budgets[key]:
             raise OutOfDeviceMemory(
