@@ -20,7 +20,7 @@ from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.fitting.fitter import Fitter
-from vkbackend.models.fitting.flags import flags
+from vkbackend.models.fitting.flags import fit_note, of_encoder
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
@@ -202,10 +202,12 @@ def plan_of(
     if options.fit:
         asked, room = options, [*budgets, *host_budgets(devices)]
         options = replace(asked, fit=())
-        if not model.encodes:
+        if model.encodes:
+            asked = of_encoder(asked)
+        else:
             rates = assumed.rates[0]
             options = Fitter(model, types, devices, asked, halves=halves, rates=rates, budgets=room).fit()
-        lines = (f"fit: {flags(options, asked)}",)
+        lines = (fit_note(options, asked),)
     if not options.n_ubatch:
         equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
         room = [*budgets, *host_budgets(devices)]

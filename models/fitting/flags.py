@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.options import DEFAULT_ROWS, Options
@@ -30,3 +31,12 @@ def flags(options: Options, asked: Options) -> str:
     add("moe_cache_mib", "--moe-cache-mib", options.moe_cache_mib, shown=bool(options.moe_cache_mib))
     add("n_ubatch", "-ub", options.n_ubatch, shown=options.n_ubatch not in (0, DEFAULT_ROWS))
     return shlex.join(words)
+
+
+def fit_note(options: Options, asked: Options) -> str:
+    return f"fit: {flags(options, asked) or 'nothing was left to choose'}"
+
+
+def of_encoder(asked: Options) -> Options:
+    """Leave out the options that follow from an encoder's context."""
+    return replace(asked, fit=tuple(name for name in asked.fit if name in ("n_ctx", "tensor_split")))

@@ -84,8 +84,9 @@ def test_plan_equals_loading_of_an_encoder(
 ) -> None:
     path = tmp_path / "encoder.gguf"
     write(build("nomic-bert"), path)
-    report = plan(capsys, "-m", str(path), "-dev", "numpy,numpy", "-ts", "3,1", "-c", str(n_ctx))
+    report = plan(capsys, "-m", str(path), "-dev", "numpy,numpy", "-ts", "3,1", "-c", str(n_ctx), "--fit")
     runner = load_runner(path, devices=["numpy"] * 2, tensor_split=[3, 1], n_ctx=n_ctx)
+    assert report["notes"][-1] == "fit: nothing was left to choose"
     held = [device.nbytes.copy() for device in runner.mesh.devices]
     runner.close()
     for row, real in zip(report["devices"], held, strict=True):

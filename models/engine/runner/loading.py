@@ -27,7 +27,7 @@ from vkbackend.models.engine.cache.context_shift import ContextShift
 from vkbackend.models.engine.runner.group import Joining, OpenDevices
 from vkbackend.models.experts.expert_cache import ExpertCache
 from vkbackend.models.fitting.fitter import Fitter
-from vkbackend.models.fitting.flags import flags
+from vkbackend.models.fitting.flags import fit_note, of_encoder
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
@@ -137,8 +137,8 @@ class Loading:
         if self._joining:
             raise InvalidArgument("fit does not know the memory of several hosts; give -c, -ngl and -ts")
         asked, devices = self.options, mesh.devices
-        if self.model.encodes:  # Its step, slots and cells follow from the context.
-            self.options = replace(asked, fit=())
+        if self.model.encodes:
+            asked, self.options = of_encoder(asked), replace(asked, fit=())
             if asked.auto_split and len(devices) > 1:
                 self._balance(mesh)
         else:
@@ -149,7 +149,7 @@ class Loading:
             if asked.auto_split and len(devices) > 1 and self.options.shares:
                 cost, budgets = self._cost(mesh), budgets_of(devices)
                 self.prediction = predict(devices, self.options.shares, cost, budgets)
-        self.notes.append(f"fit: {flags(self.options, asked)}")
+        self.notes.append(fit_note(self.options, asked))
 
     def _balance(self, mesh: Mesh) -> None:
         cost = self._cost(mesh)
