@@ -45,7 +45,7 @@ ANSWERS: dict[str, Sequence[Piece]] = {
     "formatted": FORMATTED,
     "bad formulas": [BAD_FORMULAS],
     "megabyte": ["```js\n", *[CODE[i : i + 50_000] for i in range(0, len(CODE), 50_000)], "```\n\n", "End."],
-    "many words": ["**a** " * 150_000],
+    "many words": ["**a** " * 30_000],
     "kilobytes": ["```js\n", CODE[:90_000], "\n```\n\n", "End."],
     "long": LONG,
     "wait": ["one ", "two", Wait()],

@@ -169,11 +169,11 @@ def test_a_head_drafts_with_the_adapters(tmp_path: Path) -> None:
             drafter.draft = recorded(drafter.draft, asked)  # type: ignore[method-assign]
             drafted.append(asked)
         engine = Engine(runner, speculation=drafts)
-        answers = finish(engine, [Generate(0, tuple(PROMPT[:12]), 30, GREEDY, adapters=of_row)])
+        answers = finish(engine, [Generate(0, tuple(PROMPT[:12]), 16, GREEDY, adapters=of_row)])
         texts.append(tokens_of(answers[0]))
         engine.close()
     assert nmse(logits[0], logits[1]) < 1e-11
-    assert texts[0] == texts[1] == texts[2] and drafted[0] == drafted[1] and len(drafted[0]) > 10
+    assert texts[0] == texts[1] == texts[2] and drafted[0] == drafted[1] and len(drafted[0]) > 4
 
 
 def test_a_named_slot_is_not_continued_with_other_adapters(llm: LLM, cold: list[list[int]]) -> None:

@@ -306,9 +306,9 @@ def tokens_of(runner: Runner) -> list[list[int]]:
 @pytest.mark.parametrize("name", [wide(pytest.param("llama", id="llama")), "qwen35"])
 def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
-    single = load_runner(path, devices=here(THREE), **OPTIONS)
+    single = load_runner(path, devices=here(TWO), **OPTIONS)
     want = tokens_of(single)
-    with twin_runner(path, THREE, **OPTIONS) as runner:
+    with twin_runner(path, TWO, **OPTIONS) as runner:
         assert tokens_of(runner) == want
 
 
@@ -328,8 +328,8 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
         engine.close()
         return out
 
-    want = shifted_tokens(load_runner(path, devices=here(THREE), **options))
-    with twin_runner(path, THREE, **options) as runner:
+    want = shifted_tokens(load_runner(path, devices=here(TWO), **options))
+    with twin_runner(path, TWO, **options) as runner:
         assert shifted_tokens(runner) == want and len(want) == 45
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_sets import wide
 from serving import HANG_S, FakeModel, served, until
 
 from vkbackend.errors import InvalidArgument
@@ -34,7 +35,9 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httptools", "msgspec"])
+@pytest.mark.parametrize(
+    "missing", ["uvicorn", *(wide(pytest.param(name)) for name in ("starlette", "httptools", "msgspec"))]
+)
 def test_without_the_extra(missing: str) -> None:
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"

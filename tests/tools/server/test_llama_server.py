@@ -48,12 +48,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield Servers(first, second)
 
 
-def test_context_shift() -> None:
+def test_context_shift(request: pytest.FixtureRequest) -> None:
     """n_keep and n_discard of a request replace --keep. BOS is kept in addition."""
     model = LLM(demo_model(), devices="numpy", n_ctx=32, n_ubatch=32, context_shift=True, n_keep=3)
     config = Config(demo_model(), "demo", logs_requests=False, defaults={"temperature": 0})
     with served(model, config) as address:
-        for given in ({}, {"n_keep": -1}, {"n_keep": 5, "n_discard": 9}):
+        cases: list[dict[str, int]] = [{}, {"n_keep": -1}, {"n_keep": 5, "n_discard": 9}]
+        for given in cases if request.config.getoption("--all") else cases[2:]:
             body = {"n_predict": 36, "ignore_eos": True} | given
             answer = native(address, **body)
             want = model.generate(TEXT, 36, temperature=0, ignore_eos=True, **given)  # type: ignore[arg-type]
@@ -70,7 +71,7 @@ def test_speculation() -> None:
     """A repeated text is drafted from itself. The answer, its timings and the server show it."""
     model = LLM(demo_model(), devices="numpy", n_ctx=128, speculation="ngram")
     config = Config(demo_model(), "demo", logs_requests=False, shows_metrics=True)
-    body: dict[str, Any] = {"grammar": 'root ::= ("abc ")+', "n_predict": 60, "temperature": 0}
+    body: dict[str, Any] = {"grammar": 'root ::= ("abc ")+', "n_predict": 30, "temperature": 0}
     with served(model, config) as address:
         plain = native(address, **body, **{"speculative.n_max": 0})
         assert "draft_n" not in plain["timings"]

@@ -98,12 +98,12 @@ FRAGMENTS = (
 )  # fmt: skip
 
 
-def test_a_growing_text_parses_like_the_complete_text(run: Run) -> None:
+def test_a_growing_text_parses_like_the_complete_text(run: Run, request: pytest.FixtureRequest) -> None:
     """The parser finishes a block only if later text cannot change it, however the text is divided into
     pieces."""
     chance = random.Random(1)
     cases = []
-    for _ in range(1500):
+    for _ in range(1500 if request.config.getoption("--all") else 500):
         pieces = [chance.choice(FRAGMENTS) for _ in range(chance.randint(1, 40))]
         whole, cuts = "".join(pieces), []
         while sum(map(len, cuts)) < len(whole):
