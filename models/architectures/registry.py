@@ -119,7 +119,7 @@ def _load(gguf: GGUF) -> Model:
     if name == eagle3.ARCHITECTURE:
         raise UnsupportedModel(
             f"{gguf.paths[0]}: an EAGLE-3 head drafts for its model, and is no model; give the model with -m "
-            "and the head with -md"
+            "and the head with -md --spec-type draft-eagle3"
         )
     if name not in (known := (*ARCHITECTURES, *ENCODERS)):
         near = get_close_matches(name, known, 1, 0.5)

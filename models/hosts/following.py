@@ -62,7 +62,8 @@ def follow(group: Group, model: str | None = None) -> None:
             folder = Path(model).parent
             vectors = [(str(folder / Path(path).name), scale) for path, scale in given["control_vectors"]]
             adapters = [(name, str(folder / Path(path).name), scale) for name, path, scale in given["lora"]]
-            given |= {"path": model, "control_vectors": vectors, "lora": adapters}
+            draft = given["draft"] and str(folder / Path(given["draft"]).name)
+            given |= {"path": model, "draft": draft, "control_vectors": vectors, "lora": adapters}
         runner = Runner(Options(**given), group=group, interleave=call.interleave)
         try:
             while not isinstance(call := group.next_call(IDLE_S), End):

@@ -121,7 +121,7 @@ class Joining:
     ) -> None:
         """Compare with node 0 the values that must be equal. Raises PlanError with the node and the
         difference. Rows of cos and sin may differ, because processors round differently."""
-        local = ("path", "control_vectors", "lora")  # these paths may differ between nodes
+        local = ("path", "draft", "control_vectors", "lora")  # these paths may differ between nodes
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         mine = node_messages.Likeness(
             VERSION,

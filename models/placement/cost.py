@@ -23,6 +23,8 @@ from vkbackend.models.placement.layout import (
 )
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
 
+FUSION = ".fc.weight"  # of an EAGLE-3 head: steps of the model read it, and steps of the head do not
+
 
 class CostFunction(Protocol):
     def __call__(self, shares: Shares, n_rows: int = 1) -> Cost: ...
@@ -92,7 +94,9 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int 
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None and il >= model.n_layer - model.n_ahead:
-            continue  # a step without drafts reads only the head's matrices of k and v
+            # A step without drafts reads only the head's matrices of k and v, which are small, and fc.
+            if not load.name.endswith(FUSION):
+                continue
         for d in range(n):
             read[load.home][d] += _read_nbytes(model, load, d, n_rows)
     held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
@@ -100,11 +104,12 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int 
 
 
 def read_by_head(model: Model, layout: Layout) -> list[int]:
-    """Return the bytes of weights that each device reads for one token of the multi-token prediction head."""
+    """Return the bytes of weights that each device reads for one token of the head."""
     names, prefix = {load.name for load in layout.loads}, f"blk.{model.n_layer - 1}."
-    separate = f"{prefix}nextn.shared_head_head.weight"
-    output = separate if separate in names else "output.weight"
-    loads = [load for load in layout.loads if load.name.startswith(prefix) or load.name == output]
+    own = {f"{prefix}nextn.shared_head_head.weight", f"{prefix}output.weight"} & names
+    of_layer = [load for load in layout.loads if load.name.startswith(prefix)]
+    loads = [load for load in of_layer if not load.name.endswith(FUSION)]
+    loads += [load for load in layout.loads if load.name == "output.weight" and not own]
     loads = [load for load in loads if load.home is Home.WEIGHTS]
     return [sum(_read_nbytes(model, load, d) for load in loads) for d in range(layout.n_devices)]
 

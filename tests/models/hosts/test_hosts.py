@@ -15,6 +15,7 @@ from control_vectors import write_vectors
 from device_sets import covering, wide
 from drafts import Guesses
 from oracles import encoders
+from oracles.eagle import eagle3
 from oracles.fixture import write
 from oracles.fixtures import build
 from oracles.heads import with_head
@@ -177,6 +178,27 @@ def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: di
             runner.step(TOKENS[:12], [Run(0, 0, 7, 0), Run(1, 7, 5, 0)], [])
             first = runner.draft(TOKENS[20:22], [0, 1], [7, 5], summed=True)
             drafts.append((*first, *runner.draft(first[0].tolist(), [0, 1], [8, 6], summed=True)))
+    single.close()
+    assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
+
+
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
+def test_an_eagle3_head(tmp_path: Path, split_mode: str) -> None:
+    """Node 1 reads the head from a file next to its copy of the model. Node 0 maps drafted rows to tokens."""
+    target = build("llama")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        write(target, folder / "model.gguf")
+        write(eagle3(target), folder / "head.gguf")
+    path, there = tmp_path / "a" / "model.gguf", str(tmp_path / "b" / "model.gguf")
+    options = OPTIONS | {"draft": path.with_name("head.gguf"), "split_mode": split_mode}
+    drafts = []
+    single = load_runner(path, devices=here(TWO), **options)
+    with twin_runner(path, TWO, models=[None, there], **options) as several:
+        for runner in (single, several):
+            runner.step(TOKENS[:7], [Run(0, 0, 7, 0)], [])
+            first = runner.draft(TOKENS[20:21], [0], [7], summed=True)
+            drafts.append((*first, *runner.draft(first[0].tolist(), [0], [8], summed=True)))
     single.close()
     assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from oracles.eagle import eagle3
 from oracles.fixture import write
+from oracles.fixtures import build
 from oracles.heads import with_head
 
 from vkbackend.meta.balance import Times
@@ -79,6 +81,29 @@ def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> No
     expected = 8.0 * head / of_model + (2 * 2.0 / 8 if n > 1 else 0.0)
     # On two devices, each has a complete eh_proj and complete norms.
     assert ms == pytest.approx(expected, rel=1e-3) if n == 1 else expected < ms < 1.3 * expected
+
+
+@pytest.mark.parametrize("tables", [(), ("output",)])
+def test_a_drafted_token_of_an_eagle3_head(tmp_path: Path, tables: tuple[str, ...]) -> None:
+    """The head reads its layer without fc, and its output matrix or the model's. Steps of the model read
+    fc."""
+    target = build("llama")
+    head = eagle3(target, tables=tables, n_draft=96 if tables else 0)
+    files = write(target, tmp_path / "model.gguf"), write(head, tmp_path / "head.gguf")
+    options = replace(Options.of(files[0], devices="numpy", n_ctx=64, draft=files[1]), tensor_split=(1.0,))
+    with GGUF.open(options.path) as gguf:
+        model = load_model(gguf, head=options.head)
+        types = check_weights(gguf, model)
+    devices = open_devices(options.devices, options.runtime, exact=False)
+    times = Times(8.0, 0.0, 0.0)
+    ms = head_token_ms(model, lay_out(model, types, 1, options), options, [devices[0].limits], times, 0)
+    sizes = {name: values.size for name, values in head.tensors.items() if name not in ("fc.weight", "d2t")}
+    of_head = sum(sizes.values()) + (0 if tables else target["output.weight"].size)
+    unread = ("token_embd.weight", "rope_freqs.weight")
+    of_model = (
+        sum(v.size for name, v in target.tensors.items() if name not in unread) + head["fc.weight"].size
+    )
+    assert ms == pytest.approx(8.0 * of_head / of_model, rel=1e-3)
 
 
 def test_more_rows_read_more_experts_and_exchange_more_bytes() -> None:
