@@ -64,6 +64,9 @@ def store(path: Path, model: Model, dtype: str, quantize: Callable[..., np.ndarr
     named = FILE_TYPES[dtype] if dtype in FILE_TYPES else gguf.LlamaFileType[f"MOSTLY_{dtype}"]
     writer.add_file_type(named)
     for name, values in model.tensors.items():
+        if values.dtype == np.int64:
+            writer.add_tensor(name, values)
+            continue
         kind = kind_of(name, values, dtype)
         raw = (
             quantize(name, values, kind)
@@ -231,6 +234,20 @@ def as_head(model: Model, head: Path) -> Model:
     }
     more = {"block_count": n_layer + 1, "nextn_predict_layers": 1}
     return replace(model, arch="glm4moe", tensors=named).with_keys(**more)
+
+
+def eagle3_of(model: Model, head: Path) -> Model:
+    """Return the EAGLE-3 head of `head` (make_eagle3.py), with the model's vocabulary and rows of its output
+    matrix."""
+    tensors = {name: v if name == "d2t" else v.astype(np.float32) for name, v in np.load(head).items()}
+    tensors["output.weight"] = model.tensors["token_embd.weight"][tensors["d2t"]]
+    layers = [1, 3, 4]
+    kinds = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32]
+    keys = {**model.keys, "{arch}.target_layers": (layers, kinds)}
+    sizes = {"block_count": 1, "feed_forward_length": len(tensors["blk.0.ffn_gate.weight"])}
+    return replace(model, arch="eagle3", keys=keys, tensors=tensors).with_keys(
+        **sizes, target_hidden_size=model.tensors["token_embd.weight"].shape[1]
+    )
 
 
 # ---- the files ----

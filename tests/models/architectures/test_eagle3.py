@@ -9,7 +9,7 @@ from typing import Any
 import llama_float64
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, covering, nmse
+from device_sets import DEVICE_SETS, nmse, product, some
 from oracles.eagle import Reference, eagle3
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
@@ -97,11 +97,12 @@ ON_SEVERAL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "devices"), covering(list(HEADS), ON_SEVERAL))
+@pytest.mark.parametrize(("name", "devices"), some(product(HEADS, ON_SEVERAL), 12))
 def test_logits(folder: Path, name: str, devices: list[str]) -> None:
     check(folder, name, devices)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", [{"tensor_split": [5, 1]}, {"split_mode": "layer"}, {"n_gpu_layers": 1}])
 def test_logits_with_any_split(folder: Path, how: dict[str, object]) -> None:
     check(folder, "draft vocabulary", ["numpy"] * 2, **how)
@@ -130,6 +131,7 @@ def test_a_head_does_not_change_the_logits(folder: Path) -> None:
     assert np.array_equal(*logits)
 
 
+@pytest.mark.wide
 def test_halves_hand_states_on(folder: Path) -> None:
     tokens, rows = (PROMPT * 2)[:80], []
     for interleave in (False, True):
@@ -140,6 +142,7 @@ def test_halves_hand_states_on(folder: Path) -> None:
     assert nmse(rows[1], rows[0]) <= 1e-12
 
 
+@pytest.mark.wide
 def test_layers_are_repeated_around_the_inputs_that_are_kept(tmp_path: Path) -> None:
     """Of 24 equal layers, most are recorded once. The layers whose inputs are kept are not among them."""
     m = deep(24)
@@ -167,6 +170,7 @@ def deep(n_layer: int) -> Fixture:
     return m
 
 
+@pytest.mark.wide
 def test_random_drafts_leave_nothing(folder: Path) -> None:
     """Rejected rows and drafted rows do not change later drafts. Two sequences draft in one step."""
     rng = np.random.default_rng(3)
@@ -189,6 +193,7 @@ def test_random_drafts_leave_nothing(folder: Path) -> None:
             assert nmse(got[slot], draft(runner, [9], [0], [end])[0]) <= 1e-9
 
 
+@pytest.mark.wide
 def test_steps_have_no_hazards(folder: Path) -> None:
     options = {"n_ctx": 128, "n_ubatch": 128, "n_slots": 4, "interleave": True}
     with opened_with(folder, "norm before fc", ["numpy"] * 2, **options) as runner:

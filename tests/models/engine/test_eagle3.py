@@ -110,6 +110,7 @@ def same(files: Pair, devices: list[str], chains: list[dict[str, Any]], **option
     return drafted
 
 
+@pytest.mark.wide
 def test_tokens_are_those_of_plain_decoding(folder: Path) -> None:
     assert same(pair(folder, "llama", 0.3), TWO, CHAINS[:2], n=10).n_accepted > 0
 
@@ -126,7 +127,8 @@ def test_every_chain(folder: Path, name: str, gain: float | None, devices: list[
 ON_VULKAN = [p for p in DEVICE_SETS if p.id in ("0", "0,0")]
 
 
-@pytest.mark.parametrize("devices", some([p for p in ON_VULKAN[::-1]], 2))
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", ON_VULKAN)
 def test_tokens_on_vulkan(folder: Path, devices: list[str]) -> None:
     same(pair(folder, "llama", 0.2), devices, CHAINS[:1], n=12)
 
@@ -141,6 +143,7 @@ def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None
     assert (plain.n_steps, drafted.n_steps) == (24, 4)
 
 
+@pytest.mark.wide
 def test_a_small_draft_vocabulary(folder: Path) -> None:
     """Tokens outside of it are never drafted, and the others are still right."""
     files = pair(folder, "llama", 0.0, n_draft=100)
@@ -148,18 +151,21 @@ def test_a_small_draft_vocabulary(folder: Path) -> None:
     assert 0 < drafted.n_accepted < drafted.n_drafted
 
 
+@pytest.mark.wide
 def test_few_blocks_and_random_heads(folder: Path) -> None:
     """Three sequences need 6 blocks, but the cache has only 4. A drafting step writes only to the sequence's
     own blocks."""
     same(pair(folder, "llama", None), TWO[:1], CHAINS[:1], kv_cells=128, prefix_cache=False, n=22)
 
 
+@pytest.mark.wide
 def test_sequences_with_a_common_beginning(folder: Path) -> None:
     """The second chain's sequences begin with cached blocks, which hold the head's K and V."""
     prompts = [PROMPT[:34], PROMPT[:36], PROMPT[:34] + PROMPT[:3]]
     assert same(pair(folder, "llama", 0.3), TWO[:1], CHAINS[:2], prompts=prompts, n=8).n_accepted > 0
 
 
+@pytest.mark.wide
 def test_a_least_probability_ends_drafts(folder: Path) -> None:
     files = pair(folder, "llama", 0.3)
     counts = [outcome(files, TWO[:1], CHAINS[:1], True, 12, draft_p_min=p) for p in (0, 0.1, 1)]
@@ -167,6 +173,7 @@ def test_a_least_probability_ends_drafts(folder: Path) -> None:
     assert len({repr(of.texts) for of in counts}) == 1
 
 
+@pytest.mark.wide
 def test_cancels_and_requests_of_one_prompt(folder: Path) -> None:
     """Requests with one prompt (n > 1) share blocks; some end in the middle of a draft, and their slots serve
     others."""
@@ -188,6 +195,7 @@ def test_cancels_and_requests_of_one_prompt(folder: Path) -> None:
     assert {i: text[-5:] for i, text in texts[0].items()} == {i: text[-5:] for i, text in texts[1].items()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("devices", [TWO[:1], TWO])
 def test_devices_choose_the_drafted_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]

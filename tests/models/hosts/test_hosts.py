@@ -182,7 +182,8 @@ def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: di
     assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 
 
-@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
+@pytest.mark.wide
+@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_an_eagle3_head(tmp_path: Path, split_mode: str) -> None:
     """Node 1 reads the head from a file next to its copy of the model. Node 0 maps drafted rows to tokens."""
     target = build("llama")

@@ -135,6 +135,7 @@ def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture
     eye, none = np.eye(N_EMBD, dtype=np.float32), np.zeros((N_EMBD, N_EMBD), np.float32)
     same = none.copy()  # equal queries and keys, which RoPE turns by their positions
     same[0::2, 0] = 1.0
+    [norm] = [v for n, v in target.tensors.items() if n in ("output_norm.weight", "token_embd_norm.weight")]
     head.tensors |= {
         "blk.0.attn_q.weight": np.concatenate([same, none], 1),
         "blk.0.attn_k.weight": np.concatenate([same, none], 1),
@@ -143,7 +144,7 @@ def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture
         "blk.0.attn_norm.weight": np.ones(N_EMBD, np.float32),
         "blk.0.attn_norm_2.weight": np.zeros(N_EMBD, np.float32),
         "blk.0.ffn_down.weight": 0 * head["blk.0.ffn_down.weight"],
-        "output_norm.weight": target["output_norm.weight"],
+        "output_norm.weight": norm,
         "d2t": np.random.default_rng(6).permutation(N_VOCAB)[:n_draft],
     }
     output = target.tensors.get("output.weight", target["token_embd.weight"])
