@@ -328,6 +328,12 @@ class Options(RopeOptions):
         if self.draft is not None and not by_file:
             kind = "eagle3" if _is_eagle3(self.draft) else "draft"
             object.__setattr__(self, "speculation", (*self.speculation, kind))
+        if self.head is not None and self.draft_devices is not None:
+            raise refused(
+                "draft_devices",
+                list(self.draft_devices),
+                "an EAGLE-3 head is a layer of the model, on its devices; leave them out",
+            )
         if self.head is not None and self.with_heads:
             raise InvalidArgument(
                 "a model drafts with its multi-token prediction head or an EAGLE-3 head; give one of mtp and "

@@ -230,5 +230,7 @@ def test_options(folder: Path) -> None:
         Options.of(files.model, speculation="draft-eagle3")
     with pytest.raises(InvalidArgument, match="give one of draft and eagle3"):
         Options.of(files.model, draft=files.head, speculation="draft,eagle3")
+    with pytest.raises(InvalidArgument, match="an EAGLE-3 head is a layer of the model"):
+        Options.of(files.model, draft=files.head, draft_devices="0")
     with pytest.raises(InvalidArgument, match="give one of mtp and eagle3"):
         Options.of(files.model, draft=files.head, speculation="mtp,eagle3")
