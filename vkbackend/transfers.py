@@ -84,9 +84,16 @@ class Transfers(ABC):
         return out
 
     def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
-        """Read several views. Copies to the staging buffer share a submission."""
-        hosts = [view.buffer.host for view in views if isinstance(view.buffer, Buffer)]
-        if any(host is not None for host in hosts) or sum(v.nbytes for v in views) > UPLOAD_NBYTES:
+        """Read several views. Mapped buffers need one wait, and copies to the staging buffer share a
+        submission."""
+        buffers = {view.buffer for view in views if isinstance(view.buffer, Buffer)}
+        if views and all(buffer.host is not None for buffer in buffers):
+            if any(buffer.home not in HOST_HOMES for buffer in buffers):
+                self._order()
+            for buffer in buffers:
+                self._memory.invalidate(buffer)
+            return [np.array(_host(view)) for view in views]
+        if any(buffer.host is not None for buffer in buffers) or sum(v.nbytes for v in views) > UPLOAD_NBYTES:
             return [self.read(view) for view in views]
         upload, copies, at = self._upload_buffer(), list[Region](), 0
         for view in views:
@@ -143,6 +150,11 @@ class Transfers(ABC):
     @abstractmethod
     def _order(self) -> None:
         """Wait for the device and make its writes visible to the host."""
+
+
+def _host(view: View) -> np.ndarray:
+    assert isinstance(view.buffer, Buffer)
+    return np.asarray(view.buffer.host[view.offset : view.end])
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:

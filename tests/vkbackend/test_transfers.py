@@ -82,3 +82,16 @@ def test_many_views_share_a_submission(unmapped: VulkanDevice) -> None:
         assert np.array_equal(got, want[view.offset : view.end])
     assert unmapped.read_many([]) == []
     unmapped.free(buffer)
+
+
+@pytest.mark.parametrize("info", device_params())
+def test_many_mapped_views(info: DeviceInfo) -> None:
+    device = VulkanDevice(info)
+    buffers = [device.buffer(4096, home, "mapped") for home in (Home.KV, Home.STAGING)]
+    for n, buffer in enumerate(buffers):
+        device.fill(View(buffer, 0, (1024,), "u32"), 0x01010101 * (n + 1))
+    views = [View(buffer, 8 * n, (5 + n,), "u32") for n, buffer in enumerate(buffers)]
+    assert [part.tolist() for part in device.read_many(views)] == [[1] * 20, [2] * 24]
+    for buffer in buffers:
+        device.free(buffer)
+    device.close()

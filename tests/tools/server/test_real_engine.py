@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from serving import HANG_S, Command, until
 
 from vkbackend.models.llm import LLM
+from vkbackend.ops import CELL_BLOCK
 from vkbackend.tools.flags.text import demo_model
 
 pytestmark = pytest.mark.no_vulkan
@@ -54,6 +56,26 @@ def test_the_text_equals_the_text_of_the_engine(server: Command, direct: LLM) ->
     native = server.address.post("/completion", {"prompt": TEXT, "n_predict": 12, "return_tokens": True})[1]
     assert (native["content"], native["tokens"]) == (expected.text, expected.tokens)
     assert native["stop_type"] == "limit" and native["tokens_evaluated"] == len(expected.prompt_tokens)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+def test_a_prefix_is_found_after_a_restart(tmp_path: Path, end: signal.Signals) -> None:
+    """An idle server has written its blocks, so SIGKILL loses none."""
+    words = "the cat sat on a red house and then went to the big tree with mum and dad to play ball".split()
+    body = {"prompt": " ".join(random.Random(3).choices(words, k=60)), "n_predict": 4, "temperature": 0}
+    folder, said = tmp_path / "kv", []
+    for n_restored in (0, 2):
+        server = Command("--metrics", "--cache-ram", "64", "--cache-disk", str(folder))
+        said.append(server.address.post("/completion", body)[1])
+        line = f"vkbackend:n_blocks_restored_total {n_restored}\n"
+        until(lambda address=server.address, line=line: line in address.get("/metrics")[1])  # type: ignore[misc]
+        until(lambda: len(list(folder.glob("*/*.0"))) >= 2)
+        server.process.send_signal(end)
+        server.process.wait(HANG_S)
+    assert 2 * CELL_BLOCK < said[0]["tokens_evaluated"] < 3 * CELL_BLOCK
+    assert [answer["timings"]["cache_n"] for answer in said] == [0, 2 * CELL_BLOCK]
+    assert said[0]["content"] == said[1]["content"]
 
 
 def test_a_prefix_is_computed_once(server: Command) -> None:
