@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from vkbackend import env
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.cache.block_files import BlockFiles
 from vkbackend.models.engine.cache.block_parts import Cell, Parts
 from vkbackend.models.engine.cache.block_store import BlockStore
@@ -88,12 +89,11 @@ class HostTier:
         now = time.time_ns()
         try:
             blobs = self._parts.read([cell for _, cell in entries])
-        except MemoryError:
+        except (MemoryError, OutOfDeviceMemory) as error:
             if not self._is_reported:
                 self._is_reported = True
                 env.log(
-                    0,
-                    "blocks of the KV cache are dropped, because host memory is full; lower --cache-ram",
+                    0, f"blocks of the KV cache are dropped, for lack of memory ({error}); lower --cache-ram"
                 )
             return
         for (node, (part, _)), data in zip(entries, blobs, strict=True):

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.cache.block_parts import Cell, Parts
 from vkbackend.models.engine.cache.block_store import BlockStore
 from vkbackend.models.engine.cache.mark import Mark
@@ -118,7 +119,11 @@ class Restoring:
                 writes += block
                 size += sum(len(data) for _, data in block)
                 restore.at += 1
-            self._parts.write([(cell, data) for cell, data in writes if cell[0] != self._state])
+            try:
+                self._parts.write([(cell, data) for cell, data in writes if cell[0] != self._state])
+            except (MemoryError, OutOfDeviceMemory):  # no room for a staging buffer
+                restore.at = restore.end = first
+                return self.is_plain
             self._cache.stored(restore.slot, tokens, restore.at * CELL_BLOCK, mark)
             if restore.at == restore.end and is_whole:
                 self._restore_state(restore, writes)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from device_sets import wide
-from fake_runner import continuation
+from fake_runner import FakeParts, continuation
 from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
 
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.cache import restoring
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, Event, Generate
@@ -75,9 +76,25 @@ def test_devices_are_read_rarely() -> None:
     assert parts.n_writes == 1 and engine.stats()["n_blocks_restored"] == 6
 
 
-def test_a_restart_between_two_blocks_of_a_running_request() -> None:
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_without_memory_for_a_copy_the_prompt_is_computed(
+    kind: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = make(n_slots=1, n_ctx=512, n_ubatch=64, blocks=16, cache_ram=64, **KINDS[kind])
+
+    def full(*_: Any) -> None:
+        raise OutOfDeviceMemory("no room for a staging buffer")
+
+    monkeypatch.setattr(FakeParts, call, full)
+    for i in range(4):
+        assert asked(engine, i, prompt(400, i % 2)) > 300
+    assert engine.stats()["n_blocks_restored"] == 0
+
+
+def test_other_requests_go_on_while_a_prompt_is_restored() -> None:
     """While a prompt is restored, another request decodes, and cancelling the prompt loses nothing."""
-    engine, runner = make(n_slots=2, n_ctx=512, n_ubatch=64, blocks=20, cache_ram=1)
+    engine, _ = make(n_slots=2, n_ctx=512, n_ubatch=64, blocks=20, cache_ram=1)
     first = prompt(400, 1)
     asked(engine, 0, first)
     asked(engine, 1, prompt(450, 2))
@@ -93,9 +110,8 @@ def test_a_restart_between_two_blocks_of_a_running_request() -> None:
         assert 0 < engine.stats()["n_blocks_restored"] < 12 and engine.scheduler.restores
         assert engine.scheduler.content(engine.scheduler.running[-1].slot).n_stored == 0
         engine.submit(Cancel(3))
-        events = finish(engine, [])
+        assert tokens_of(finish(engine, [])[2])[-40:] == continuation(prompt(20, 3), 60)[-40:]
     assert asked(engine, 4, first) <= CELL_BLOCK
-    del events, runner
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
