@@ -21,7 +21,7 @@ LARGE = ("llama", 40_000, True, synthetic._dense(1, 64, 4, 2, 16, 96))
 
 # test_candidates_equal_the_best_logits covers every set.
 ON_TWO = [wide(pytest.param(["numpy", "numpy"])), wide(DEVICE_SETS[0]), DEVICE_SETS[1]]
-SETS = [p if p.id in ("0,0", "0,1") else wide(p) for p in DEVICE_SETS]
+SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_tokens_equal_tokens_from_complete_rows(
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:
             assert bool(llm._mailbox.channel.engine._engine.runner.max_top_k) is on  # type: ignore[union-attr]
             return [
-                llm.generate("Once upon", max_tokens=10, seed=1, ignore_eos=True, **kind).tokens
+                llm.generate("Once upon", max_tokens=6, seed=1, ignore_eos=True, **kind).tokens
                 for kind in ({}, {"temperature": 0}, {"temperature": 1.2, "repeat_penalty": 1.3})
             ]
 
