@@ -74,7 +74,7 @@ def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
 
 EQUAL_ONE = only(
     product(MODELS, product(MULTI, CACHES)),
-    "stories-narrow-F32-0,1-f16",
+    "stories-narrow-F16-0,0-f16",
     "stories-narrow-Q8_0-0,0,0-f32",
 )
 
@@ -108,9 +108,7 @@ def test_prefill_then_steps_equals_one_prefill(
     assert nmse(np.concatenate(parts), whole) <= bound
 
 
-@pytest.mark.parametrize(
-    ("devices", "cache", "bound"), only(product(DEVICE_SETS, CACHES), "0,0,0-f16", "0,1-f32")
-)
+@pytest.mark.parametrize(("devices", "cache", "bound"), only(product(DEVICE_SETS, CACHES), "0,0,0-f16"))
 def test_sequences_of_one_step_equal_single_sequences(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
@@ -135,7 +133,8 @@ def test_cells_may_be_in_any_order(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "devices"), covering([5, 1, 40], [p for p in DEVICE_SETS if p.id in ("0,0", "0,0,0")])
+    ("rows", "devices"),
+    covering([5, 1, wide(pytest.param(40, id="40"))], [p for p in DEVICE_SETS if p.id in ("0,0", "0,0,0")]),
 )
 def test_residual_is_bit_identical_on_devices_of_a_driver(
     models: Path, devices: list[str], rows: int

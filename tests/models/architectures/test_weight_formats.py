@@ -38,7 +38,6 @@ USUAL = [  # other weight formats run only with --all, because compiling the sha
     for name, dtype in (
         ("stories-w256-Q4_K", "0"),
         ("stories-w256-Q6_K", "0,1"),
-        ("stories-moe8x-MXFP4", "0"),
     )
 ]
 

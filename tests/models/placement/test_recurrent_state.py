@@ -121,11 +121,11 @@ def states_of(path: Path, n_snapshots: int) -> list[StatePlan]:
 
 def test_two_sequences_share_steps(path: Path) -> None:
     with open_llm(path) as llm:
-        want = [llm.generate(PROMPT[i:], 12, temperature=0).tokens for i in range(3)]
+        want = [llm.generate(PROMPT[i:], 6, temperature=0).tokens for i in range(3)]
     with open_llm(path, n_slots=3, n_ubatch=16) as llm:
-        streams = [llm.stream(PROMPT[i:], 12, temperature=0, slot=i) for i in range(3)]
+        streams = [llm.stream(PROMPT[i:], 6, temperature=0, slot=i) for i in range(3)]
         got: list[list[int]] = [[], [], []]
-        while any(len(tokens) < 12 for tokens in got):
+        while any(len(tokens) < 6 for tokens in got):
             for tokens, stream in zip(got, streams, strict=True):
                 chunk = next(stream, None)
                 tokens += [] if chunk is None or chunk.token is None else [chunk.token]

@@ -203,7 +203,7 @@ def test_no_zombie_process_is_left(run: Any) -> None:
         import os
         from vkbackend.errors import InvalidArgument
         template = ChatTemplate("{{% if messages %}}{{{{ [0] * 10 ** 10 }}}}{{% endif %}}")
-        for _ in range(3):
+        for _ in range(2):
             try:
                 template.render({HELLO})
             except InvalidArgument:
@@ -215,4 +215,4 @@ def test_no_zombie_process_is_left(run: Any) -> None:
             print("no children")
         """
     )
-    assert (done.stdout.split("\n"), done.stderr) == ([*["refused"] * 3, "no children", ""], "")
+    assert (done.stdout.split("\n"), done.stderr) == ([*["refused"] * 2, "no children", ""], "")
