@@ -70,13 +70,11 @@ def on_one(path: Path, cache: str = "f32") -> np.ndarray:
 # ---- files of trained models ----
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "devices", "shares"),
-    only(
-        product(
-            FILES,
-            [pytest.param(["numpy"] * 3, (5, 3, 2), id="5:3:2"), pytest.param(["numpy"], None, id="1")],
-        )
+    product(
+        FILES, [pytest.param(["numpy"] * 3, (5, 3, 2), id="5:3:2"), pytest.param(["numpy"], None, id="1")]
     ),
 )
 def test_logits_and_greedy_tokens_of_llama_cpp(

@@ -25,7 +25,7 @@ from vkbackend.step import Run
 pytestmark = pytest.mark.no_vulkan
 
 NAMES = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h_moe")
-SHARES = ([2, 1, 1], [1, 0, 3], [0, 1, 0], [9, 1, 9])
+SHARES = ([0, 1, 0], [1, 0, 3], [2, 1, 1], [9, 1, 9])
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
 
