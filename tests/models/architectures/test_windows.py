@@ -77,7 +77,7 @@ def want(path: Path) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def windowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda gguf, with_heads: Windowed(gguf))
+    monkeypatch.setattr(loading, "load_model", lambda gguf, *_: Windowed(gguf))
 
 
 def windowed_runner(path: Path, devices: list[str], **options: Any) -> AbstractContextManager[Runner]:
