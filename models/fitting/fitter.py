@@ -24,7 +24,7 @@ from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.fitting.layer_counts import layer_counts
 from vkbackend.models.fitting.share_screen import ShareScreen, short
 from vkbackend.models.fitting.sized_layout import STEP, SizedLayout, most_tokens
-from vkbackend.models.options import DEFAULT_ROWS, Options
+from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_size import with_cache_size
 from vkbackend.models.placement.fit import (
     ON_DEVICE,
@@ -110,7 +110,7 @@ class Fitter:
         return self._with_layers()
 
     def _places(self) -> Iterator[Options]:
-        yield replace(self._options, n_ubatch=self._options.n_ubatch or DEFAULT_ROWS)
+        yield self._with_rows(replace(self._options, n_ctx=self._least))
         if self._model.n_used and {"override_tensor", "n_gpu_layers"} <= self._chosen:
             on_host = replace(self._options, override_tensor=((EXPERTS, "CPU"),), n_ctx=self._least)
             yield self._with_rows(on_host)
@@ -270,7 +270,7 @@ class Fitter:
         return replace(options, kv_cells=n_ctx + n_more)
 
     def _with_slots_of_experts(self, options: Options) -> Options:
-        if not options.override_tensor or not {"override_tensor", "moe_cache_mib"} <= self._chosen:
+        if not options.override_tensor or "moe_cache_mib" not in self._chosen:
             return options
         auto = replace(options, moe_cache_mib="auto")
         sizes = self._model, self._types, self._devices, auto, auto.n_ubatch

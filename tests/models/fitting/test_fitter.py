@@ -97,6 +97,8 @@ def test_experts_move_to_host_memory_and_their_copies_return() -> None:
     fit = Cards("gpt-oss-120b:MXFP4", [4], 2).fit()
     assert fit.override_tensor and fit.n_ctx == N_CTX and fit.n_gpu_layers is None
     assert isinstance(fit.moe_cache_mib, float) and fit.moe_cache_mib > 0
+    given = Cards("gpt-oss-120b:MXFP4", [4], 2).fit(override_tensor=fit.override_tensor)
+    assert given == fit
 
 
 @pytest.mark.parametrize(("gib", "n_slots"), [((5.0,), 4), ((1.8, 1.5), 1), ((1.8,), 4)])
