@@ -31,7 +31,6 @@ LARGE = [  # model, GiB of each card, the sum of the shares that are tried
     ("llama-70b:Q4_K", [24, 16, 8, 12], 16),
     ("gpt-oss-120b:MXFP4", [64], 1),
     ("gpt-oss-120b:MXFP4", [38, 26.5], 64),
-    ("gpt-oss-120b:MXFP4", [24, 16, 32, 12], 12),
     ("gpt-oss-120b:MXFP4", [24, 14, 18, 10], 12),
     ("gpt-oss-120b:MXFP4", [24], 1),
     ("qwen3.5-122b-a10b:Q4_K", [48, 32], 32),
