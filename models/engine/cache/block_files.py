@@ -177,6 +177,6 @@ def _opened(path: Path) -> int:
     except (OSError, Untrusted) as reason:
         raise InvalidArgument(
             f"cache_disk: {path} cannot hold the prefix cache: {why(reason)}; give a folder that only this "
-            "user may write to (--cache-disk)",
+            "user may write to",
             argument="cache_disk",
         ) from None
