@@ -125,12 +125,7 @@ def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list
     path = write_tiny(tmp_path / "model.gguf", tiny)
     # 59 steps, then one of 16 rows, in both processes
     tokens = np.random.default_rng(5).integers(0, tiny.n_vocab, 59 * 512 + 16).tolist()
-    how = OPTIONS | {
-        "devices": devices,
-        "n_ctx": len(tokens) + 8,
-        "n_ubatch": 512,
-        "cache_disk": tmp_path / "kv",
-    }
+    how = OPTIONS | {"n_ctx": len(tokens) + 8, "n_ubatch": 512, "cache_disk": tmp_path / "kv"}
     said = []
     for _ in range(2):
         with LLM(path, devices=devices, **how) as llm:
