@@ -117,6 +117,7 @@ def test_a_head_costs_no_exchange_in_a_step_and_two_in_a_draft(folder: Path) -> 
         assert [r.elements for r in drafting.reduces if r] == [64, 64]
 
 
+@pytest.mark.wide
 def test_a_head_does_not_change_the_logits(folder: Path) -> None:
     logits = []
     for with_head in (True, False):

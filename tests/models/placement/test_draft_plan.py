@@ -83,7 +83,7 @@ def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> No
     assert ms == pytest.approx(expected, rel=1e-3) if n == 1 else expected < ms < 1.3 * expected
 
 
-@pytest.mark.parametrize("tables", [(), ("output",)])
+@pytest.mark.parametrize("tables", [pytest.param((), marks=pytest.mark.wide), ("output",)])
 def test_a_drafted_token_of_an_eagle3_head(tmp_path: Path, tables: tuple[str, ...]) -> None:
     """The head reads its layer without fc, and its output matrix or the model's. Steps of the model read
     fc."""
