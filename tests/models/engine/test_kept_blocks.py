@@ -118,6 +118,7 @@ def test_blocks_in_host_memory(
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
 def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list[str]) -> None:
     """Takes minutes, because attention to so many positions is slow on a processor."""
