@@ -14,13 +14,12 @@ from math import ceil
 from typing import Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.formats import block_of
 from vkbackend.meta.balance import Shares, by_speed
 from vkbackend.meta.rates import MEASURED, Rates
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.architectures.base import Model
-from vkbackend.models.architectures.memory_specs import kv_of
 from vkbackend.models.arguments import EXPERTS
+from vkbackend.models.fitting.cache_types import cache_types
 from vkbackend.models.fitting.layer_counts import layer_counts
 from vkbackend.models.fitting.share_screen import ShareScreen, short
 from vkbackend.models.fitting.sized_layout import STEP, SizedLayout, most_tokens
@@ -44,7 +43,6 @@ from vkbackend.runtime import Device
 
 MIB = 1 << 20
 COMFORTABLE = 32_768
-TYPES = "f16", "q8_0", "q4_0"
 TRIES = 3  # shares of the screen that are sized exactly
 
 
@@ -130,39 +128,13 @@ class Fitter:
         """Yield the types and slots to try, with the shortest context that is accepted."""
         rungs = [
             replace(place, type_k=pair[0], type_v=pair[1], n_slots=n)
-            for pair in self._cache_types()
+            for pair in cache_types(self._model, self._options, self._chosen)
             for n in self._slot_counts(place)
         ]
         for options in rungs:
             coarser = options.type_k != rungs[-1].type_k or options.type_v != rungs[-1].type_v
             is_first = options.type_k == rungs[0].type_k and options.type_v == rungs[0].type_v
             yield options, min(self._most, COMFORTABLE) if coarser and is_first else self._least
-
-    def _cache_types(self) -> list[tuple[str, str]]:
-        """Return (type_k, type_v) of the caches to try. Heads of some models fit no quantized type."""
-        given = self._options
-        pairs = [
-            (
-                name if "type_k" in self._chosen else given.type_k,
-                name if "type_v" in self._chosen else given.type_v,
-            )
-            for name in TYPES
-        ]
-        specs = [spec for il in range(self._model.n_layer) if (spec := kv_of(self._model.kv(il)))]
-        return [
-            pair
-            for pair in dict.fromkeys(pairs)
-            if pair == pairs[0]
-            or not any(
-                width % block_of(dtype)[0]
-                for spec in specs
-                for width, dtype in (
-                    (spec.head_dim_k, pair[0]),
-                    (spec.head_dim_v, pair[1]),
-                    (spec.index_dim, pair[0]),
-                )
-            )
-        ]
 
     def _slot_counts(self, place: Options) -> list[int]:
         """Return the given slots, and fewer slots if they need less memory: recurrent states and windows."""

@@ -44,5 +44,5 @@ def layer_counts(sized: SizedLayout, budgets: Sequence[Budget], most: int) -> Sh
         return taken
 
     n_ctx = most_tokens(most, lambda tokens: counts(tokens) is not None)
-    found = counts(n_ctx) if n_ctx else None
-    return None if found is None else tuple(map(float, found))
+    best = counts(n_ctx) if n_ctx else None
+    return None if best is None else tuple(map(float, best))
