@@ -12,6 +12,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 SCALINGS = ("none", "linear", "yarn")
+MAX_SECTIONS = 1 << 30  # Counts of a damaged file may exceed an int64.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class RopeTable:
             )
         if self.sections and (len(self.sections) != 4 or min(self.sections) < 0 or not any(self.sections)):
             raise InvalidArgument(f"RoPE sections must be four counts, not all 0, got {self.sections}")
+        if sum(self.sections) > MAX_SECTIONS:
+            raise InvalidArgument(f"RoPE sections must add up to at most {MAX_SECTIONS}, got {self.sections}")
         if self.freq_factors is not None:
             factors = np.asarray(self.freq_factors, np.float64)
             if factors.shape != (self.n_rot // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):

@@ -120,6 +120,7 @@ def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still:
     [
         ({"sections": (1, 2, 1)}, "four counts"),
         ({"sections": (0, 0, 0, 0)}, "not all 0"),
+        ({"sections": (0, (1 << 64) - 1, 1, 5)}, "add up to"),
         ({"n_rot": 7}, "even"),
         ({"n_rot": 0}, "even"),
         ({"freq_base": 0.0}, "positive"),

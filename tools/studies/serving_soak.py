@@ -1,9 +1,10 @@
-"""Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
+"""Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 120`.
 
-Starts `vkbackend serve`, requests greedy texts with known results, reads or drops streams, sends invalid
-bodies, and sometimes kills the engine's process. Prints results by kind of request, the time without a model,
-wrong texts, slots and sequences still in use, and the server's memory per minute. The exit code is 1 after a
-wrong text, a leaked slot, or HTTP status 500.
+Starts `vkbackend serve` with adapters, drafts of n-grams and of a draft model, and a small KV cache whose
+blocks leave to host memory and to files. Requests greedy and structured texts with known results, reads or
+drops streams, sends invalid bodies, and sometimes kills the engine's process. Prints results by kind of
+request, the time without a model, wrong texts, slots and sequences still in use, the engine's counters, and
+memory and open files per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -20,19 +22,19 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.http_load import Endpoint
+from vkbackend.tools.studies.soak_requests import Known, known_requests, write_adapters
 
-PROMPTS = [
-    f"Once upon a time there was {who}" for who in ("a cat", "an owl", "two mice", "a small boat", "Tom")
-]
-N_TOKENS = 24
 N_CLIENTS = 8
-KILL_EVERY_S = 60.0
+N_KNOWN = 60
 READY_S, QUIET_S = 120.0, 20.0
+BUSY_S = 30.0  # So long all clients send, then so long only two of them, because drafts pay in small batches.
+COUNTERS = "n_requests", "n_steps", "n_drafted", "n_accepted", "n_blocks_restored", "n_preempted"
 BAD: list[Any] = [
     b"{", b"", b"[" * 100_000, b"\xff\xfe", {"prompt": 3}, {"prompt": []}, {"prompt": "a", "n": 10_000},
     {"prompt": "a", "max_tokens": -7}, {"prompt": "a", "temperature": "hot"}, {"prompt": "a", "stop": 5},
@@ -42,16 +44,21 @@ CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
 class Soak:
-    """`wanted` holds the greedy text of each prompt. `seen` counts answers by kind and status."""
+    """`seen` counts answers by kind and status. `counters` adds up those of all engine processes."""
 
-    def __init__(self, endpoint: Endpoint, wanted: dict[str, str], seed: int) -> None:
-        self.endpoint, self.wanted, self.rng = endpoint, wanted, random.Random(seed)
+    def __init__(self, endpoint: Endpoint, known: list[Known], seed: int) -> None:
+        self.endpoint, self.known, self.rng = endpoint, known, random.Random(seed)
         self.seen: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter()
+        self._last: dict[str, int] = {}
         self.wrong: list[str] = []
 
-    async def client(self, until: float) -> None:
+    async def client(self, number: int, until: float) -> None:
         kinds = [self.greedy, self.greedy, self.left, self.streamed, self.bad]
         while time.monotonic() < until:
+            if number >= 2 and time.monotonic() % (2 * BUSY_S) > BUSY_S:
+                await asyncio.sleep(1)
+                continue
             kind = self.rng.choice(kinds)
             try:
                 async with asyncio.timeout(READY_S):
@@ -63,18 +70,16 @@ class Soak:
             self.seen[f"{kind.__name__}: {result}"] += 1
 
     async def greedy(self) -> str:
-        prompt = self.rng.choice(PROMPTS)
-        body = {"prompt": prompt, "max_tokens": N_TOKENS, "temperature": 0}
-        status, _, lines = await self.endpoint.ask("POST", "/completions", body)
+        known = self.rng.choice(self.known)
+        status, _, lines = await self.endpoint.ask("POST", "/completions", known.body)
         text = b"\n".join([line async for line in lines])
-        if status == 200 and (got := json.loads(text)["choices"][0]["text"]) != self.wanted[prompt]:
-            self.wrong.append(f"{prompt!r}: {got!r}")
+        if status == 200 and (got := json.loads(text)["choices"][0]["text"]) != known.text:
+            self.wrong.append(f"{known}: {got!r}")
         return str(status)
 
     async def streamed(self) -> str:
-        prompt, text, ended = self.rng.choice(PROMPTS), "", ""
-        body = {"prompt": prompt, "max_tokens": N_TOKENS, "temperature": 0, "stream": True}
-        status, _, lines = await self.endpoint.ask("POST", "/completions", body)
+        known, text, ended = self.rng.choice(self.known), "", ""
+        status, _, lines = await self.endpoint.ask("POST", "/completions", known.body | {"stream": True})
         async for line in lines:
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
@@ -83,12 +88,13 @@ class Soak:
                 text += event["choices"][0]["text"] if event.get("choices") else ""
             elif line.startswith(b"data: [DONE]"):
                 ended = "whole"
-        if status == 200 and ended and text != self.wanted[prompt]:
-            self.wrong.append(f"{prompt!r}, streamed: {text!r}")
+        if status == 200 and ended and text != known.text:
+            self.wrong.append(f"{known}, streamed: {text!r}")
         return f"{status}, {ended or 'cut'}"
 
     async def left(self) -> str:
-        body = {"prompt": self.rng.choice(PROMPTS), "max_tokens": 200, "stream": True, "ignore_eos": True}
+        known = self.rng.choice(self.known)
+        body = known.body | {"max_tokens": 200, "stream": True, "ignore_eos": True}
         status, _, lines = await self.endpoint.ask("POST", "/completions", body)
         n, most = 0, self.rng.randrange(1, 30)
         async for _ in lines:
@@ -127,6 +133,15 @@ class Soak:
                 raise SystemExit("the server is not ready")
             await asyncio.sleep(0.2)
 
+    async def count(self) -> None:
+        """Add what the engine counted since the last call. A new engine process begins at 0."""
+        stats = (await self.get("/stats"))[1].get("engine", {})
+        now = {name: int(stats[name]) for name in COUNTERS if name in stats}
+        for name, value in now.items():
+            before = self._last.get(name, 0)
+            self.counters[name] += value - before if value >= before else value
+        self._last = now
+
     async def quiet(self) -> dict[str, Any]:
         """Wait until no request runs, then return the engine's counters."""
         end = time.monotonic() + QUIET_S
@@ -159,35 +174,45 @@ def rss_mib(pid: int) -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
 
+def sizes(server: int) -> str:
+    """Return the memory and the open files of the server's and the engine's process."""
+    texts = []
+    for pid in filter(None, (server, engine_of(server))):
+        with suppress(OSError, StopIteration):
+            texts.append(f"{rss_mib(pid):.1f} MiB and {len(os.listdir(f'/proc/{pid}/fd'))} files")
+    return ", engine ".join(texts)
+
+
 async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[bytes]) -> bool:
     await soak.ready()
     end = time.monotonic() + 60 * args.minutes
-    clients = [asyncio.ensure_future(soak.client(end)) for _ in range(N_CLIENTS)]
-    n_kills, memory, next_kill = 0, [rss_mib(server.pid)], time.monotonic() + KILL_EVERY_S / 2
-    began, n_looks, n_away = time.monotonic(), 0, 0
+    clients = [asyncio.ensure_future(soak.client(i, end)) for i in range(N_CLIENTS)]
+    n_kills, next_kill = 0, time.monotonic() + (args.kill_every / 2 or math.inf)
+    began, n_looks, n_away, n_minutes = time.monotonic(), 0, 0, 0
     while time.monotonic() < end:
         await asyncio.sleep(1)
         with suppress(Exception):
             n_looks, n_away = n_looks + 1, n_away + ((await soak.get("/health"))[0] != 200)
-        if time.monotonic() - began >= 60 * len(memory):
-            memory.append(rss_mib(server.pid))
-            print(
-                f"{len(memory) - 1} min: server {memory[-1]:.1f} MiB, {sum(soak.seen.values())} answers",
-                flush=True,
-            )
+            await soak.count()
+        if time.monotonic() - began >= 60 * n_minutes:
+            print(f"{n_minutes} min: server {sizes(server.pid)}; {sum(soak.seen.values())} answers, "
+                  f"{len(soak.wrong)} wrong", flush=True)  # fmt: skip
+            n_minutes += 1
         if time.monotonic() > next_kill and (engine := engine_of(server.pid)):
             os.kill(engine, signal.SIGKILL)
-            n_kills, next_kill = n_kills + 1, time.monotonic() + KILL_EVERY_S
+            n_kills, next_kill = n_kills + 1, time.monotonic() + args.kill_every
     await asyncio.gather(*clients)
     await soak.ready()
     stats = await soak.quiet()
+    await soak.count()
     for kind, times in sorted(soak.seen.items()):
         print(f"{times:8d}  {kind}")
     taken = stats.get("n_slots", 0) - stats.get("n_slots_free", 0)
     print(f"engines killed {n_kills}; no model in {n_away} of {n_looks} looks, one a second")
-    print(f"wrong greedy texts {len(soak.wrong)}; slots taken {taken}, "
+    print(f"wrong texts {len(soak.wrong)}; slots taken {taken}, "
           f"sequences {stats.get('n_running')} running and {stats.get('n_waiting')} waiting")  # fmt: skip
-    print("MiB of the server by the minute: " + " ".join(f"{mib:.0f}" for mib in memory))
+    print("engine: " + ", ".join(f"{name} {count}" for name, count in soak.counters.items()))
+    print(f"at the end: server {sizes(server.pid)}")
     for line in soak.wrong[:5]:
         print(f"wrong: {line}")
     failed = [kind for kind in soak.seen if ": 500" in kind or kind.endswith("!")]
@@ -198,24 +223,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m vkbackend.tools.studies.serving_soak", description=__doc__
     )
-    parser.add_argument("-m", "--model", default=demo_model(), help="the model (default: the demo's)")
+    parser.add_argument("-m", "--model", default=demo_model(), help="a llama model (default: the demo's)")
+    parser.add_argument("-md", "--model-draft", help="the draft model (default: the model)")
     parser.add_argument("-dev", "--device", default="0", help="device list (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=30, help="how long (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=120, help="how long (default: %(default)s)")
+    parser.add_argument("--kill-every", type=float, default=60, metavar="S",
+                        help="seconds between kills of the engine (0: none)")  # fmt: skip
     args = parser.parse_args()
-    with LLM(args.model, devices=args.device.split(","), n_ctx=512) as llm:
-        wanted = {p: llm.generate(p, N_TOKENS, temperature=0).text for p in PROMPTS}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vkbackend", "serve", "-m", args.model, "-dev", args.device, "-np", "4",
-               "-c", "2048", "--port", str(port)]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        soak = Soak(Endpoint.of(f"http://127.0.0.1:{port}/v1"), wanted, seed=1)
-        right = asyncio.run(run(args, soak, server))
-    finally:
-        server.terminate()
-        server.wait(60)
+    with TemporaryDirectory(prefix="soak-") as folder:
+        adapters = write_adapters(args.model, Path(folder))
+        known = known_requests(args.model, args.device.split(","), adapters, 1, N_KNOWN)
+        print(f"{len(known)} requests without a tie", flush=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [
+            sys.executable, "-m", "vkbackend", "serve", "-m", args.model, "-dev", args.device, "-np", "4",
+            "-c", "512",
+            "--kv-cells", "1536", "--exact", "--spec-type", "ngram,draft-simple", "-md",
+            args.model_draft or args.model,
+            "--lora", ",".join(f"{name}={path}" for name, path in adapters.items()),
+            "--lora-init-without-apply",
+            "--cache-ram", "1", "--cache-disk", f"{folder}/kv", "--cache-disk-size", "64", "--port",
+            str(port),
+        ]  # fmt: skip
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            soak = Soak(Endpoint.of(f"http://127.0.0.1:{port}/v1"), known, seed=1)
+            right = asyncio.run(run(args, soak, server))
+        finally:
+            server.terminate()
+            server.wait(60)
     return 0 if right else 1
 
 

@@ -1,0 +1,92 @@
+"""The requests of serving_soak, each with the text that the model alone generates for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.llm import LLM
+
+N_TOKENS = 24
+TIE = 1e-3  # If two tokens are almost equally likely, the rounding of a batch decides between them.
+WHO = "a cat", "an owl", "two mice", "a small boat", "Tom", "a girl named Lily", "the old king", "a red bird"
+WORDS = "they went to the park and saw a big tree near the river where little dogs play all day".split()
+RANK, ADAPTERS = 4, ("a", "b")
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer"}},
+    "required": ["a"],
+}
+STRUCTURES: tuple[dict[str, Any], ...] = (
+    {}, {}, {}, {"grammar": 'root ::= [a-z ]+ "." [a-z ]*'}, {"json_schema": SCHEMA},
+)  # fmt: skip
+USED: tuple[dict[str, float], ...] = ({}, {}, {"a": 1.0}, {"b": 0.5}, {"a": 0.5, "b": -0.5})
+
+
+@dataclass(frozen=True)
+class Known:
+    """The fields of a request, and its text."""
+
+    body: dict[str, Any]
+    text: str
+
+
+def write_adapters(model: str, folder: Path) -> dict[str, Path]:
+    """Write random PEFT adapters of the value and down projections of a llama model."""
+    paths = {}
+    with GGUF.open(model) as gguf:
+        names = {"attn_v": "self_attn.v_proj", "ffn_down": "mlp.down_proj"}
+        shapes = {
+            f"model.layers.{name.split('.')[1]}.{names[name.split('.')[2]]}": info.shape
+            for name, info in gguf.tensors.items()
+            if name.startswith("blk.") and name.split(".")[2] in names
+        }
+    for seed, name in enumerate(ADAPTERS):
+        rng, tensors = np.random.default_rng(seed), {}
+        for module, (n_out, n_in) in shapes.items():
+            tensors[f"base_model.model.{module}.lora_A.weight"] = rng.normal(size=(RANK, n_in)) / n_in**0.5
+            tensors[f"base_model.model.{module}.lora_B.weight"] = rng.normal(size=(n_out, RANK)) * 0.2
+        paths[name] = folder / name
+        os.mkdir(paths[name])
+        save_file(
+            {k: v.astype(np.float32) for k, v in tensors.items()}, paths[name] / "adapter_model.safetensors"
+        )
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none"}
+        (paths[name] / "adapter_config.json").write_text(json.dumps(config))
+    return paths
+
+
+def prompts(rng: random.Random, n: int) -> list[str]:
+    """Return texts of 10 to 150 words that share beginnings."""
+    begins = [f"Once upon a time there was {who}. {' '.join(rng.choices(WORDS, k=60))}" for who in WHO]
+    return [f"{rng.choice(begins)} {' '.join(rng.choices(WORDS, k=rng.randrange(1, 80)))}." for _ in range(n)]
+
+
+def known_requests(
+    model: str, devices: Sequence[str], adapters: dict[str, Path], seed: int, n: int
+) -> list[Known]:
+    """Return about `n` greedy requests, each generated alone, without drafts and without a prefix."""
+    rng, known = random.Random(seed), []
+    lora = {name: str(path) for name, path in adapters.items()}
+    how: dict[str, Any] = {"lora": lora, "lora_init_without_apply": True} if lora else {}
+    with LLM(model, devices=list(devices), n_ctx=512, exact=True, prefix_cache=False, **how) as llm:
+        for prompt in prompts(rng, n):
+            structure, used = rng.choice(STRUCTURES), rng.choice(USED) if adapters else {}
+            answer = llm.generate(
+                prompt, N_TOKENS, temperature=0, logprobs=2, lora=used if lora else None, **structure
+            )
+            if any(row.top[0][1] - row.top[1][1] < TIE for row in answer.logprobs or []):
+                continue
+            scales = [{"id": list(lora).index(name), "scale": scale} for name, scale in used.items()]
+            body = {"prompt": prompt, "max_tokens": N_TOKENS, "temperature": 0} | structure
+            known.append(Known(body | ({"lora": scales} if lora else {}), answer.text))
+    return known
