@@ -6,12 +6,13 @@ import asyncio
 import http.client
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -230,12 +231,16 @@ PROCESSES = [pytest.param(False, id="here"), pytest.param(True, id="process", ma
 
 
 class Command:
-    """A server process. `log` holds the lines that it printed."""
+    """A server process. `log` holds the lines that it printed. `limits` are soft limits, as RLIMIT_NOFILE."""
 
-    def __init__(self, *words: str, devices: str | None = "numpy") -> None:
+    def __init__(
+        self, *words: str, devices: str | None = "numpy", limits: Mapping[int, int] | None = None
+    ) -> None:
         chosen = [] if devices is None else ["-dev", devices]
         command = [sys.executable, "-m", "vkbackend", "serve", *chosen, "--port", "0", *words]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        for limit, most in (limits or {}).items():
+            resource.prlimit(self.process.pid, limit, (most, resource.prlimit(self.process.pid, limit)[1]))
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
         until(lambda: bool(self._address()) or self.process.poll() is not None)
