@@ -14,9 +14,11 @@ from vkbackend.meta import sums
 from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.streams import Fetch, uses_all
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.ops import MAX_VEC_ROWS, Groups, Recorder
 from vkbackend.recording import Recording
+from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
 from vkbackend.step import step_words
 from vkbackend.wire import wire_words
@@ -39,7 +41,8 @@ class Graph:
     skipped: Collection[int] = ()  # Layers that are not recorded, because they repeat earlier layers.
     check: Callable[[], None] = lambda: None  # called before every layer; may raise
     recordings: list[Recording] = field(init=False)
-    reduces: list[Reduce] = field(default_factory=list)
+    # At the ends of segments.
+    meetings: list[Reduce | Fetch] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label
     adapted: set[str] = field(default_factory=set)  # weights whose adapters were applied
@@ -69,10 +72,13 @@ class Graph:
             self._scope, self._section = outer, section
 
     def recorded_layers(self, layers: Sequence[T]) -> Iterator[tuple[int, T]]:
-        """Yield (number, layer) of the layers that are recorded."""
+        """Yield (number, layer) of the layers that are recorded. A segment ends before a layer whose weights
+        are copied from the file."""
         for il, layer in enumerate(layers):
             if il not in self.skipped:
                 self.check()
+                if il in self.inputs[0].streamed:
+                    self._meet(Fetch(), f"blk.{il}.fetch")
                 yield il, layer
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
@@ -223,18 +229,36 @@ class Graph:
                 kept = replace(self.scratch(packed.shape, "kept"), dtype="u32")
             self.on(d, "pack").pack_halves(share, packed, kept)
             shares[d] = kept
-        self._meet(reduce)
+        self._meet(reduce, self.label("all_reduce"))
         if not provider.scatters(reduce):
             return {d: provider.readable(d, reduce) for d in readers}, shares
         self._sum_parts(shares, reduce, provider)
         gather = replace(reduce, gather=True)
-        self._meet(gather)
+        self._meet(gather, self.label("all_reduce"))
         return {d: provider.readable(d, gather) for d in readers}, shares
 
-    def _meet(self, reduce: Reduce) -> None:
-        self.reduces.append(reduce)
+    def _meet(self, meeting: Reduce | Fetch, label: str) -> None:
+        self.meetings.append(meeting)
         for recording in self.recordings:
-            recording.exchange(self.label("all_reduce"))
+            recording.exchange(label)
+
+    @property
+    def reduces(self) -> list[Reduce]:
+        return [meeting for meeting in self.meetings if isinstance(meeting, Reduce)]
+
+    def fetch_experts(self, d: int, ids: View, n_experts: int, stacks: Sequence[Weight]) -> None:
+        """End the segment, so that the host can copy the used experts of streamed `stacks`. `ids` u32
+        [n_rows, n_used] is on device d. In a step that uses nearly all experts, they are copied ahead
+        instead."""
+        n_rows, n_used = ids.shape
+        names = tuple(name_in_layer(w.name) for w in stacks if w.streamed)
+        if names and not uses_all(n_rows, n_used, n_experts):
+            used, n_ids = self.inputs[d].used, n_rows * n_used
+            assert used is not None
+            self.on(d, "moe used").copy(
+                replace(ids, shape=(n_ids,)), View(used.buffer, used.offset, (n_ids,), "u32")
+            )
+            self._meet(Fetch(names, n_ids, d), self.label("moe fetch"))
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
         for d, (begin, end) in enumerate(parts_of(reduce, self.n)):

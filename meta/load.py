@@ -27,6 +27,7 @@ from vkbackend.meta.slices import (
     rows_in_pieces,
     slices_of,
 )
+from vkbackend.meta.streamed_weights import place_streamed
 from vkbackend.meta.tensor import Weight
 from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
@@ -47,18 +48,28 @@ class Source(Protocol):
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Return all weights, and host pages that must outlive them."""
+    """Return all weights, and host pages that must outlive them. Streamed weights get memory but no values
+    (streams.py)."""
     weights = {
-        load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
+        load.name: Weight(
+            load.name,
+            load.shape,
+            load.dtype,
+            load.state,
+            [[] for _ in devices],
+            streamed=load.home is Home.STREAM,
+        )
         for load in loads
     }
     pages: list[Pages] = []
     for d, device in enumerate(devices):
         device.host_kind = known_host_kind(device)
         pages += _place(device, d, loads, source, weights)
+        place_streamed(loads, d, device, weights)
         device.host_kind = ""
     here = [d for d, device in enumerate(devices) if not device.node]
-    total = sum(view.nbytes for w in weights.values() for d in here for _, view in w.pieces[d])
+    loaded = [w for w in weights.values() if not w.streamed]
+    total = sum(view.nbytes for w in loaded for d in here for _, view in w.pieces[d])
     to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces[d] for d in here)]
     total += sum(source.data(load.name).nbytes for load in to_share)
     done = 0
@@ -79,6 +90,8 @@ def load_weights(
                     weight.pieces[d] += _copies(device, load)
             elif load.shared:
                 continue
+            elif weight.streamed:
+                pass
             elif len(load.shape) == 3:
                 _fill_experts(device, load, d, weight, raw, advance)
             else:
@@ -94,8 +107,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Add device `d`'s views to `weights`, except for shared tables. Returns the file pages that the device
-    reads."""
+    """Add device `d`'s views to `weights`, except for shared tables and streamed weights. Returns the
+    file pages that the device reads."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]

@@ -90,6 +90,9 @@ class Mesh:
             counts = device.buffer(n, Home.STAGING, "expert counts") if (n := sizes.counts) else None
             self._inputs.append(shape.inputs(d, host, local, region, counts))
             arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
+        if stream := self.stores.stream:
+            stream.attach([inputs.used for inputs in self._inputs])
+            self.relay.stream = stream
         if sizes.slot:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
@@ -167,6 +170,9 @@ class Mesh:
         """Free all memory, except on a device that does not answer."""
         for device in self.devices:  # Wait until no command buffer is in use.
             device.abandoned |= not device.abandoned and not device.settle()
+        if self.stores.stream:
+            self.stores.stream.close()
+        self.relay.stream = self.stores.stream = None
         abandoned = any(device.abandoned for device in self.devices)
         for steps in (self._steps, *self._others):
             if steps:

@@ -17,6 +17,7 @@ from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.repeated_layers import RepeatedLayers
 from vkbackend.meta.step_builder import Built, StepBuilder
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.streams import Fetch, copied_later
 from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
@@ -34,11 +35,18 @@ Values = dict[str, list[View | None]]
 class Step:
     kind: StepKind
     executables: list[Executable]
-    reduces: list[Reduce | None]  # The reduce at the end of each segment except the last.
+    # What the host does at the end of each segment except the last.
+    meetings: list[Reduce | Fetch | None]
     values: Values  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
     used: int = 0
     on_cpu: bool = False  # whether the driver of a device is a software driver
+    # As `copied_later` returns.
+    later: Sequence[frozenset[str]] = ()
+
+    @property
+    def reduces(self) -> list[Reduce | None]:
+        return [meeting for meeting in self.meetings if not isinstance(meeting, Fetch)]
 
     @property
     def nbytes(self) -> int:
@@ -142,12 +150,12 @@ class RecordedSteps:
     def _record(self, kind: StepKind) -> Step:
         repeated = self._repeated(kind) if self.repeating else None
         if repeated:
-            recordings, reduces, values = repeated
+            recordings, meetings, values = repeated
         else:
             built = self.builder.recorded(kind, check=self._check)
             self._compile(built.recordings)
             recordings, values = self._placed(built)
-            reduces = built.reduces
+            meetings = built.meetings
         executables: list[Executable] = []
         with collection_paused(), ExitStack() as undo:
             for device, recording in zip(self.builder.devices, recordings, strict=True):
@@ -158,9 +166,12 @@ class RecordedSteps:
                 undo.callback(executables[-1].close)
             undo.pop_all()
         on_cpu = any(device.limits.is_cpu for device in self.builder.devices)
-        return Step(kind, executables, reduces, values, lag=2 if kind.halves else 1, on_cpu=on_cpu)
+        lag, later = 2 if kind.halves else 1, copied_later(meetings)
+        return Step(kind, executables, meetings, values, lag, on_cpu=on_cpu, later=later)
 
-    def _repeated(self, kind: StepKind) -> tuple[Sequence[Recording], list[Reduce | None], Values] | None:
+    def _repeated(
+        self, kind: StepKind
+    ) -> tuple[Sequence[Recording], list[Reduce | Fetch | None], Values] | None:
         """Record a few of equal layers, or return None if the others would not repeat them."""
         assert self._layers
         if kind.stage >= 0 or kind.wanted.ahead:  # one layer
@@ -171,7 +182,7 @@ class RecordedSteps:
             self._compile(built.recordings)
             with collection_paused():
                 recordings, _ = self._placed(built, cut=False)
-                if repeated := self._layers.repeat(recordings, built.reduces, way):
+                if repeated := self._layers.repeat(recordings, built.meetings, way):
                     self._layers.settle(kind, way)
                     for device, recording in zip(self.builder.devices, repeated[0], strict=True):
                         recording.cut(pace_of(device))

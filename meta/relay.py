@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from vkbackend import env
 from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.meta.recorded_steps import Step
-from vkbackend.meta.reduce import Provider
+from vkbackend.meta.reduce import Provider, Reduce
+from vkbackend.meta.streams import Fetch, Stream
 from vkbackend.runtime import Device
 
 WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
@@ -26,6 +27,7 @@ class Relay:
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._bases = [0] * len(devices)  # segments that each queue had before the step
         self.n_reduces, self.reduce_s = 0, 0.0
+        self.stream: Stream | None = None
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
@@ -40,6 +42,8 @@ class Relay:
         self.broken = ""
 
     def _relay(self, step: Step, n: int, provider: Provider | None) -> None:
+        if self.stream:
+            self.stream.begin(step.later)
         for d, device in enumerate(self._devices):
             queue = device.queue
             self._bases[d] = queue.submitted
@@ -48,10 +52,14 @@ class Relay:
             queue.allow(self._bases[d] + min(n, step.lag))
         for s in range(1, n):
             self._join(s)
-            began, reduce = time.perf_counter(), step.reduces[s - 1]
-            if reduce:
+            began, meeting = time.perf_counter(), step.meetings[s - 1]
+            if isinstance(meeting, Fetch):
+                assert self.stream
+                self.stream.meet(meeting)
+                began = time.perf_counter()
+            elif meeting:
                 assert provider is not None
-                provider.exchange(reduce)
+                provider.exchange(meeting)
             for d, device in enumerate(self._devices):
                 queue, base = device.queue, self._bases[d]
                 queue.allow(base + min(n, s + step.lag))
@@ -59,7 +67,7 @@ class Relay:
                 if done < n and (not queue.ahead or self._ahead is not None):
                     queue.submit(step.executables[d], done, 1)
             self.reduce_s += time.perf_counter() - began
-            self.n_reduces += reduce is not None and not reduce.gather
+            self.n_reduces += isinstance(meeting, Reduce) and not meeting.gather
         self._join(n)
 
     def _join(self, s: int) -> None:

@@ -18,9 +18,12 @@ from vkbackend import env
 from vkbackend.buffer import Buffer, View
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.streams import Fetch
 from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 from vkbackend.repeats import Places, Repeat, RepeatingRecording, moved, section_of
 from vkbackend.step import Mix
+
+Meeting = Reduce | Fetch  # what the host does between two segments
 
 MAX_PERIOD = 12
 RECORDED = 2  # periods
@@ -122,13 +125,13 @@ class RepeatedLayers:
         self._settled[kind.mix, kind.halves] = [way] if way else []
 
     def repeat(
-        self, recordings: Sequence[Recording], reduces: Sequence[Reduce | None], way: Sequence[Repetition]
-    ) -> tuple[list[RepeatingRecording], list[Reduce | None]] | None:
-        """Return each device's recording and the reduces of all layers, or None if the recorded periods
+        self, recordings: Sequence[Recording], meetings: Sequence[Meeting | None], way: Sequence[Repetition]
+    ) -> tuple[list[RepeatingRecording], list[Meeting | None]] | None:
+        """Return each device's recording and the meetings of all layers, or None if the recorded periods
         differ. `recordings` have barriers, and no Cuts."""
         try:
             repeating = [self._repeating(d, recording, way) for d, recording in enumerate(recordings)]
-            return repeating, _repeated_reduces(repeating, reduces)
+            return repeating, _repeated_meetings(repeating, meetings)
         except _Differs as difference:
             env.log(2, f"{recordings[0].name}: every layer is recorded: {difference}")
             return None
@@ -254,10 +257,10 @@ def _form(command: Command) -> object:
     return type(command) if isinstance(command, Copy | Exchange) else command
 
 
-def _repeated_reduces(
-    recordings: Sequence[RepeatingRecording], reduces: Sequence[Reduce | None]
-) -> list[Reduce | None]:
-    """Return the reduces at the end of each segment except the last, including repeats."""
+def _repeated_meetings(
+    recordings: Sequence[RepeatingRecording], meetings: Sequence[Meeting | None]
+) -> list[Meeting | None]:
+    """Return the meetings at the end of each segment except the last, including repeats."""
     spans = []
     for recording in recordings:
         ends = [at for at, command in enumerate(recording.stored) if isinstance(command, Exchange)]
@@ -265,12 +268,12 @@ def _repeated_reduces(
         spans.append(of_repeats)
         if of_repeats != spans[0]:
             raise _Differs("devices have other numbers of exchanges")
-    repeated: list[Reduce | None] = []
+    repeated: list[Meeting | None] = []
     done = 0
     for begin, end, n in spans[0]:
-        window = reduces[begin:end]
-        if list(window) != list(reduces[end : 2 * end - begin]):
-            raise _Differs("the reduces differ")
-        repeated += [*reduces[done:end], *(list(window) * n)]
+        window = meetings[begin:end]
+        if list(window) != list(meetings[end : 2 * end - begin]):
+            raise _Differs("the reduces, or the copies from the file, differ")
+        repeated += [*meetings[done:end], *(list(window) * n)]
         done = end
-    return [*repeated, *reduces[done:]]
+    return [*repeated, *meetings[done:]]

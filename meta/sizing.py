@@ -46,6 +46,8 @@ class StepShape:
     encodes: bool = False  # Rows attend to later rows. Steps output only hidden states, and never decode.
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
     draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
+    streamed: frozenset[int] = frozenset()  # Layers whose weights are copied from the file.
+    n_streamed_experts: int = 0  # The most experts of such a layer.
 
     def places(self) -> tuple[dict[str, int], int]:
         """Return ({name: byte offset} of RoPE tables, ADAPTERS and EXPERTS, total bytes) of the parameters.
@@ -61,7 +63,8 @@ class StepShape:
 
     @property
     def counts_nbytes(self) -> int:
-        return aligned(4 * 2 * self.experts[1])
+        """Return the bytes of use counts, and of ids of a layer's used experts."""
+        return aligned(4 * 2 * self.experts[1]) + aligned(4 * self.n_streamed_experts)
 
     @property
     def adapter_words(self) -> int:
@@ -109,6 +112,7 @@ class StepShape:
         }
         begin, end = self.vocab[device]
         words, at = self.mask_words(device), aligned(self.logits_nbytes(device))
+        n_ids = self.n_streamed_experts
         hidden = region if self.n_embd and device == self.hidden_device else None
         return Inputs(
             View(local, 0, (step_words(self.n_rows),), "u32"),
@@ -120,13 +124,15 @@ class StepShape:
             View(local, offsets[ADAPTERS], (self.adapter_words,), "u32") if self.adapters else None,
             View(hidden, 0, (self.n_hidden, self.n_embd)) if hidden else None,
             View(local, offsets[EXPERTS], (self.experts[0],), "u32") if self.experts[0] else None,
-            View(counts, 0, (2, self.experts[1]), "u32") if counts else None,
+            View(counts, 0, (2, self.experts[1]), "u32") if counts and self.experts[1] else None,
+            View(counts, aligned(8 * self.experts[1]), (n_ids,), "u32") if counts and n_ids else None,
+            self.streamed,
         )
 
     def unplaced(self, device: int) -> Inputs:
         """Return `inputs` without memory."""
         buffer = nowhere()
-        counts = nowhere(Home.STAGING, "counts") if self.experts[1] else None
+        counts = nowhere(Home.STAGING, "counts") if self.counts_nbytes else None
         return self.inputs(device, buffer, buffer, buffer if self.outputs_nbytes(device) else None, counts)
 
 
@@ -141,7 +147,7 @@ class StepSizes:
     logits: tuple[int, ...]
     slot: int
     largest: tuple[int, ...] = ()
-    counts: int = 0  # Bytes for the experts' use counts.
+    counts: int = 0  # Bytes for the experts' use counts and ids.
     # A number for each outermost scope. Scopes with equal numbers record equal ops.
     forms: Mapping[str, int] = field(default_factory=dict, compare=False)
 

@@ -14,6 +14,7 @@ from vkbackend.collector import collection_paused
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.streams import Fetch
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Recording, interleave
@@ -25,7 +26,7 @@ Build = Callable[[Graph], None]
 
 class Built(NamedTuple):
     recordings: list[Recording]
-    reduces: list[Reduce | None]
+    meetings: list[Reduce | Fetch | None]
     values: dict[str, list[View | None]]
 
 
@@ -50,12 +51,12 @@ class StepBuilder:
         graphs = self.graphs(kind, skipped, check)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
-            return Built(recordings, list(graphs[0].reduces), graphs[0].values)
+            return Built(recordings, list(graphs[0].meetings), graphs[0].values)
         first, second = graphs
-        pairs = zip_longest([*first.reduces, None], [*second.reduces, None])
-        reduces: list[Reduce | None] = [reduce for pair in pairs for reduce in pair][:-1]
+        pairs = zip_longest([*first.meetings, None], [*second.meetings, None])
+        meetings: list[Reduce | Fetch | None] = [meeting for pair in pairs for meeting in pair][:-1]
         values = first.values | {f"second half {name}": views for name, views in second.values.items()}
-        return Built(recordings, reduces, values)
+        return Built(recordings, meetings, values)
 
     def graphs(
         self, kind: StepKind, skipped: Collection[int] = (), check: Callable[[], None] = lambda: None

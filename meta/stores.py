@@ -11,6 +11,8 @@ from vkbackend.errors import PlanError
 from vkbackend.memory import allocate
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.split import MIRRORED, State
+from vkbackend.meta.streamed_weights import by_layer
+from vkbackend.meta.streams import Stream
 from vkbackend.meta.tensor import Weight
 from vkbackend.pages import Pages
 from vkbackend.runtime import Device
@@ -24,11 +26,14 @@ class Stores:
         self.weights: dict[str, Weight] = {}
         self.changing: dict[str, Weight] = {}
         self.pages: list[Pages] = []
+        self.stream: Stream | None = None
         self.load_s = 0.0
 
     def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
         began = time.perf_counter()
         weights, pages = load_weights(self._devices, loads, source, progress)
+        if by_layer(loads):
+            self.stream = Stream(self._devices, loads, weights, source)
         self.load_s += time.perf_counter() - began
         self.weights |= weights
         self.pages += pages

@@ -30,6 +30,7 @@ class Weight:
     starts: dict[int, View] = field(default_factory=dict)
     low_rank: LowRank | None = None
     slots: SlotStack | None = None
+    streamed: bool = False  # whether the host copies it from the file while a step runs
 
     def whole(self, device: int) -> View:
         """Return the single piece of an unsplit weight (norms, caches)."""
@@ -136,6 +137,8 @@ class Inputs:
     hidden: View | None = None  # On one device, f32 [n_hidden, n_embd] in the memory of `logits`.
     experts: View | None = None  # Tables of expert caches, u32.
     counts: View | None = None  # Host-visible use counts, u32 [2 halves, experts of all layers].
+    used: View | None = None  # Host-visible ids of a layer's used experts, u32.
+    streamed: frozenset[int] = frozenset()  # layers whose weights are copied from the file (streams.py)
 
 
 class TensorGraph(Protocol):
@@ -164,4 +167,5 @@ class TensorGraph(Protocol):
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]: ...
+    def fetch_experts(self, d: int, ids: View, n_experts: int, stacks: Sequence[Weight]) -> None: ...
     def add(self, a: Tensor, b: Tensor) -> Tensor: ...

@@ -301,8 +301,9 @@ class LLM(Chats, Slots, Embeddings):
         """Return a dict per device, in order. "device" is the name. The keys with bytes are "weights",
         "adapters" (LoRA adapters, which "weights" or "host" count as well), "mapped" (weights in the mapped
         file, whose pages the system may drop), "kv", "scratch", "host" (slices and caches on the host),
-        "shared" (tables of all devices, counted for the first), "staging", "free_before" (before loading) and
-        "free" (now). A device's free memory is None if unknown."""
+        "stream" (memory for weights that stay in the file), "shared" (tables of all devices, counted for the
+        first), "staging", "free_before" (before loading) and "free" (now). A device's free memory is None if
+        unknown."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory

@@ -129,6 +129,11 @@ class _ModelKeywords(TypedDict, total=False):
     """MiB of device memory, on all devices together, for copies of the experts that are used most, if experts
     are in host memory (`override_tensor`). Each device stores its slice of every copied expert. "auto": as
     much as fits. 0.0 (default): no copies."""
+    pinned_mib: float | Literal["auto"]
+    """MiB of host memory, on all devices together, for pinned weights of layers that are in host memory. The
+    weights of the layers that exceed this size stay in the mapped file, and every step copies them through a
+    small pinned memory. "auto" (default): all weights are pinned if the system has enough memory, else as
+    many as fit."""
     kv_offload: bool
     """False puts the caches in host memory (default: True)."""
     use_mmap: bool
@@ -231,6 +236,7 @@ class Options(RopeOptions):
     n_gpu_layers: int | Literal["auto"] | None = option(None, layer_count)
     override_tensor: tuple[tuple[str, str], ...] = option((), override_list)
     moe_cache_mib: float | Literal["auto"] = option(0.0, mebibytes)
+    pinned_mib: float | Literal["auto"] = option("auto", mebibytes)
     kv_offload: bool = option(True, switch)
     use_mmap: bool = option(True, switch)
     speculation: tuple[str, ...] = option((), speculation_list)

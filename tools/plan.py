@@ -35,12 +35,17 @@ MEMORY_COLUMNS = {
     "kv": "KV",
     "scratch": "scratch",
     "host": "host-placed",
+    "stream": "for weights in the file",
     "shared": "shared",
     "staging": "staging",
     "padding": "of all padding",
     "read_per_token": "read per token",
 }
-SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
+SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {
+    "mirrored": "mirrored again",
+    "kv": "KV cache",
+    "stream": "memory for weights in the file",
+}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
 DIMS = {
     "heads": "heads",
@@ -161,8 +166,9 @@ def show(plan_report: Report) -> None:
     slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(plan_report.layout)))
     out.print(table("plan", slices, plan_rows(plan_report.layout, plan_report.devices)))
     per_device, columns = plan_report.per_device(), dict(MEMORY_COLUMNS)
-    if not any(row["adapters"] for row in per_device):
-        del columns["adapters"]
+    for rare in ("adapters", "stream"):
+        if not any(row[rare] for row in per_device):
+            del columns[rare]
     rows = [
         (
             row["device"],

@@ -66,14 +66,14 @@ def mixture_of(
 ) -> Mixture | None:
     """Return None if no experts are in host memory. `resources` are labels of devices that share a speed."""
     n, limits = len(devices), [device.limits for device in devices]
-    layout = lay_out(model, types, n, replace(options, moe_cache_mib=0.0))
+    layout = lay_out(model, types, n, replace(options, moe_cache_mib=0.0, pinned_mib="auto"))
     if not layout.stacks:
         return None
     used, counted = used_experts(model, layout, fingerprint)
     cost = replace(cost_of(model, layout, ()), stages=stages_of(options, n))
     reduce_ms = prediction.times.reduce_ms
     plan = MixturePlan(model, layout, cost, prediction.speeds, resources, reduce_ms, used)
-    auto = replace(options, moe_cache_mib="auto")
+    auto = replace(options, moe_cache_mib="auto", pinned_mib="auto")
     fitting = with_cache_size(model, types, devices, auto, options.n_ubatch, halves=halves)
     wanted = {slots_in(layout.stacks, n, of.moe_cache_nbytes) for of in (options, fitting)}
     slots = sorted({0, *(min(of, plan.n_experts) for of in wanted)})

@@ -39,6 +39,7 @@ from vkbackend.models.placement.fit import (
 )
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, Held
+from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
@@ -163,6 +164,8 @@ def report(args: argparse.Namespace) -> Report:
             plan_report = plan_of(model, types, devices, options, draft, assumed, marks)
             n_ctx = plan_report.options.n_ctx
             lines = [*getattr(args, "notes", ()), *notes(gguf, model, n_ctx), *plan_report.notes]
+            in_file = sum(held.homes["stream"] for held in plan_report.sizes)
+            lines += stream_notes(plan_report.layout, in_file)
             return replace(plan_report, notes=tuple(lines))
         finally:
             for device in [*devices, *drafting]:
@@ -230,6 +233,12 @@ def plan_of(
         layout = lay_out(model, types, len(devices), options)
         cost = cost_function(model, types, options, limits, options.n_ubatch)
         prediction = predict(devices, prediction.tensor_split, cost, budgets, assumed.rates[0])
+    pinned = with_pinned_size(options, layout, planned, host_budgets(devices))
+    if pinned.pinned_mib != "auto" and not any(device.node for device in devices):
+        options, layout = pinned, lay_out(model, types, len(devices), pinned)
+        halves = halves and not layout.streamed
+        _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
+        planned = sizes_with(model, types, devices, steps)
     if options.moe_cache_mib == "auto":
         options = with_cache_size(model, types, devices, options, options.n_ubatch, halves=halves)
         layout = lay_out(model, types, len(devices), options)

@@ -152,7 +152,7 @@ def apart(a: Access, b: Access) -> bool:
 
 Command = Access | Barrier | Exchange | Cut
 
-HOST_HOMES = (Home.STAGING, Home.PAGES)
+HOST_HOMES = (Home.STAGING, Home.PAGES, Home.STREAM)
 
 
 @dataclass(slots=True)
@@ -231,7 +231,7 @@ def interleave(a: Recording, b: Recording, label: str) -> Recording:
 
 # Some drivers reset the device if a submission takes more than 2 s.
 SUBMISSION_S = 0.5
-OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
+OVER_BUS = (Home.HOST, *HOST_HOMES, Home.MAPPED)
 
 
 @dataclass(frozen=True, slots=True)

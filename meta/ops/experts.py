@@ -71,9 +71,18 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     state = split.moe(x.state, router.w.state, (e.gate or e.up).state, e.up.state, e.down.state, *biases)
     y = graph.new(x.rows, x.width, state, "moe")
     routed = _route(h, router, state.writers)
+    stacks, n_experts = [w for w in (e.gate, e.up, e.down) if w], e.up.shape[0]
+    pairs_on = {
+        d: _pairs(graph, d, replace(routed[1].on(d), dtype="u32"), n_experts, state.writers, stacks)
+        for d in state.writers
+    }
+    first = state.writers[0]
+    graph.fetch_experts(
+        first, pairs_on[first].ids, n_experts, [*stacks, *filter(None, (e.gate_bias, e.up_bias))]
+    )
     for d in state.writers:
-        on = graph.on(d, "moe")
-        weights, ids = routed[0].on(d), replace(routed[1].on(d), dtype="u32")
+        on, pairs = graph.on(d, "moe"), pairs_on[d]
+        weights, ids, groups = routed[0].on(d), pairs.ids, pairs.groups
         widths = [ranges[d][1] - ranges[d][0] for ranges in e.up.state.experts]
         width, equal = max(widths), min(widths) == max(widths)
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
@@ -82,9 +91,6 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         if e.weighs_input:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
-        stacks = [w for w in (e.gate, e.up, e.down) if w]
-        pairs = _pairs(graph, d, ids, e.up.starts[d].shape[0] - 1, state.writers, stacks)
-        groups = pairs.groups
         # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
         # ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None

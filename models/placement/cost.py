@@ -98,7 +98,9 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int 
             if not load.name.endswith(FUSION):
                 continue
         for d in range(n):
-            read[load.home][d] += _read_nbytes(model, load, d, n_rows)
+            read[Home.WEIGHTS if load.home is Home.WEIGHTS else Home.HOST][d] += _read_nbytes(
+                model, load, d, n_rows
+            )
     held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
     return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
 
@@ -116,7 +118,7 @@ def read_by_head(model: Model, layout: Layout) -> list[int]:
 
 def bus_bytes_per_row(model: Model, layout: Layout, n_rows: int) -> list[float]:
     """Return the bytes of weights in host memory that each device reads per row of a step."""
-    loads = [load for load in layout.loads if load.home is Home.HOST]
+    loads = [load for load in layout.loads if load.home is not Home.WEIGHTS]
     return [
         sum(_read_nbytes(model, load, d, n_rows) for load in loads) / n_rows for d in range(layout.n_devices)
     ]

@@ -17,12 +17,13 @@ from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
 RESERVE = 0.02  # This part of each heap is left to drivers.
-ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
+ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "stream", "shared", "staging")
 NAMES = {
     "weights": "weights",
     "kv": "KV cache",
     "scratch": "scratch",
     "host": "tensors placed on the host",
+    "stream": "memory for weights that stay in the file",
     "shared": "tables that all devices read",
     "staging": "staging",
 }

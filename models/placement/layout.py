@@ -7,8 +7,9 @@ host is also split, and every device reads its slice from the host.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from vkbackend.buffer import Home
 from vkbackend.collector import collection_paused
@@ -48,12 +49,17 @@ class Layout:
     # The stacks of experts in host memory, by layer, and these layers' tables if they have slots.
     stacks: Mapping[str, Sequence[Load]] = field(default_factory=dict)
     tables: Mapping[str, SlotTable] = field(default_factory=dict)
+    streamed: frozenset[int] = frozenset()  # layers with weights that stay in the file
 
     @property
     def experts(self) -> tuple[int, int]:
         """Return the words of all tables, and the experts of their layers."""
         every = self.tables.values()
         return sum(table.n_words for table in every), sum(table.n_counts for table in every)
+
+    @property
+    def n_streamed_experts(self) -> int:
+        return max((load.shape[0] for load in self.loads if is_streamed_stack(load)), default=0)
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]
@@ -92,6 +98,13 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
             state = _where_active(plan, spec.shape, n_devices)
         in_file = options.use_mmap and spec.name in model.in_file
         loads.append(Load(spec.name, spec.shape, types[spec.name], state, home, in_file))
+    streamed = _streamed(model, loads, added, n_devices, options)
+    loads = [
+        replace(load, home=Home.STREAM, in_file=False)
+        if layer_of(load.name) in streamed and _may_stream(load, added)
+        else load
+        for load in loads
+    ]
     kv_homes = [
         Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
     ]
@@ -102,7 +115,47 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     stacks = cacheable([load for load in loads if is_host_stack(load)], n_devices)
     n_slots = slots_in(stacks, n_devices, options.moe_cache_nbytes)
     tables = tables_of(stacks, n_devices, n_slots) if n_slots else {}
-    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active, added, stacks, tables)
+    return Layout(
+        *(n_devices, plans, output_plan, loads, caches, owners, states, active),
+        *(added, stacks, tables, streamed),
+    )
+
+
+def _may_stream(load: Load, added: Collection[str]) -> bool:
+    """Return whether a weight may stay in the file. Small weights that all devices share, and the adapters
+    `added`, are always pinned."""
+    return load.home is Home.HOST and not load.shared and load.name not in added
+
+
+def host_nbytes(layout: Layout) -> dict[int, int]:
+    """Return the bytes of weights in host memory that may stay in the file, by layer, on all devices."""
+    return _host_nbytes(layout.loads, layout.adapters, layout.n_devices)
+
+
+def _host_nbytes(loads: Sequence[Load], added: Collection[str], n_devices: int) -> dict[int, int]:
+    nbytes: dict[int, int] = {}
+    for load in loads:
+        if (il := layer_of(load.name)) is not None and (_may_stream(load, added) or load.home is Home.STREAM):
+            of_load = sum(weight_nbytes(load, d) for d in range(n_devices))
+            nbytes[il] = nbytes.get(il, 0) + of_load
+    return nbytes
+
+
+def _streamed(
+    model: Model, loads: Sequence[Load], added: Collection[str], n_devices: int, options: Options
+) -> frozenset[int]:
+    """Return the layers whose weights stay in the file: those after the first layers that fit in
+    `pinned_mib`. An encoder's layers, which may run alone, and heads that predict tokens are pinned."""
+    if options.pinned_mib == "auto" or model.encodes:
+        return frozenset()
+    nbytes = _host_nbytes(loads, added, n_devices)
+    layers = sorted(il for il, n in nbytes.items() if n and il < model.n_layer - model.n_ahead)
+    ends = accumulate(nbytes[il] for il in layers)
+    return frozenset(il for il, end in zip(layers, ends, strict=True) if end > options.pinned_mib * 2**20)
+
+
+def is_streamed_stack(load: Load) -> bool:
+    return load.home is Home.STREAM and len(load.shape) == 3
 
 
 def memory_specs(model: Model, options: Options) -> list[MemorySpec]:

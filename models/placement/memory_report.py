@@ -18,16 +18,18 @@ from vkbackend.meta.expert_slots import slot_views
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
+from vkbackend.meta.streamed_weights import n_regions, region_nbytes
 from vkbackend.models.placement.layout import Layout, adapters_nbytes, largest_cache, weight_nbytes
 from vkbackend.runtime import Device
 
-HOMES = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging")
+HOMES = ("weights", "mapped", "kv", "scratch", "host", "stream", "shared", "staging")
 ITEMS = (
     "model",
     "mirrored",
     "replicated",
     "adapters",
     "slots",
+    "stream",
     "kv",
     "tables",
     "scratch",
@@ -90,6 +92,8 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         nbytes = sum(weight_nbytes(load, d) for load in loads)
         views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
         held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
+    if regions := n_regions(layout.loads) * sum(region_nbytes(layout.loads, d, device)):
+        held.add("stream", "stream", regions)
     slots = slot_views(layout.stacks, layout.tables, d, most)
     if slots:
         nbytes = sum(nbytes_of(shape, dtype) for shape, dtype in slots)
@@ -146,11 +150,14 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts each weight once. `mirrored` counts additional copies of mirrored tensors. `replicated`
-    counts additional copies of split tensors' parts. `adapters` counts all copies of low-rank adapters.
+    `model` counts each weight once, without those that stay in the file. `mirrored` counts additional copies
+    of mirrored tensors. `replicated` counts additional copies of split tensors' parts. `adapters` counts all
+    copies of low-rank adapters.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
-    weights = [load for load in layout.loads if load.name not in layout.adapters]
+    weights = [
+        load for load in layout.loads if load.name not in layout.adapters and load.home is not Home.STREAM
+    ]
     model = sum(map(stored_nbytes, weights))
     replicated = sum(
         sum(weight_nbytes(load, d) for d in range(layout.n_devices)) - stored_nbytes(load)

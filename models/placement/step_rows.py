@@ -14,8 +14,9 @@ from vkbackend.buffer import Home
 from vkbackend.meta.step_kind import bucket
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import DEFAULT_ROWS, Options
-from vkbackend.models.placement.fit import Budget, fits, sizes_with, with_fitting_layers
+from vkbackend.models.placement.fit import ON_DEVICE, Budget, fits, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, layer_of
+from vkbackend.models.placement.pinned import with_pinned_size
 from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
 
@@ -25,7 +26,7 @@ KEPT_LAYERS = 0.9  # With more rows, `-ngl auto` must keep this part of its laye
 
 def reads_over_bus(layout: Layout) -> bool:
     """Return whether weights of layers are in host memory."""
-    return any(load.home is Home.HOST and layer_of(load.name) is not None for load in layout.loads)
+    return any(load.home is not Home.WEIGHTS and layer_of(load.name) is not None for load in layout.loads)
 
 
 def chosen_rows(
@@ -49,6 +50,9 @@ def chosen_rows(
         sizes = sizes_with(model, types, devices, steps)
         if options.n_gpu_layers == "auto":
             wanted = with_fitting_layers(devices, wanted, sizes, model.n_layer)
+            layout = lay_out(model, types, len(devices), wanted)
+        on_host = [budget for budget in budgets if budget.homes != ON_DEVICE]
+        wanted = with_pinned_size(wanted, layout, sizes, on_host)
         return wanted, shape.n_rows >= n and fits(wanted, sizes, budgets)
 
     few = replace(options, n_ubatch=DEFAULT_ROWS)

@@ -32,6 +32,7 @@ from vkbackend.models.placement.layout import (
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.ops.target import MAX_GROUPS
 from vkbackend.recording import Recording
+from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, Mix
 from vkbackend.twins.device import NullDevice
@@ -92,6 +93,8 @@ def step_shape(
         model.n_embd,
         experts=layout.experts,
         draft_vocab=layout.output_plan.ranges.get("draft_vocab", vocab),
+        streamed=layout.streamed,
+        n_streamed_experts=layout.n_streamed_experts,
     )
 
 
@@ -173,7 +176,7 @@ def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
                 tuple(shape for _, shape in piece_shapes(load, d, piece_nbytes(device)))
                 for d, device in enumerate(devices)
             )
-            parts[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
+            parts[il].append((name_in_layer(load.name), load.dtype, shapes, load.home is Home.STREAM))
     for prefix, table in layout.tables.items():
         parts[int(prefix.split(".")[1])].append((table.n_experts, table.n_slots))
     for plan in layout.memories():
@@ -263,7 +266,8 @@ def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
 
 
 def _weight(load: Load, devices: Sequence[NullDevice], places: Sequence[_Places]) -> Weight:
-    weight = Weight(load.name, load.shape, load.dtype, load.state, [])
+    streamed = load.home is Home.STREAM
+    weight = Weight(load.name, load.shape, load.dtype, load.state, [], streamed=streamed)
     for d, (device, place) in enumerate(zip(devices, places, strict=True)):
         most = piece_nbytes(device)
         weight.pieces.append(

@@ -10,9 +10,11 @@ import pytest
 from device_sets import wide
 
 from vkbackend import env, hazards
+from vkbackend.meta import stores
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.repeated_layers import WAYS, Repetition, Way, repetitions
 from vkbackend.meta.step_kind import StepKind, Wanted
+from vkbackend.meta.streams import Fetch
 from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
@@ -67,7 +69,7 @@ def compare(runner: Runner, kind: StepKind) -> Step:
     steps.repeating = False
     complete = steps._record(kind)
     steps.repeating = True
-    assert step.reduces == complete.reduces and step.lag == complete.lag
+    assert step.meetings == complete.meetings and step.lag == complete.lag
     assert step.executables[0].n_segments == complete.executables[0].n_segments
     for repeated, every in zip(step.executables, complete.executables, strict=True):
         assert repeated.recording.commands == every.recording.commands
@@ -115,6 +117,21 @@ def test_layers_with_expert_caches_repeat(
             lookups = [c for c in executable.recording.accesses() if getattr(c, "op", "") == "moe_lookup"]
             tables = {lookup.args[1] for lookup in lookups if isinstance(lookup, Dispatch)}
             assert len(tables) == DENSE["block_count"] == len(lookups) // (1 + kind.halves)
+
+
+@pytest.mark.parametrize("shares", [(1,), (3, 1)])
+@pytest.mark.parametrize(("name", "n_ends"), [("dense", 1), ("experts", 2)])
+def test_layers_that_stay_in_the_file_repeat(
+    name: str, n_ends: int, shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They alternate between two regions of memory. Simulated devices have no memory to copy to."""
+    monkeypatch.setattr(stores, "Stream", Mock())
+    runner = opened(name, shares, n_gpu_layers=0, pinned_mib=0.0)
+    for kind in KINDS:
+        step = compare(runner, kind)
+        assert is_repeated(step)
+        fetches = [meeting for meeting in step.meetings if isinstance(meeting, Fetch)]
+        assert len(fetches) == DENSE["block_count"] * (n_ends if kind.n_rows < 4 else 1)
 
 
 def test_cuts_are_those_of_the_complete_model(shapes: None, monkeypatch: pytest.MonkeyPatch) -> None:

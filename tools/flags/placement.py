@@ -97,6 +97,10 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
     add("moe_cache_mib", "--moe-cache-mib", metavar="MIB",
         help="device memory, on all devices together, for copies of the experts that are used most, if "
         "experts are in host memory; auto: as much as fits (default: %(default)s)")  # fmt: skip
+    add("pinned_mib", "--pinned-mib", metavar="MIB",
+        help="host memory, on all devices together, for pinned weights of layers in host memory; the "
+        "weights of further layers stay in the file, and every step copies them; auto: as much as fits "
+        "(default: %(default)s)")  # fmt: skip
     if not steps:
         return
     add("kv_offload", "-kvo", "--kv-offload", action="store_true", help=argparse.SUPPRESS)

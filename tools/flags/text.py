@@ -126,6 +126,8 @@ def show_memory(llm: LLM, err: Console) -> None:
     parts = {part: part.replace("_", " ") for part in MEMORY_PARTS} | {"kv": "KV cache"}
     if any(m["adapters"] for m in memory):
         parts |= {"adapters": "of these adapters"}
+    if any(m["stream"] for m in memory):
+        parts |= {"stream": "for weights in the file"}
     rows = [
         (str(m["device"]), *("-" if m[part] is None else m[part] / MIB for part in parts)) for m in memory
     ]

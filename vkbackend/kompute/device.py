@@ -30,7 +30,7 @@ from vkbackend.codebooks import entries as codebook_entries
 from vkbackend.device_info import DeviceInfo, limits_of
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
 from vkbackend.kompute.process import ANSWER_S, Process
-from vkbackend.kompute.queues import KomputeExecutable, KomputeQueue
+from vkbackend.kompute.queues import SHARED, KomputeExecutable, KomputeQueue
 from vkbackend.kompute.spirv import storage_only
 from vkbackend.kompute.transfers import KomputeTransfers
 from vkbackend.limits import Limits
@@ -159,7 +159,7 @@ class KomputeDevice(Device):
         self.check(f"vkCreateBuffer of {nbytes} bytes for {label}")
         self.check(f"vkAllocateMemory of {nbytes} bytes for {label}")
         buffer = Buffer(nbytes, home, label, handle=next(self.numbers))
-        visible, shared, fd = home in (Home.STAGING, Home.HOST), home is Home.STAGING, None
+        visible, shared, fd = home in (*SHARED, Home.HOST), home in SHARED, None
         try:
             if shared:
                 fd = os.memfd_create("vkbackend staging")
@@ -186,7 +186,7 @@ class KomputeDevice(Device):
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
         """Raise OutOfDeviceMemory if a buffer does not fit, which kp does not report."""
-        hosts = (Home.STAGING, Home.HOST)
+        hosts = (*SHARED, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)

@@ -147,6 +147,10 @@ class KomputeQueue(Queue):
         return True
 
 
+# Memory that this process and kp's process map.
+SHARED = (Home.STAGING, Home.STREAM)
+
+
 def is_between(command: Any) -> bool:
     return isinstance(command, Barrier) and command.scope is Scope.DEVICE
 
@@ -163,7 +167,7 @@ def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tupl
 
 def _merged(ranges: Iterable[Range]) -> list[tuple[int, int, int]]:
     spans: list[tuple[int, int, int]] = []
-    of_host = [r for r in ranges if isinstance(r.buffer, Buffer) and r.buffer.home is Home.STAGING]
+    of_host = [r for r in ranges if isinstance(r.buffer, Buffer) and r.buffer.home in SHARED]
     for number, begin, end in sorted((r.buffer.handle, r.begin // 4, r.end // 4) for r in of_host):  # type: ignore[union-attr]
         if spans and spans[-1][0] == number and begin <= spans[-1][2]:
             spans[-1] = number, spans[-1][1], max(end, spans[-1][2])

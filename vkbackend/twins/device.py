@@ -19,7 +19,7 @@ from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams
 from vkbackend.twins import twin_of
 
-WEIGHT_HOMES = (Home.WEIGHTS, Home.HOST, Home.MAPPED)
+WEIGHT_HOMES = (Home.WEIGHTS, Home.HOST, Home.STREAM, Home.MAPPED)
 _PLAIN = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "u8": np.uint8}
 
 

@@ -89,7 +89,9 @@ class VulkanDevice(LogicalDevice, Device):
         return self.info
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        buffer = self.memory.buffer(nbytes, home, label, self.host_kind if home is Home.HOST else "")
+        buffer = self.memory.buffer(
+            nbytes, home, label, self.host_kind if home in (Home.HOST, Home.STREAM) else ""
+        )
         if env.poison():
             self.fill(View(buffer, 0, (buffer.nbytes // 4,)), 0xFFFFFFFF)
         return buffer

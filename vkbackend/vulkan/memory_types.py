@@ -12,7 +12,7 @@ from vkbackend.buffer import CACHED_KIND, COMBINED_KIND, Home
 
 LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
 _PLAIN = LOCAL | VISIBLE | COHERENT | CACHED
-MAPPED = (Home.STAGING, Home.HOST)  # the host reads and writes these buffers
+MAPPED = (Home.STAGING, Home.HOST, Home.STREAM)  # the host reads and writes these buffers
 
 Types = Sequence[tuple[int, int]]  # (flags, heap) by type
 
@@ -33,9 +33,9 @@ def host_kinds(types: Types) -> tuple[str, ...]:
 def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> list[int]:
     """Return the best memory type of each suitable heap, best first. `allowed` has a bit per type.
 
-    STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST prefers memory that
-    is not device local, and then types of `host_kind`, if given. Other homes prefer device-local types that
-    are not host visible.
+    STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST and STREAM prefer
+    memory that is not device local, and then types of `host_kind`, if given. Other homes prefer device-local
+    types that are not host visible.
 
     Without a resizable BAR, the host sees 256 MiB of device memory, which are a heap of their own. Drivers
     need this heap, so it is not used.
@@ -44,7 +44,7 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
     def score(kind: int) -> tuple[bool, ...]:
         flags = types[kind][0]
         local, coherent = bool(flags & LOCAL), bool(flags & COHERENT)
-        if home is Home.HOST:
+        if home in (Home.HOST, Home.STREAM):
             return not local, not host_kind or bool(flags & CACHED) == (host_kind == CACHED_KIND), coherent
         if home is Home.STAGING:
             return bool(flags & CACHED), coherent, not local

@@ -46,6 +46,7 @@ from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout, lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
+from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.step_rows import chosen_rows, reads_over_bus
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
@@ -196,15 +197,23 @@ class Loading:
             self.notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
             if self.prediction and options.shares:
                 self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
+        if self._joining is None:
+            self.options = options = with_pinned_size(options, layout, sizes, host_budgets(devices))
+            layout = lay_out(model, types, len(devices), options)
+        elif options.pinned_mib != "auto":
+            raise InvalidArgument("pinned_mib: several hosts pin all weights that are in host memory")
+        halves = halves and not layout.streamed  # The host would copy a layer for each half.
         if options.moe_cache_mib == "auto":
             self.options = options = self._with_cache_size(mesh, halves)
             layout = lay_out(model, types, len(devices), options)
-        if layout.experts != self.shape.experts:
+        if (layout.experts, layout.streamed) != (self.shape.experts, self.shape.streamed):
             self.shape, self._steps = fitting_steps(
                 model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
             )
             sizes = sizes_with(model, types, devices, self._steps)
         self.notes += cache_notes(options, layout, len(devices))
+        in_file = sum(held.homes["stream"] for held in sizes(options))
+        self.notes += stream_notes(layout, in_file)
         self.layout = layout
         if options.context_shift:
             self._rotations = key_rotations(model, layout, options, self._gguf.architecture)

@@ -34,6 +34,7 @@ def memory_report(
                 "kv": n[Home.KV],
                 "scratch": n[Home.SCRATCH],
                 "host": n[Home.HOST],
+                "stream": n[Home.STREAM],
                 "shared": shared,
                 "staging": n[Home.STAGING] + slots,
                 "free_before": free_before[i],

@@ -1,0 +1,186 @@
+"""Weights that stay in the mapped model file, because the system has too little memory to pin them.
+
+Each device has two regions of pinned memory, and reads the weights of layer l of these layers from region
+l mod 2. A step's segments end before each of the layers. While the devices compute layer l, a thread copies
+the next layer from the file to the other region. The places in a region never change, so neither do
+recordings. Every byte crosses the bus as often as if all weights were pinned.
+
+In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router, which
+writes the ids of the used experts to host memory, and the host copies only these experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.buffer import Buffer, View
+from vkbackend.errors import Timeout, UnsupportedFeature
+from vkbackend.host_copy import copy_into
+from vkbackend.meta.slices import Load
+from vkbackend.meta.streamed_weights import N_REGIONS, Pair, by_layer, bytes_of, expert_pairs, matrix_pairs
+from vkbackend.meta.tensor import Weight
+from vkbackend.repeats import name_in_layer
+from vkbackend.runtime import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ends a segment before the next layer, or if `stacks` is set, after the router of a layer. `stacks` are
+    the names in the layer of the experts' matrices, and `device` wrote the ids."""
+
+    stacks: tuple[str, ...] = ()
+    n_ids: int = 0
+    device: int = 0
+
+
+def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
+    """Return whether a step copies all experts of a layer ahead. With an even router, steps of as many pairs
+    (row, expert) as experts use 63 % of them or more, and the copies take no time of their own."""
+    return n_rows * n_used >= n_experts
+
+
+class Source(Protocol):
+    def data(self, name: str) -> np.ndarray: ...
+
+
+@dataclass(slots=True)
+class _Layer:
+    """What to copy to the buffers of all devices: matrices, and by name in the layer the stacks' experts."""
+
+    buffers: list[tuple[Device, Buffer]]
+    matrices: list[Pair] = field(default_factory=list)
+    stacks: dict[str, list[list[Pair]]] = field(default_factory=dict)
+
+
+class Stream:
+    """Copies the weights of a step from the file. `n_copied` counts bytes."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        loads: Sequence[Load],
+        weights: Mapping[str, Weight],
+        source: Source,
+    ) -> None:
+        """The arrays of `source` keep the file mapped. Raises UnsupportedFeature if the host cannot write the
+        memory of a device while a step runs."""
+        self._devices = devices
+        self._layers: list[_Layer] = []
+        self._used: list[View | None] = []
+        self._thread = ThreadPoolExecutor(1, "vkbackend-stream")
+        self._copying: dict[int, Future[int]] = {}
+        self._later: Sequence[frozenset[str]] = ()
+        self._at = -1
+        self.n_copied = 0
+        for of_layer in by_layer(loads).values():
+            pieces = [pieces for load in of_layer for pieces in enumerate(weights[load.name].pieces)]
+            buffers = [(devices[d], view.buffer) for d, of_device in pieces for _, view in of_device]
+            layer = _Layer(list(dict.fromkeys(buffers)))  # type: ignore[arg-type]
+            for device, buffer in layer.buffers:
+                if buffer.host is None:
+                    raise UnsupportedFeature(
+                        f"{device.name} cannot read weights that the host writes during a step; pin all "
+                        "weights (pinned_mib)"
+                    )
+            for load in of_layer:
+                raw, weight = source.data(load.name), weights[load.name]
+                for d, device in enumerate(devices):
+                    if len(load.shape) < 3:
+                        layer.matrices += matrix_pairs(load, d, weight.pieces[d], raw)
+                        continue
+                    of_device = expert_pairs(load, d, weight, raw, device)
+                    stack = layer.stacks.setdefault(name_in_layer(load.name), [[] for _ in of_device])
+                    for e, pairs in enumerate(of_device):
+                        stack[e] += pairs
+            self._layers.append(layer)
+
+    def attach(self, used: Sequence[View | None]) -> None:
+        """Set the host-visible memory in which each device writes ids of experts."""
+        self._used = list(used)
+
+    def begin(self, later: Sequence[frozenset[str]]) -> None:
+        """Begin a step. `later` has the stacks of each layer whose experts are copied after the router. No
+        step may be running."""
+        self._later, self._at = later, -1
+        assert len(later) in (0, len(self._layers)), f"a step reads {len(later)} layers from the file"
+        if later:
+            for k in range(min(N_REGIONS, len(self._layers))):
+                self._start(k)
+
+    def meet(self, fetch: Fetch) -> None:
+        """Do the host's work between two segments. All devices have finished the first, and wait. Raises
+        Timeout."""
+        if fetch.stacks:
+            self._copy_experts(fetch)
+            return
+        self._at += 1
+        following = self._at + N_REGIONS - 1
+        if self._at and following < len(self._layers):
+            self._start(following)
+        if copying := self._copying.pop(self._at, None):
+            try:
+                self.n_copied += copying.result(env.timeout_s())
+            except TimeoutError:
+                raise Timeout(
+                    f"the weights of a layer were not read from the file within {env.timeout_s()} s"
+                ) from None
+            self._flush()
+
+    def _start(self, k: int) -> None:
+        layer, later = self._layers[k], self._later[k]
+        if layer.matrices or not later.issuperset(layer.stacks):
+            self._copying[k] = self._thread.submit(self._copy_layer, layer, later)
+
+    @staticmethod
+    def _copy_layer(layer: _Layer, later: frozenset[str]) -> int:
+        stacks = (pairs for name, experts in layer.stacks.items() if name not in later for pairs in experts)
+        return _copy(layer.matrices) + sum(map(_copy, stacks))
+
+    def _copy_experts(self, fetch: Fetch) -> None:
+        view = self._used[fetch.device]
+        assert view is not None
+        self._devices[fetch.device].invalidate(view.buffer)  # type: ignore[arg-type]
+        stacks, used = (
+            self._layers[self._at].stacks,
+            np.unique(bytes_of(view, 4 * fetch.n_ids).view(np.uint32)),
+        )
+        for name in fetch.stacks:
+            experts = stacks[name]
+            for expert in used[used < len(experts)].tolist():  # others are of rows that the step lacks
+                self.n_copied += _copy(experts[expert])
+        self._flush()
+
+    def _flush(self) -> None:
+        for device, buffer in self._layers[self._at].buffers:
+            device.flush(buffer)
+
+    def close(self) -> None:
+        """Wait for the copies that run. Call this before the devices free their memory."""
+        self._thread.shutdown(cancel_futures=True)
+        self._layers.clear()
+
+
+def _copy(pairs: Sequence[Pair]) -> int:
+    """Return the copied bytes."""
+    for target, source in pairs:
+        copy_into(target, source)
+    return sum(source.size for _, source in pairs)
+
+
+def copied_later(meetings: Sequence[object]) -> list[frozenset[str]]:
+    """Return the stacks of each layer whose experts are copied after the router, or nothing for a step that
+    reads no layer. `meetings` end the step's segments."""
+    later: list[frozenset[str]] = []
+    for meeting in meetings:
+        if isinstance(meeting, Fetch):
+            if meeting.stacks:
+                later[-1] |= frozenset(meeting.stacks)
+            else:
+                later.append(frozenset())
+    return later

@@ -1,0 +1,182 @@
+"""With weights that stay in the file, logits have the same bits as with pinned weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, wide
+from oracles.fixture import N_CTX, PROMPT, write
+from oracles.fixtures import FIXTURES, build
+from runners import load_runner
+
+from vkbackend import hazards
+from vkbackend.buffer import Buffer, Home
+from vkbackend.meta import streams
+from vkbackend.meta.streams import Fetch, Stream
+from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.placement.layout import host_nbytes, weight_nbytes
+from vkbackend.models.placement.memory_report import allocations
+from vkbackend.models.placement.traced_steps import step_sizes
+from vkbackend.recording import Dispatch, Exchange, Recording
+from vkbackend.repeats import section_of
+from vkbackend.step import Run
+
+N = len(PROMPT)
+N_DECODED = 2
+
+
+def opened(path: Path, devices: list[str], pinned_mib: Any = "auto", **options: Any) -> Runner:
+    sizes = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "tensor_split": (5, 3, 2)[: len(devices)], "use_mmap": False}
+    return load_runner(path, devices=devices, pinned_mib=pinned_mib, **sizes | options)
+
+
+def text(runner: Runner) -> np.ndarray:
+    """Return the logits of a prompt, and of decoding steps."""
+    steps = [runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()]
+    steps += [runner.step([5 + i], [Run(0, 0, 1, N + i)], [0]).copy() for i in range(N_DECODED)]
+    return np.concatenate(steps)
+
+
+def stream_of(runner: Runner) -> Stream:
+    stream = runner.mesh.stores.stream
+    assert stream
+    return stream
+
+
+def check_windows(runner: Runner) -> int:
+    """Check that every read of streamed weights is between the end of the copies of its layer and the next
+    layer. Returns the number of reads."""
+    n_read = 0
+    weights = runner.mesh.weights
+    for step in runner.mesh.steps.by_kind.values():
+        for d, executable in enumerate(step.executables):
+            assert all(found.kind == "in-place" for found in hazards.check(executable.recording))
+            ends = [c for c in executable.recording.commands if isinstance(c, Exchange)]
+            assert len(ends) == len(step.meetings)
+            n_read += check_recording(executable.recording, d, weights, list(step.meetings))
+    return n_read
+
+
+def check_recording(recording: Recording, d: int, weights: dict[str, Any], meetings: list[Any]) -> int:
+    layer, ready, n_read = "", set[str](), 0
+    later: tuple[str, ...] = ()
+    for command in recording.commands:
+        if isinstance(command, Exchange):
+            meeting = meetings.pop(0)
+            if isinstance(meeting, Fetch) and not meeting.stacks:
+                layer = section_of(command.label)
+                upcoming = next((m for m in meetings if isinstance(m, Fetch)), Fetch())
+                later = upcoming.stacks
+                ready = {n for n, w in weights.items() if w.streamed and section_of(n) == layer}
+                ready -= {f"{layer}.{name}" for name in later}
+            elif isinstance(meeting, Fetch):
+                assert section_of(command.label) == layer and meeting.stacks == later
+                ready |= {f"{layer}.{name}" for name in later}
+        elif isinstance(command, Dispatch):
+            for view in command.args:
+                if isinstance(view.buffer, Buffer) and view.buffer.home is Home.STREAM:
+                    n_read += 1
+                    held = [v for n in ready for _, v in weights[n].pieces[d] if v.buffer is view.buffer]
+                    assert any(v.offset <= view.offset < v.end for v in held), (command.label, layer)
+    return n_read
+
+
+def poisoned(runner: Runner, patch: pytest.MonkeyPatch) -> None:
+    """Make a region NaN before a layer is copied to it, and delay copies of the thread at random."""
+    rng, start, copy = np.random.default_rng(1), Stream._start, Stream._copy_layer
+
+    def slow(layer: Any, later: Any) -> int:
+        time.sleep(rng.random() * 0.002)
+        return copy(layer, later)
+
+    def poisoned_start(stream: Stream, k: int) -> None:
+        for _, buffer in stream._layers[k].buffers:
+            buffer.host[:] = 0xFF
+        start(stream, k)
+
+    patch.setattr(Stream, "_start", poisoned_start)
+    patch.setattr(Stream, "_copy_layer", staticmethod(slow))
+
+
+def read_by_token(runner: Runner) -> int:
+    """Return the bytes of streamed weights that a step of one row reads."""
+    nbytes = 0
+    for name, weight in runner.mesh.weights.items():
+        if weight.streamed:
+            [load] = [load for load in runner.layout.loads if load.name == name]
+            size = sum(weight_nbytes(load, d) for d in range(len(runner.mesh.devices)))
+            n_used = runner.model.n_used
+            nbytes += size * n_used // weight.shape[0] if len(weight.shape) == 3 else size
+    return nbytes
+
+
+SETS = [*(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)), *DEVICE_SETS]
+PLACES = {"experts": {"override_tensor": (("_exps", "CPU"),)}, "layers": {"n_gpu_layers": 2}}
+QUICK = ["qwen3moe-experts-0", "qwen3-layers-numpy*2"]
+
+
+def cases() -> list[Any]:
+    every = []
+    for name in FIXTURES:
+        is_mixture = any(key.endswith("expert_count") for key in build(name).keys)
+        for place in PLACES if is_mixture else ["layers"]:
+            for p in SETS:
+                case = pytest.param(name, place, *p.values, id=f"{name}-{place}-{p.id}", marks=p.marks)
+                every.append(case if case.id in QUICK else wide(case))
+    return every
+
+
+@pytest.mark.parametrize(("name", "place", "devices"), cases())
+def test_equal_bits(
+    tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is pinned, or the first layer is. Nothing is allocated or recorded after the first text, and a
+    token copies only what it reads."""
+    path, options = write(build(name), tmp_path / "model.gguf"), PLACES[place]
+    plain = opened(path, devices, **options)
+    if plain.encodes:
+        plain.close()
+        pytest.skip("encoders pin all weights")
+    want, nbytes = text(plain), host_nbytes(plain.layout)
+    first = next(iter(nbytes.values()))
+    plain.close()
+    for pinned, n_pinned in ((0.0, 0), (first / 2**20, 1)):
+        runner = opened(path, devices, pinned, **options)
+        assert len(runner.layout.streamed) == len(nbytes) - n_pinned
+        with monkeypatch.context() as patch:
+            poisoned(runner, patch)
+            assert np.array_equal(text(runner), want)
+            created, n_recorded = sum(d.created for d in runner.mesh.devices), runner.n_recorded
+            before = stream_of(runner).n_copied
+            assert np.array_equal(text(runner), want)
+            assert sum(d.created for d in runner.mesh.devices) == created
+            assert runner.n_recorded == n_recorded
+        whole = sum(n for il, n in nbytes.items() if il in runner.layout.streamed)
+        copied = stream_of(runner).n_copied - before
+        assert copied == whole + N_DECODED * read_by_token(runner)
+        assert check_windows(runner)
+        runner.close()
+
+
+def test_the_report_counts_regions_exactly(tmp_path: Path) -> None:
+    path = write(build("qwen3moe"), tmp_path / "model.gguf")
+    runner = opened(path, ["numpy"] * 2, 0.0, **PLACES["layers"])
+    devices, layout = runner.mesh.devices, runner.layout
+    limits = [device.limits for device in devices]
+    steps = step_sizes(runner.model, layout, runner.options, limits, runner._shape)
+    for d, held in enumerate(allocations(layout, devices, steps)):
+        for home in (Home.WEIGHTS, Home.HOST, Home.STREAM, Home.KV, Home.SCRATCH):
+            assert held.homes[home.value] == devices[d].nbytes[home], home
+        # two layers of three
+        largest = max(host_nbytes(layout).values())
+        assert 0 < held.homes["stream"] <= 2 * largest + 4096
+    assert any("3 layers" in note and "stay in the file" in note for note in runner.notes)
+    runner.close()
+
+
+def test_steps_of_many_pairs_copy_all_experts_ahead() -> None:
+    assert [n for n in (1, 2, 3, 4, 5) if streams.uses_all(n, 2, 8)] == [4, 5]
