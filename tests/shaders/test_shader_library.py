@@ -274,7 +274,13 @@ def test_wheel_carries_spirv(tmp_path: Path) -> None:
     assert modules | {"vkbackend/shaders/spv/index.json", "vkbackend/shaders/lib/step.glsl"} <= names
 
 
-BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkbackend.errors"}
+BUILD = {
+    "vkbackend.shaderlib",
+    "vkbackend.cache_folder",
+    "vkbackend.trusted_files",
+    "vkbackend.env",
+    "vkbackend.errors",
+}
 
 
 @pytest.mark.parametrize("module", sorted(BUILD))
