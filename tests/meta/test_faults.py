@@ -174,8 +174,7 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
 @pytest.mark.parametrize(
     ("call", "nth", "result", "error", "devices"),
     [
-        *product(CASES[:1], [EVERY]),
-        *product(CASES[1:], [EVERY_IF_ALL]),
+        *product(CASES, [EVERY_IF_ALL]),
         *product(CASES, [wide(DRIVERS), wide(THREE)]),
     ],
 )

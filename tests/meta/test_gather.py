@@ -116,7 +116,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
     assert np.array_equal(np.concatenate(pieces).reshape(-1), raw)
 
 
-@pytest.mark.runtimes
+@pytest.mark.runtimes(wide=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
     """Rows begin at byte offsets that are not multiples of 4."""

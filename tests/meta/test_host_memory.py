@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_sets import device_params, some
 from material import DATA
 from prefills import prefill
 from runners import load_runner
@@ -20,6 +21,8 @@ from vkbackend.runtime import Device
 from vkbackend.tools.measure.simulated import SimulatedDevice
 from vkbackend.twins.device import NumpyDevice
 
+CHOOSES_DEVICES = True  # see conftest.py
+
 MODEL = DATA / "stories-narrow-F16.gguf"
 
 
@@ -30,6 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("device", some(device_params(), 9), indirect=True, scope="session")
 def test_every_kind_is_measured_once(device: Device, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(device.counts), dict(device.nbytes)
     remember(f"speed {key_of(device)}", [8e11, 1.0])
@@ -112,6 +116,7 @@ def test_weights_in_imported_pages(placed: str, cache: Path, monkeypatch: pytest
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("device", device_params(), indirect=True, scope="session")
 def test_buffers_of_every_kind(device: Device) -> None:
     for kind in ("", *device.host_kinds):
         device.host_kind = kind

@@ -68,9 +68,8 @@ def test_llama_cpp_policy_equals_the_golden_splits(model: dict[str, Any]) -> Non
 
 if ORACLE.is_file():
 
-    @pytest.mark.parametrize(
-        "seed", [1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(2, 7))]
-    )
+    @pytest.mark.wide
+    @pytest.mark.parametrize("seed", range(1, 7))
     def test_llama_cpp_policy_equals_the_oracle_next_to_the_checkout(seed: int) -> None:
         want = answers(load_oracle(ORACLE))
         for case in cases(N_CASES, seed):

@@ -245,10 +245,7 @@ def ids(hows: list[tuple[str, int | None]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("provider", "ahead", "devices"),
     [
-        *(
-            p if p.values[2] == ["0", "0", "0"] or p.values[1] is None else wide(p)
-            for p in covering(ids(QUICK), TWO_SETS)
-        ),
+        *(p if p.values[2] == ["0", "0", "0"] else wide(p) for p in covering(ids(QUICK), TWO_SETS)),
         *map(wide, pairs(ids(SLOW), TWO_SETS)),
     ],
 )

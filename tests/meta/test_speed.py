@@ -4,11 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+from device_sets import device_params, some
 
 from vkbackend import cache_folder
 from vkbackend.meta import speed
 from vkbackend.meta.speed import Speed
 from vkbackend.twins.device import NumpyDevice
+
+CHOOSES_DEVICES = True  # see conftest.py
 
 
 @pytest.fixture
@@ -17,6 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "speeds.json"
 
 
+@pytest.mark.parametrize("device", some(device_params(), 9), indirect=True, scope="session")
 def test_measured_once_per_device(device: object, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(device.counts), dict(device.nbytes)  # type: ignore[attr-defined]
     measured = speed.measure_speed(device)  # type: ignore[arg-type]

@@ -30,13 +30,13 @@ needs_compiler = pytest.mark.skipif(
 
 
 def validated() -> list[Any]:
-    """Return all pairs of an op and a variant. By default, only the first variant of each op and a fifth of
+    """Return all pairs of an op and a variant. By default, only the first variant of each op and a tenth of
     the other pairs are validated, so that every format is validated with several ops."""
     ops = list(dict.fromkeys(op for op, _ in shaderlib.variants()))
     seen = dict.fromkeys(ops, 0)
     params = []
     for op, variant in shaderlib.variants():
-        seldom = seen[op] > 0 and (ops.index(op) + seen[op]) % 5 > 0
+        seldom = seen[op] > 0 and (ops.index(op) + seen[op]) % 10 > 0
         seen[op] += 1
         params.append(pytest.param(op, variant, marks=[pytest.mark.wide] if seldom else []))
     return params
@@ -254,6 +254,7 @@ def test_unwritable_cache_costs_only_time(library: Path, monkeypatch: pytest.Mon
         assert shaderlib.spirv("add", "f32")
 
 
+@pytest.mark.wide
 @needs_compiler
 @pytest.mark.skipif(
     int(version("setuptools").partition(".")[0]) < 77,

@@ -242,6 +242,7 @@ def test_commands_that_the_user_starts(net: namespaces.Net, tmp_path: Path) -> N
     main.stderr.close()
 
 
+@pytest.mark.wide
 def test_generate(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     words = ["generate", "-m", str(DEMO), "-p", "Once", "-n", "4", "--temp", "0", "-ts", "1,1"]

@@ -139,8 +139,7 @@ def test_structured_output(run: Run, tmp_path: Path) -> None:
     schema.write_text('{"enum": ["from a file"]}')
     for flags, text in (
         (["--grammar", 'root ::= "no!"'], "no!"), (["--grammar-file", str(gbnf)], "yess"),
-        (["-j", '{"const": 12}'], "12"), (["--json-schema", '{"const": null}'], "null"),
-        (["-jf", str(schema)], '"from a file"'), (["--json-schema-file", str(schema)], '"from a file"'),
+        (["-jf", str(schema)], '"from a file"'),
         (["--regex", "a{3}"], "aaa"),
     ):  # fmt: skip
         code, out, err = run("generate", "-p", "Once", "-dev", "numpy", "-n", "20", *flags)

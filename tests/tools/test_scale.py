@@ -72,7 +72,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "gib", "overrides"),
     [
         pytest.param(8, 80, (), id="8 x 80 GiB", marks=pytest.mark.wide),
-        pytest.param(4, 24, (("_exps", "CPU"),), id="4 x 24 GiB"),
+        pytest.param(4, 24, (("_exps", "CPU"),), id="4 x 24 GiB", marks=pytest.mark.wide),
     ],
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:

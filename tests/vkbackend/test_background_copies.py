@@ -41,7 +41,12 @@ def finish(device: Device) -> int:
     return n
 
 
-@pytest.fixture(params=[*map(for_every_runtime, device_params()), pytest.param(None, id="numpy")])
+@pytest.fixture(
+    params=[
+        *(for_every_runtime(p, wide=i > 0) for i, p in enumerate(device_params())),
+        pytest.param(None, id="numpy"),
+    ]
+)
 def opened(request: pytest.FixtureRequest) -> Iterator[Device]:
     device = open_device(request.param) if request.param else NumpyDevice("numpy")
     yield device

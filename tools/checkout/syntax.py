@@ -16,6 +16,15 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
         waiting += children(node)
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield `tree` and all nodes below it besides expressions, breadth first."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        waiting += [child for child in children(node) if not isinstance(child, ast.expr)]
+
+
 def children(node: ast.AST) -> list[ast.AST]:
     below: list[ast.AST] = []
     for value in vars(node).values():

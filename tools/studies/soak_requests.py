@@ -82,7 +82,12 @@ def known_requests(
         for prompt in prompts(rng, n):
             structure, used = rng.choice(STRUCTURES), rng.choice(USED) if adapters else {}
             answer = llm.generate(
-                prompt, N_TOKENS, temperature=0, logprobs=2, lora=used if lora else None, **structure
+                prompt,
+                N_TOKENS,
+                temperature=0,
+                logprobs=2,
+                lora=list(used.items()) if lora else None,
+                **structure,
             )
             if any(row.top[0][1] - row.top[1][1] < TIE for row in answer.logprobs or []):
                 continue

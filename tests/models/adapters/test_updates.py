@@ -181,7 +181,7 @@ def test_a_step_without_adapters_has_the_commands_of_a_model_without_adapters(
     kind = StepKind.of_run(n_rows, 1)
     plain, loaded = (runner.mesh.steps.builder.recorded(kind) for runner in plain_and_loaded)
     assert [form_of(r) for r in plain.recordings] == [form_of(r) for r in loaded.recordings]
-    assert plain.reduces == loaded.reduces
+    assert plain.meetings == loaded.meetings
 
 
 @pytest.mark.no_vulkan
@@ -191,7 +191,7 @@ def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) ->
     builder = plain_and_loaded[1].mesh.steps.builder
     kind = StepKind.of_run(1, 1)
     without, with_two = builder.recorded(kind), builder.recorded(kind._replace(adapters=2))
-    assert with_two.reduces == without.reduces and without.reduces
+    assert with_two.meetings == without.meetings and without.meetings
     layers = plain_and_loaded[1].model.n_layer
     for old, new in zip(without.recordings, with_two.recordings, strict=True):
         ops = [c.op for c in new.accesses() if not isinstance(c, Copy)]

@@ -42,7 +42,7 @@ def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
 # seconds to compile the shaders of a type.
 FLOAT64 = only(
     product([*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))], DEVICE_SETS),
-    "stories-narrow-F32-1,0",
+    "stories-narrow-F32-0,1",
     "stories-narrow-F16-0,0,0",
     "stories-narrow-Q8_0-0",
     "stories-narrow-Q4_0-0,0",
@@ -59,7 +59,7 @@ def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> No
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-5
 
 
-@pytest.mark.runtimes
+@pytest.mark.runtimes(wide=True)
 @pytest.mark.parametrize(
     "devices", only([p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")], "0,0,0", "0,1")
 )

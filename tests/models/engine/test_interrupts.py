@@ -198,6 +198,7 @@ def test_the_study_finds_faults(
     assert "hang" in err and "crash" in err and "wrong: [1]" in err
 
 
+@pytest.mark.wide
 def test_a_round_notices_errors(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = interrupt_rounds.Rounds(str(tiny), ["numpy"], False, str(tmp_path))
     with rounds.llm:

@@ -138,6 +138,7 @@ def test_tools(client: openai.OpenAI) -> None:
     assert more.choices[0].message.content is not None
 
 
+@pytest.mark.wide
 def test_a_call_cut_by_max_tokens_is_no_call(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "demo", "messages": ASKED, "tools": TOOLS, "tool_choice": "required",
                   "parallel_tool_calls": False}  # fmt: skip

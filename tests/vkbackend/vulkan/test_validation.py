@@ -69,7 +69,7 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
     return list(json.loads(result.stdout.splitlines()[-1]))
 
 
-SETS = [p if p.id in ("0,0", "0,0,0", "0,1") else wide(p) for p in DEVICE_SETS]
+SETS = [p if p.id in ("0,0,0", "0,1") else wide(p) for p in DEVICE_SETS]
 
 
 @needs_layer
