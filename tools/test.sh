@@ -55,10 +55,9 @@ mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # There are two workers more than cores, because tests wait for processes: 13 % of two cores were idle
-    # with one more.
+    # There is one worker more than cores, because tests wait for processes. Two more were not faster.
     # A worker runs complete files, because fixtures load models once per file.
-    workers=(-n "$(($(nproc) < 4 ? $(nproc) + 2 : 4))" --dist loadfile --no-loadscope-reorder)
+    workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!
 fi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from device_sets import covering
+from device_sets import covering, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import examples
@@ -63,7 +63,9 @@ def test_pieces_of_experts_are_within_32_bits(
 CARDS, DEPTH = (1, 4), 1 << 17
 
 
-@pytest.mark.parametrize(("name", "n"), covering(["llama-70b", "qwen3-235b-a22b"], CARDS))
+@pytest.mark.parametrize(
+    ("name", "n"), covering([wide(pytest.param("llama-70b", id="llama-70b")), "qwen3-235b-a22b"], CARDS)
+)
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record steps with four slots of 128k tokens. Every dispatch asserts that its push constants and groups
     are within the limits."""

@@ -107,6 +107,7 @@ def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
 
 
+@pytest.mark.wide
 def test_the_gain_of_drafts_on_assumed_cards(capsys: pytest.CaptureFixture[str]) -> None:
     """Values computed by hand: 8B in Q4_K reads 2,014 MiB per card, and each of 64 exchanges has 16 KiB."""
     command = ["--synthetic", "llama-8b:Q4_K", "-dev", "numpy,numpy", "--spec-type", "ngram"]

@@ -1,13 +1,11 @@
-"""No kernel spills registers, according to compilers for absent GPUs. By default, this checks some kernels
-for AMD; with --all, it checks all kernels of bench-ops for all GPUs. Counts of instructions must equal
-docs/measurements/kernels.csv.
+"""No kernel spills registers, according to compilers for absent GPUs, and counts of instructions equal
+docs/measurements/kernels.csv. Everything here needs --all.
 """
 
 from __future__ import annotations
 
 import csv
 from functools import cache
-from typing import Any
 
 import pytest
 from places import ROOT
@@ -75,11 +73,8 @@ def test_nothing_spills(gpu: str) -> None:
     assert not spilling(gpu, ".")
 
 
-def wide_but(usual: str) -> list[Any]:
-    return [pytest.param(gpu, marks=[pytest.mark.wide] * (gpu != usual)) for gpu in RECORDED_GPUS]
-
-
-@pytest.mark.parametrize("gpu", wide_but("NAVI31"))
+@pytest.mark.wide
+@pytest.mark.parametrize("gpu", RECORDED_GPUS)
 def test_counts_equal_the_recorded_counts(gpu: str) -> None:
     """The counts are valid for the recorded Mesa version. If a kernel changes, record the counts again and
     explain the change."""

@@ -139,6 +139,7 @@ def recorded(draft: Callable[..., list[Draft]], asked: list[list[Draft]]) -> Cal
     return draft_and_record
 
 
+@pytest.mark.wide
 def test_a_head_drafts_with_the_adapters(tmp_path: Path) -> None:
     """The head's layer is adapted too. Its logits are the merged model's, and the text is the same as without
     drafts."""

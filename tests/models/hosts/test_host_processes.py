@@ -118,6 +118,7 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
     wait_until(lambda: not net.processes())
 
 
+@pytest.mark.wide
 @one_driver
 def test_logits_and_states_equal_one_host(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, CASES)

@@ -110,6 +110,7 @@ def phone(opened: Any, address: Address) -> Iterator[Any]:
         yield page
 
 
+@pytest.mark.wide
 def test_a_phone_never_scrolls_sideways(phone: Any) -> None:
     assert phone.evaluate(OVERFLOW) == 0
     ask(phone, "wide")
@@ -188,6 +189,7 @@ AXE = """async (part) => {
 }"""
 
 
+@pytest.mark.wide
 def test_axe_finds_nothing_serious(page: Any) -> None:
     package = pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install -e .[browser]")
     page.evaluate((importlib.resources.files(package) / "axe.min.js").read_text() + "; undefined")

@@ -149,6 +149,7 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.mark.wide
 def test_long_texts_take_linear_time(run: Run) -> None:
     """A parser with quadratic time would exceed the time limit on 100,000 characters."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"
