@@ -61,7 +61,9 @@ def read(folder: int, name: str, kind: bytes, most_nbytes: int) -> bytes:
         if status.st_size > head_nbytes(kind) + most_nbytes:
             raise Untrusted(f"it has {status.st_size} bytes, more than it can have")
         with open(descriptor, "rb", closefd=False) as file:
-            head, data = file.read(head_nbytes(kind)), file.read(most_nbytes + 1)
+            # `read` allocates what it is asked for, so it is asked for the file's size. A file that grew
+            # meanwhile has another checksum.
+            head, data = file.read(head_nbytes(kind)), file.read(status.st_size)
     finally:
         os.close(descriptor)
     if not head.startswith(kind):

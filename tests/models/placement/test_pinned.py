@@ -77,6 +77,7 @@ def test_several_hosts_pin_all_weights(tmp_path: Path) -> None:
 
 LIMITED = """
 import json, resource, sys, threading
+import numpy
 from pathlib import Path
 threading.stack_size(1 << 18)
 from vkbackend.errors import VkbackendError
@@ -87,6 +88,7 @@ def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 path, more, mmap = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "mmap"
+numpy.ones((256, 256)) @ numpy.ones((256, 256))  # OpenBLAS allocates its buffers
 if more:
     most = status("VmSize:") + path.stat().st_size + more
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -116,11 +118,11 @@ def run_limited(path: Path, more: int, how: str = "mmap") -> dict[str, Any]:
 @pytest.mark.wide
 def test_a_limit_of_the_system(tmp_path: Path) -> None:
     """A process whose address space is limited (ulimit -v) runs a model of 192 MiB with 96 MiB."""
-    tiny = Tiny("qwen3", n_layer=8, n_ff=8192, n_embd=256)
+    tiny = Tiny("qwen3", n_layer=64, n_ff=1024, n_embd=256)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     free, limited = run_limited(path, 0), run_limited(path, 96 << 20)
     assert free["host"] > 180 << 20 and free["n_streamed"] == 0
-    assert limited["host"] + limited["stream"] < 96 << 20 and limited["n_streamed"] >= 6
+    assert limited["host"] + limited["stream"] < 96 << 20 and limited["n_streamed"] >= 30
     assert limited["anonymous"] < free["anonymous"] - (90 << 20)
     assert limited["logits"] == free["logits"]
     refused = run_limited(path, 96 << 20, "copy")["error"]
