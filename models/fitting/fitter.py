@@ -196,7 +196,7 @@ class Fitter:
         return short([16 * room / max(rooms) for room in rooms]) if any(rooms) else (1.0,) * n
 
     def _sized(self, options: Options, shares: Shares | None, exact: bool = False) -> SizedLayout:
-        """Size a layout. Unless `exact` is set, the memory of steps is that of the first shares."""
+        """Size a layout. Unless `exact` is set, the memory of steps is sized for the first shares alone."""
         options = replace(options, tensor_split=shares)
         if not exact:
             options = self._at(options, self._most)

@@ -18,7 +18,7 @@ STEP = 256  # Contexts below the longest are multiples of this.
 
 @dataclass(frozen=True, slots=True)
 class SizedLayout:
-    """`options` are those of `layout`, and `fixed` the bytes of each device without caches."""
+    """`layout` was made with `options`. `fixed` is the bytes of each device without caches."""
 
     options: Options
     layout: Layout
