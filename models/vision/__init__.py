@@ -1,0 +1,1 @@
+"""Pictures as rows of a text model: the projector's file, preprocessing, and the encoder."""

@@ -1,0 +1,134 @@
+"""Reads a projector's hyper-parameters from its file: GGUF with the architecture `clip`, as llama.cpp's
+converter writes it (mmproj). Keys are in llama.cpp's clip-impl.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.architectures.reading import MAX_HEAD_DIM, MAX_LAYERS, read_count, read_float
+from vkbackend.models.gguf.fingerprint import fingerprint
+from vkbackend.models.gguf.reader import GGUF
+
+ARCHITECTURE = "clip"
+MAX_PATCH = 64  # Pixels of a patch's side.
+MAX_SIDE = 16_384  # Pixels of a picture's side.
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """The least and the most rows of one picture, in families whose pictures vary (None: the family's)."""
+
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    projector: str  # clip.projector_type
+    n_embd: int  # Width of the encoder.
+    n_ff: int
+    n_layer: int
+    n_head: int
+    eps: float
+    projection_dim: int  # n_embd of the text model.
+    image_size: int  # Pixels of the side of a square picture or tile.
+    patch_size: int
+    image_mean: tuple[float, float, float]
+    image_std: tuple[float, float, float]
+    activation: str  # gelu, silu or gelu_quick
+    merge: int  # Patches of a row's side: spatial_merge_size, or the projector's scale factor.
+    n_wa_pattern: int  # Every n-th layer attends to the complete picture, others to windows (0: no windows).
+    full_layers: tuple[int, ...]  # Layers without windows, if the file lists them.
+    deepstack: tuple[int, ...]  # Layers whose output is merged and added in the text model.
+    min_pixels: int  # 0: the file does not state it.
+    max_pixels: int
+    preproc_size: int  # Longest side before cutting tiles (0: not stated).
+    min_tiles: int
+    max_tiles: int
+    identity: bytes  # SHA-256 of the file's hyper-parameters and of samples of its tensors.
+    path: str
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def n_deepstack(self) -> int:
+        return len(self.deepstack)
+
+    @classmethod
+    def from_gguf(cls, gguf: GGUF) -> VisionConfig:
+        """Raises GGUFError, and UnsupportedModel for a file that is no projector of pictures."""
+        path = gguf.paths[0]
+        if gguf.architecture != ARCHITECTURE:
+            raise UnsupportedModel(
+                f"{path}: architecture {gguf.architecture!r} is no projector (mmproj); give a text model with -m"
+            )
+        if not gguf.boolean("clip.has_vision_encoder", False):
+            raise UnsupportedModel(f"{path}: the file has no encoder of pictures (clip.has_vision_encoder)")
+        n_embd, n_head = (
+            read_count(gguf, "vision.embedding_length"),
+            read_count(gguf, "vision.attention.head_count"),
+        )
+        if n_embd % n_head or n_embd // n_head % 8 or n_embd // n_head > MAX_HEAD_DIM:
+            raise UnsupportedModel(
+                f"{path}: {n_head} heads of an encoder {n_embd} wide; head sizes that are multiples of 8 up to "
+                f"{MAX_HEAD_DIM} are supported"
+            )
+        scale = read_count(gguf, "vision.projector.scale_factor", 1, 64)
+        image_size = read_count(gguf, "vision.image_size", limit=MAX_SIDE)
+        return cls(
+            projector=projector_type(gguf),
+            n_embd=n_embd,
+            n_ff=read_count(gguf, "vision.feed_forward_length"),
+            n_layer=read_count(gguf, "vision.block_count", limit=MAX_LAYERS),
+            n_head=n_head,
+            eps=read_float(gguf, "vision.attention.layer_norm_epsilon", 1e-6),
+            projection_dim=read_count(gguf, "vision.projection_dim"),
+            image_size=image_size,
+            patch_size=read_count(gguf, "vision.patch_size", limit=MAX_PATCH),
+            image_mean=_channels(gguf, "clip.vision.image_mean"),
+            image_std=_channels(gguf, "clip.vision.image_std"),
+            activation=_activation(gguf),
+            merge=read_count(gguf, "vision.spatial_merge_size", scale, 64),
+            n_wa_pattern=int(gguf.u32("clip.vision.n_wa_pattern", 0)),
+            full_layers=_layers(gguf, "clip.vision.wa_layer_indexes"),
+            deepstack=tuple(np.flatnonzero(gguf.flags("clip.vision.is_deepstack_layers", [])).tolist()),
+            min_pixels=int(gguf.u32("clip.vision.image_min_pixels", 0)),
+            max_pixels=int(gguf.u32("clip.vision.image_max_pixels", 0)),
+            preproc_size=int(gguf.u32("clip.vision.preproc_image_size", 0)),
+            min_tiles=int(gguf.u32("clip.vision.preproc_min_tiles", 0)),
+            max_tiles=int(gguf.u32("clip.vision.preproc_max_tiles", 0)),
+            identity=bytes.fromhex(fingerprint(gguf)),
+            path=str(path),
+        )
+
+
+def projector_type(gguf: GGUF) -> str:
+    """Return the projector's type. Files with pictures and sound have a key for each."""
+    keys = "clip.vision.projector_type", "clip.projector_type"
+    for key in keys:
+        if name := gguf.string(key, ""):
+            return name
+    raise GGUFError(f"{gguf.paths[0]}: the metadata key {keys[1]!r} is missing, expected a string")
+
+
+def _activation(gguf: GGUF) -> str:
+    if gguf.boolean("clip.use_silu", False):
+        return "silu"
+    return "gelu" if gguf.boolean("clip.use_gelu", False) else "gelu_quick"
+
+
+def _channels(gguf: GGUF, key: str) -> tuple[float, float, float]:
+    values = [float(x) for x in gguf.floats(key)]
+    if len(values) != 3 or not np.isfinite(values).all() or (key.endswith("std") and min(values) <= 0):
+        raise GGUFError(f"{gguf.paths[0]}: {key} is {values[:8]}, expected a finite value per channel (3)")
+    return values[0], values[1], values[2]
+
+
+def _layers(gguf: GGUF, key: str) -> tuple[int, ...]:
+    return tuple(int(il) for il in gguf.ints(key, []))

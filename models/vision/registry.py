@@ -1,0 +1,20 @@
+"""Finds the family of a `clip.projector_type`. A family is one file with a class `Model`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from vkbackend.errors import UnsupportedModel
+
+FAMILIES: dict[str, str] = {}  # projector type -> module
+
+
+def family(projector: str, path: str = "") -> Any:
+    """Return the class of a projector type. Raises UnsupportedModel, which lists the types."""
+    if projector not in FAMILIES:
+        raise UnsupportedModel(
+            f"{path or 'mmproj'}: the projector type {projector!r} is not supported; "
+            f"supported are: {', '.join(FAMILIES) or 'none'}"
+        )
+    return import_module(f"vkbackend.models.vision.{FAMILIES[projector]}").Model
