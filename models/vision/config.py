@@ -66,7 +66,7 @@ class VisionConfig:
         path = gguf.paths[0]
         if gguf.architecture != ARCHITECTURE:
             raise UnsupportedModel(
-                f"{path}: architecture {gguf.architecture!r} is no projector (mmproj); give a text model with -m"
+                f"{path}: architecture {gguf.architecture!r} is no projector (mmproj); text models go with -m"
             )
         if not gguf.boolean("clip.has_vision_encoder", False):
             raise UnsupportedModel(f"{path}: the file has no encoder of pictures (clip.has_vision_encoder)")
@@ -76,8 +76,8 @@ class VisionConfig:
         )
         if n_embd % n_head or n_embd // n_head % 8 or n_embd // n_head > MAX_HEAD_DIM:
             raise UnsupportedModel(
-                f"{path}: {n_head} heads of an encoder {n_embd} wide; head sizes that are multiples of 8 up to "
-                f"{MAX_HEAD_DIM} are supported"
+                f"{path}: {n_head} heads of an encoder {n_embd} wide; supported are head sizes that are "
+                f"multiples of 8 up to {MAX_HEAD_DIM}"
             )
         scale = read_count(gguf, "vision.projector.scale_factor", 1, 64)
         image_size = read_count(gguf, "vision.image_size", limit=MAX_SIDE)
