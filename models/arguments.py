@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
+from vkbackend.ops import CACHE_TYPES
 
 HOST = "numpy"  # the name of the device that runs on the processor
 MAX_LAYERS = 1 << 16
@@ -307,3 +308,10 @@ def token_ids(name: str, value: Any, expected: str = "expected a sequence of tok
         if abs(ids[-1]) > MAX_INDEX:
             raise refused(name, value, f"{expected}; {shown(item)} is out of range")
     return tuple(ids)
+
+
+def cache_type(name: str, value: Any) -> str:
+    word = plain(value)
+    if not isinstance(word, str) or word not in CACHE_TYPES:
+        raise refused(name, value, f"not a cache type; there are: {', '.join(CACHE_TYPES)}")
+    return word

@@ -17,9 +17,9 @@ from vkbackend.models.arguments import text_of, token_limit
 from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.chats.request import structured
 from vkbackend.models.engine.completion import Chunk, total
+from vkbackend.models.generate_options import AnswerKeywords, GenerateOptions
 from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.llm import LLM
-from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.protection import Prompt

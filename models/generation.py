@@ -14,7 +14,7 @@ from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.async_answers import AsyncAnswers
 from vkbackend.models.engine.completion import Chunk, Completion, report
 from vkbackend.models.engine.messages import Answer, Event, Generate, Logits
-from vkbackend.models.options import GenerateOptions
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.models.prompt_logprobs import PromptLogprobs
 from vkbackend.models.text.stop_text import StopText
 from vkbackend.models.text.tokenizer import Tokenizer

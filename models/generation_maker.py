@@ -19,9 +19,9 @@ from vkbackend.models.arguments import (
 )
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.messages import SetVocabulary, check_tokens
+from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
-from vkbackend.models.options import GenerateKeywords, GenerateOptions
 from vkbackend.models.text.tokenizer import Tokenizer
 
 PROMPT = "expected a text or a sequence of token ids"

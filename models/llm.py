@@ -30,12 +30,14 @@ from vkbackend.models.engine.messages import (
     Request,
     Stats,
 )
+from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Generation, arun_all, astream, run_all, stream
 from vkbackend.models.generation_maker import GenerationMaker, Prompt, Prompts
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
+from vkbackend.models.keywords import Keywords
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
-from vkbackend.models.options import GenerateKeywords, GenerateOptions, Keywords, Options
+from vkbackend.models.options import Options
 from vkbackend.models.slots import Slots
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
@@ -46,8 +48,8 @@ class LLM(Chats, Slots, Embeddings):
     """A GGUF model on one or several Vulkan devices.
 
     `path` is a .gguf file, or any part of a split model. `process` runs the engine in a separate process.
-    `progress` is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes the other
-    keywords.
+    `progress` is called with (bytes loaded, total bytes). `Keywords` in models/keywords.py describes the
+    other keywords.
 
     The attributes are path, n_ctx, n_slots, n_vocab, device_names, chat_template (or None), chat_templates
     (by name), prediction (for measured devices), notes, speculation (names of drafters), is_encoder (the

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.grammar.compiler import Vocabulary
-from vkbackend.models.options import GenerateOptions
 from vkbackend.models.sampling.breakers import breaker_tokens
 from vkbackend.models.sampling.params import BREAKERS
 from vkbackend.models.text.tokenizer import Tokenizer

@@ -24,7 +24,8 @@ from vkbackend.models.fitting.flags import fit_note, of_encoder
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
-from vkbackend.models.options import Keywords, Options, with_a_share
+from vkbackend.models.keywords import Keywords
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.cache_size import with_cache_size
 from vkbackend.models.placement.control_vectors import marked
 from vkbackend.models.placement.cost import CostFunction, bus_bytes_per_row, cost_function, cost_of

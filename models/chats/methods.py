@@ -20,8 +20,8 @@ from vkbackend.models.chats.prepared_chat import PreparedChat
 from vkbackend.models.chats.prompt import PromptMakers
 from vkbackend.models.chats.request import ChatRequest, chat_request
 from vkbackend.models.engine.answers import Mailbox
+from vkbackend.models.generate_options import GenerateKeywords
 from vkbackend.models.generation import Generation
-from vkbackend.models.options import GenerateKeywords
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.options_class import takes
 

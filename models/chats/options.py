@@ -9,8 +9,8 @@ from typing import Any, Literal, Unpack
 
 from vkbackend.checks import items, optional, refused, switch
 from vkbackend.models.arguments import text_of
+from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.grammar.structure import schema_text
-from vkbackend.models.options import GenerateKeywords, GenerateOptions
 from vkbackend.options_class import option
 
 MAX_TOOLS = 128

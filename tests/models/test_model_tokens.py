@@ -11,8 +11,8 @@ from gguf_files import F32, I32, array, gguf_bytes, key, vocabulary
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.models.model_tokens import ModelTokens
-from vkbackend.models.options import GenerateOptions
 from vkbackend.models.sampling.breakers import breaker_tokens
 
 pytestmark = pytest.mark.no_vulkan

@@ -15,15 +15,10 @@ from runners import load_runner
 from vkbackend import LLM, Chat
 from vkbackend.errors import InvalidArgument, UnknownArgument
 from vkbackend.meta.options import ReduceKeywords, ReduceOptions
-from vkbackend.models.options import (
-    AnswerKeywords,
-    GenerateKeywords,
-    GenerateOptions,
-    Keywords,
-    Options,
-    _ModelKeywords,
-    with_a_share,
-)
+from vkbackend.models.draft_options import DraftKeywords
+from vkbackend.models.generate_options import AnswerKeywords, GenerateKeywords, GenerateOptions
+from vkbackend.models.keywords import Keywords, ModelKeywords
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.rope_options import RopeKeywords
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
 from vkbackend.options_class import check_fields, option
@@ -67,8 +62,8 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
     assert set(get_type_hints(keywords)) == {field.name for field in fields(options)} - {"path"}
 
 
-@pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
-                                      AnswerKeywords, GenerateKeywords])  # fmt: skip
+@pytest.mark.parametrize("keywords", [ModelKeywords, DraftKeywords, ReduceKeywords, RopeKeywords,
+                                      SamplingKeywords, AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
     """Editors show this text. Descriptions of switches and stop strings need no default."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body

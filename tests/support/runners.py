@@ -8,7 +8,8 @@ from typing import Any, Unpack
 
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Keywords, Options
+from vkbackend.models.keywords import Keywords
+from vkbackend.models.options import Options
 
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32"}
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.embeddings.heads import Heads
 from vkbackend.models.engine.completion import Chunk
-from vkbackend.models.options import GenerateOptions
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.tools import serve
 from vkbackend.tools.cli import parse
 from vkbackend.tools.server.front import Config, Front

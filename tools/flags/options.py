@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Unpack
 
-from vkbackend.models.options import File, Keywords, Options
+from vkbackend.models.keywords import File, Keywords
+from vkbackend.models.options import Options
 
 Add = Callable[..., argparse.Action]
 

@@ -12,7 +12,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
-from vkbackend.models.options import Keywords, Options
+from vkbackend.models.keywords import Keywords
+from vkbackend.models.options import Options
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.flags.adapters import add_adapter_arguments
 from vkbackend.tools.flags.control_vectors import add_control_arguments

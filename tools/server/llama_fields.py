@@ -11,8 +11,9 @@ from typing import Any
 from starlette.requests import Request
 
 from vkbackend.models.chats.answer import ChatChunk
+from vkbackend.models.draft_options import MAX_DRAFT
 from vkbackend.models.llm import LLM
-from vkbackend.models.options import MAX_CONTEXT, MAX_DRAFT
+from vkbackend.models.options import MAX_CONTEXT
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import J, Piece, Tally, raw_chunk
 from vkbackend.tools.server.service import Service

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkbackend.errors import InvalidArgument, UnsupportedFeature, VkbackendError
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.models.grammar import probe, structure
 from vkbackend.models.grammar.compiler import Compiler, Vocabulary
 from vkbackend.models.grammar.structure import MAX_DEPTH, MAX_NBYTES, Structure, schema_text, structure_of
-from vkbackend.models.options import GenerateOptions
 
 pytestmark = pytest.mark.no_vulkan
 

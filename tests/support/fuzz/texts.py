@@ -12,8 +12,8 @@ from material import DATA
 from fuzz.damage import damaged
 from fuzz.kind import Wrong
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.generate_options import GenerateOptions
 from vkbackend.models.grammar.compiler import Compiler, Vocabulary
-from vkbackend.models.options import GenerateOptions
 from vkbackend.models.text.chat_template import ChatTemplate
 
 # ---- grammars ----
