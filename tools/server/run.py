@@ -8,16 +8,22 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.app import App
+from vkbackend.tools.server.descriptors import QuietAccepts, connections_of
 from vkbackend.tools.server.front import Front
 from vkbackend.tools.server.protocol import protocol
+from vkbackend.tools.server.sockets import BACKLOG
 
 LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s`.
+# asyncio accepts so many connections before it calls their protocols, which count and refuse them. Without a
+# file descriptor, asyncio of Python 3.11 fails and schedules another attempt for each of them.
+ACCEPTS_AT_ONCE = 1
 
 log = logging.getLogger("vkbackend.serve")
 
@@ -30,7 +36,8 @@ class Server(uvicorn.Server):
         limits = service.config.limits
         settings = uvicorn.Config(
             App(self.service),
-            http=protocol(limits),
+            http=protocol(replace(limits, connections=connections_of(limits.connections))),
+            backlog=ACCEPTS_AT_ONCE,
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -55,7 +62,10 @@ class Server(uvicorn.Server):
         self._life: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(QuietAccepts())
         await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(BACKLOG)
         self._life = asyncio.ensure_future(self.service.run())
         self._life.add_done_callback(self._ended)
 

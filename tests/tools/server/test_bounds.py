@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
+import logging
+import resource
 import socket
 import struct
 
@@ -10,6 +14,7 @@ from serving import Address, FakeModel, served, until
 
 from vkbackend.errors import PromptTooLong
 from vkbackend.tools.server.body import depth_of
+from vkbackend.tools.server.descriptors import LEAST, QuietAccepts, connections_of
 from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
@@ -32,6 +37,30 @@ def answer_of(sock: socket.socket) -> bytes:
 def plain() -> object:
     with served(FakeModel(), config()) as address:
         yield address
+
+
+# ---- file descriptors ----
+
+
+def test_connections_that_the_limit_of_files_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = []
+    for limit in (resource.RLIM_INFINITY, 1 << 20, 300, 8):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, limit=limit: (limit, limit))
+        numbers.append(connections_of(512))
+    assert numbers[:2] == [512, 512] and numbers[2] < 300 - 32 and numbers[3] == LEAST
+    assert [record.args[1] for record in caplog.records] == [300, 8]  # type: ignore[index]
+
+
+def test_failed_accepts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    loop, handler = asyncio.new_event_loop(), QuietAccepts()
+    for _ in range(3):
+        handler(loop, {"message": "m", "exception": OSError(errno.EMFILE, "Too many"), "socket": None})
+    assert [record.name for record in caplog.records] == ["vkbackend.serve"]
+    handler(loop, {"message": "m", "exception": ValueError("other")})
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+    loop.close()
 
 
 # ---- sizes ----

@@ -1,0 +1,52 @@
+"""Serve with few file descriptors.
+
+An open connection needs a descriptor, and so do the engine's process and its files. The number of connections
+is limited so that these find descriptors. If the system has none left, asyncio tries to accept again after a
+second, and the log gets one line a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import time
+from typing import Any
+
+SPARE = 32  # Descriptors for the pipes of a reopened engine, a chat template's process, states, and blocks.
+LEAST = 4
+NONE_LEFT = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
+QUIET_S = 60.0
+
+log = logging.getLogger("vkbackend.serve")
+
+
+def connections_of(most: int) -> int:
+    """Return how many connections RLIMIT_NOFILE allows, at most `most`, and log a lower number."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return most
+    n = min(most, max(LEAST, limit - len(os.listdir("/proc/self/fd")) - SPARE))
+    if n < most:
+        log.warning(
+            "at most %d connections, because the process may open %d files (ulimit -n); %d would need %d",
+            n, limit, most, limit + most - n,
+        )  # fmt: skip
+    return n
+
+
+class QuietAccepts:
+    """An exception handler of the event loop, which logs failed accepts once a minute."""
+
+    def __init__(self) -> None:
+        self._next = -QUIET_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "socket" not in context or getattr(error, "errno", None) not in NONE_LEFT:
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + QUIET_S
+            log.warning("new connections wait, because a resource is used up: %s (ulimit -n)", error)
