@@ -149,7 +149,7 @@ void score_block(Block block) {
         // sums. The first unmasked key clears these sums, because exp(NEG_LARGE - m) is 0.
         const uint row_pos = tile.first_pos + s_row0 + a;
         const uint key_pos = block.pos + score_key;
-        const bool masked = key_pos >= end_key_of(row_pos, tile.end) || key_pos < first_key_of(row_pos);
+        const bool masked = key_pos >= end_key_of(row_pos, tile.end) || key_pos < first_key_of(row_pos, tile.begin);
         if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
         if (HAS_SLOPES != 0) s[a] += distance_bias(row_pos, key_pos, head);
         if (masked) s[a] = NEG_LARGE;
@@ -220,7 +220,7 @@ void main() {
         return;
     }
     const uint n_keys = end_key_of(tile.first_pos + tile.n - 1, tile.end);
-    first_key = first_key_of(tile.first_pos);
+    first_key = first_key_of(tile.first_pos, tile.begin);
 
     read_queries();
     clear_sums();

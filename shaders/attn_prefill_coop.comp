@@ -72,7 +72,7 @@ void main() {
         return;
     }
     const uint n_keys = end_key_of(tile.first_pos + tile.n - 1, tile.end);
-    const uint first_key = first_key_of(tile.first_pos);
+    const uint first_key = first_key_of(tile.first_pos, tile.begin);
 
     for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
         const uint row = tile.first_row + min(e / K_QUADS, tile.n - 1); // surplus rows repeat the last row
@@ -82,7 +82,7 @@ void main() {
     }
     find_places(kv_head);
     const uint row_pos = tile.first_pos + row_of_tile();
-    const uint first_seen = max(first_key, first_key_of(row_pos));
+    const uint first_seen = max(first_key, first_key_of(row_pos, tile.begin));
     const uint last_seen = end_key_of(row_pos, tile.end) - 1;
     clear_sums();
 

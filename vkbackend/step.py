@@ -45,7 +45,10 @@ class Run:
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     second: int = 0
-    end: int = 0  # Of an encoder's text, in positions, if the run is a part of it (0: the run is the text).
+    # Of an encoder's text or picture, in positions, if the run is a part of it (0: the run is the text). In a
+    # causal step, rows attend to later rows up to this position.
+    end: int = 0
+    begin: int = 0  # Of an encoder's window: the first position to which its rows attend.
 
 
 class Mix(IntEnum):
@@ -94,7 +97,7 @@ class StepParams:
         self.runs = self.words[_RUNS:_STATES].reshape(MAX_RUNS, 4)
         self.states = self.words[_STATES:_ROWS].reshape(
             MAX_RUNS, 4
-        )  # State cells to read and to write; end of the text.
+        )  # State cells to read and to write; end and beginning of the text.
         self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
         self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
         self.types = self.rows.view(np.uint16)[:, 7]  # each row's type.
@@ -127,16 +130,17 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
         typed: bool = False,
+        ends: bool = False,
     ) -> None:
         """`tokens` lists a token per row, `runs` cover the rows in order, and `outputs` are the rows that
         need logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`,
-        a row has type 1 in the second text of a pair and 0 otherwise, and each run stores the end of its
-        text."""
+        a row has type 1 in the second text of a pair and 0 otherwise, and each run stores the beginning and
+        the end of its text. If `ends`, the attention of the step is causal, and runs store their `end`."""
         n_rows, n_runs = len(tokens), len(runs)
         assert len(outputs) <= n_rows <= len(self.rows) and n_runs <= MAX_RUNS, (n_rows, n_runs, len(outputs))
         n_decode = n_rows if mix.decodes else n_single(runs) if mix is Mix.BOTH else 0
         self.header[:] = n_rows, n_runs, len(outputs), n_decode
-        if n_rows == n_runs < FEW_RUNS and not typed:
+        if n_rows == n_runs < FEW_RUNS and not typed and not ends:
             for i, run in enumerate(runs):
                 read, written = run.states or (run.slot, run.slot)
                 self.runs[i] = run.slot, run.first_row, 1, run.first_pos
@@ -161,4 +165,7 @@ class StepParams:
             seconds = np.array([run.second or NEVER for run in runs], np.uint32)
             self.types[:n_rows] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])
             self.states[:n_runs, 2] = [run.end or run.first_pos + run.n_rows for run in runs]
+            self.states[:n_runs, 3] = [run.begin for run in runs]
+        elif ends:
+            self.states[:n_runs, 2] = [run.end for run in runs]
         self.outputs[: len(outputs)] = outputs

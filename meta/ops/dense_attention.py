@@ -93,6 +93,8 @@ def attention(
     softcap: float = 0.0,
     sinks: Weight | None = None,
     causal: bool = True,
+    sees_end: bool = False,
+    n_runs: int = 0,
     slopes: Weight | None = None,
 ) -> Tensor:
     """Return grouped-query attention (Ainslie et al. 2023), softmax(scale q k^T) v, as [rows, heads *
@@ -103,7 +105,9 @@ def attention(
     to positions from `first` on. A `softcap` c replaces each score s by c * tanh(s / c). `sinks` [heads],
     split like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal`
     is False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
-    side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al. 2022).
+    side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al. 2022). If
+    `sees_end`, rows attend to later rows only in runs that state an end (step.Run). A slot has one run per
+    step, unless `n_runs` is the most runs of a step.
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -112,6 +116,7 @@ def attention(
     if slopes:
         split.per_head_weight("attention slopes", state, slopes.state, head_dim_v)
     assert (causal and not slopes) or graph.kind.mix is Mix.PREFILL, graph.kind
+    assert not sees_end or not graph.kind.mix.decodes, graph.kind
     assert not first or graph.kind.mix is Mix.DECODE, graph.kind
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
@@ -148,6 +153,7 @@ def attention(
         if not graph.kind.mix.decodes:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
             attend = on.attn_prefill_coop if by_units else on.attn_prefill
-            how |= {"causal": causal, "slopes": slopes.whole(d) if slopes else None}
+            how |= {"causal": causal, "sees_end": sees_end, "n_runs": n_runs}
+            how |= {"slopes": slopes.whole(d) if slopes else None}
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)
     return y

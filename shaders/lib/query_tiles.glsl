@@ -1,11 +1,17 @@
 // Tiles of TQ rows from one run, for attn_prefill. Include after lib/step.glsl.
 
+// Values of `causal`: rows attend to later rows of their text, to no later rows, or to later rows of runs that
+// state an end.
+const uint BOTH_WAYS = 0;
+const uint CAUSAL = 1;
+const uint SEES_END = 2;
+
 struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
     uint n; // If there is no such tile, n is 0, and rows from first_row on belong to no run.
-    uint end; // without `causal`, the text's last position + 1
+    uint begin, end; // without CAUSAL, the positions that the run's rows attend to; with SEES_END only `end`
 };
 
 QueryTile find_query_tile(uint number) {
@@ -15,23 +21,26 @@ QueryTile find_query_tile(uint number) {
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) {
             const uint first = tile * TQ;
-            return QueryTile(run.x, run.y + first, run.w + first, min(run.z - first, TQ), step_params.states[r].z);
+            const uvec4 state = step_params.states[r];
+            const uint begin = causal == BOTH_WAYS ? state.w : 0;
+            return QueryTile(run.x, run.y + first, run.w + first, min(run.z - first, TQ), begin, state.z);
         }
         tile -= n_tiles;
     }
-    return QueryTile(0, step_n_rows() + tile * TQ, 0, 0, 0);
+    return QueryTile(0, step_n_rows() + tile * TQ, 0, 0, 0, 0);
 }
 
-// Return the first position that a row attends to. Without `causal`, a window extends to both sides.
-uint first_key_of(uint pos) {
-    const uint reach = causal != 0 ? window - 1 : window / 2;
-    const uint first = window > 0 && pos > reach ? pos - reach : 0;
+// Return the first position that a row attends to. If rows attend both ways, a window extends to both sides.
+uint first_key_of(uint pos, uint begin) {
+    const uint reach = causal != BOTH_WAYS ? window - 1 : window / 2;
+    const uint first = max(begin, window > 0 && pos > reach ? pos - reach : 0);
     return chunk > 0 ? max(first, pos / chunk * chunk) : first;
 }
 
-// Return the last position that a row attends to, + 1. `end` is the end of the row's text.
+// Return the last position that a row attends to, + 1. `end` is the end of the row's text or picture.
 uint end_key_of(uint pos, uint end) {
-    if (causal != 0) return pos + 1;
+    if (causal == CAUSAL) return pos + 1;
+    if (causal == SEES_END) return max(end, pos + 1);
     return window > 0 ? min(end, pos + window / 2 + 1) : end;
 }
 

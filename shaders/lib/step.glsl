@@ -6,7 +6,7 @@ const uint CELL_BLOCK = 32; // positions per entry of the cell table
 layout(set = 0, binding = STEP_BINDING, std140) uniform StepParams {
     uvec4 header; // n_rows, n_runs, n_outputs, n_decode
     uvec4 runs[128]; // slot, first_row, n_rows, first_pos
-    uvec4 states[128]; // of each run: state cells to read and to write; end of the text
+    uvec4 states[128]; // of each run: state cells to read and to write; end and beginning of the text
 } step_params;
 
 uint step_n_rows() { return step_params.header.x; }

@@ -113,6 +113,8 @@ class AttnPrefill(Case):
     causal: bool = True
     slopes: bool = False
     later: int = 0  # Positions of the texts after the runs.
+    begins: tuple[int, ...] = ()  # of the runs' windows
+    ends: tuple[int, ...] = ()  # of the runs, or 0
 
     @property
     def n_rows(self) -> int:
@@ -134,13 +136,19 @@ class AttnPrefill(Case):
                 n = min(rows, len(self.runs) + 1)
                 r.attn_decode(q.rows(0, n), k, c, cells, y.rows(0, n), step, **how)
             attend = r.attn_prefill_coop if self.needs else r.attn_prefill
-            attend(q, k, c, cells, y, step, causal=self.causal, slopes=v.get("slopes"), **how)
+            how |= {
+                "causal": self.causal,
+                "sees_end": bool(self.ends),
+                "n_runs": len(self.runs) if self.begins else 0,
+            }
+            attend(q, k, c, cells, y, step, slopes=v.get("slopes"), **how)
             whole = r.recording.commands.pop()
             assert isinstance(whole, Dispatch)
             r.recording.commands += whole.parts(self.n_parts)
 
         mix, later = Mix.BOTH if self.both else Mix.PREFILL, None if self.causal else self.later
-        return Setup(tensors, record, step_of(rng, self.runs, mix=mix, later=later))
+        reach = {"begins": self.begins, "ends": self.ends}
+        return Setup(tensors, record, step_of(rng, self.runs, mix=mix, later=later, **reach))
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,8 @@ def _attention_tensors(
     case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
 ) -> dict[str, Tensor]:
     later = getattr(case, "later", 0)
-    held = tuple((slot, first, n + later) for slot, first, n in case.runs)
+    ends = getattr(case, "ends", ()) or (0,) * len(case.runs)
+    held = tuple((s, at, max(n + later, end - at)) for (s, at, n), end in zip(case.runs, ends, strict=True))
     cells, n_cells = cell_table(rng, held, case.ring)
     stored, align = (held, case.window), 16 if case.needs else 4
     return {
@@ -209,6 +218,8 @@ class AttnCombine(Case):
 
 
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
+_WINDOWS = ((0, 0, 5), (0, 5, 36), (0, 41, 17), (0, 58, 32))  # of an encoder's picture
+_PICTURES = ((0, 12, 40), (1, 0, 9), (2, 33, 1), (3, 5, 20))
 _DRAFTS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))  # runs that cross the borders of blocks
 _HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
 _KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
@@ -283,6 +294,12 @@ def quick() -> list[Case]:
         AttnPrefill(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),
         AttnPrefill(((0, 0, 41),), 3, 3, 24, 24, 1, causal=False, slopes=True, n_parts=2),
         AttnPrefill(((0, 40, 9), (1, 0, 3)), 2, 1, 32, 32, 2, causal=False, later=33),
+        AttnPrefill(_WINDOWS, 2, 2, 72, 72, 3, "f32", "f32", causal=False, begins=(0, 5, 41, 58)),
+        AttnPrefill(_PICTURES, 2, 1, 32, 32, 2, ends=(52, 0, 0, 34)),
+        AttnPrefill(_PICTURES, 2, 1, 32, 32, 2, ends=(52, 0, 0, 34), window=20, n_parts=2),
+        AttnPrefill(((2, 40, 1), (0, 21, 30)), 2, 1, 32, 32, ends=(0, 60), both=True),
+        AttnPrefillCoop(_WINDOWS, 2, 2, 64, 64, 3, "f32", "f32", causal=False, begins=(0, 5, 41, 58)),
+        AttnPrefillCoop(_PICTURES, 2, 1, 32, 32, 2, ends=(52, 0, 0, 34), window=20),
         AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
         AttnPrefillCoop(((2, 0, 1), (0, 0, 37), (1, 0, 70)), 3, 1, 32, 32, 5, causal=False, slopes=True),
         AttnPrefillCoop(((0, 0, 90), (1, 0, 7)), 2, 2, 64, 64, window=21, causal=False),

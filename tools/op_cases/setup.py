@@ -186,15 +186,19 @@ def step_of(
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
     later: int | None = None,
+    begins: tuple[int, ...] = (),
+    ends: tuple[int, ...] = (),
 ) -> StepParams:
     """Return a step's parameters, with invalid values in unused entries. If `later` is set, an encoder's
-    texts have `later` positions after their runs."""
+    texts have `later` positions after their runs, and windows begin at `begins`. In causal steps, runs may
+    state `ends`."""
     step = unused_step(n_rows_of(runs))
     table, row = [], 0
-    for slot, first_pos, n_rows in runs:
-        table.append(Run(slot, row, n_rows, first_pos, end=first_pos + n_rows + (later or 0)))
+    for i, (slot, first_pos, n_rows) in enumerate(runs):
+        end = ends[i] if ends else first_pos + n_rows + (later or 0)
+        table.append(Run(slot, row, n_rows, first_pos, end=end, begin=begins[i] if begins else 0))
         row += n_rows
-    step.fill(rng.integers(0, n_vocab, row), table, outputs, mix, typed=later is not None)
+    step.fill(rng.integers(0, n_vocab, row), table, outputs, mix, typed=later is not None, ends=bool(ends))
     return step
 
 

@@ -23,6 +23,7 @@ from vkbackend.recording import FIRST_HEAD
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # in the order of shaders/lib/cache_types.glsl
 MAX_HEAD = 576
+SEES_END = 2  # a value of `causal` (shaders/lib/query_tiles.glsl)
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -41,6 +42,8 @@ class RunKeywords(AttentionKeywords, total=False):
     """Keywords that `attn_prefill` explains."""
 
     causal: bool
+    sees_end: bool
+    n_runs: int
     slopes: View | None
 
 
@@ -330,8 +333,9 @@ class AttentionOps(Target):
     ) -> None:
         """Compute attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments, see
         attn_decode. If `causal` is False, a row also attends to later rows of its run; a window then covers
-        window / 2 positions on each side. `slopes` f32 [n_heads] subtract slope * distance from each score
-        (ALiBi; Press et al. 2022)."""
+        window / 2 positions on each side. If `sees_end`, a row attends to later rows only in a run that
+        states an end (step.Run). `n_runs` is the most runs of a step (0: one per slot). `slopes` f32
+        [n_heads] subtract slope * distance from each score (ALiBi; Press et al. 2022)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
@@ -363,21 +367,29 @@ class AttentionOps(Target):
         softcap: float = 0.0,
         sinks: View | None = None,
         causal: bool = True,
+        sees_end: bool = False,
+        n_runs: int = 0,
         slopes: View | None = None,
     ) -> None:
         q, k, v, cells, y, step = views
+        assert causal or not sees_end, "sees_end is for causal attention"
         n_rows, n_heads, head_v = y.shape
         push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_per_head(sinks, n_heads)
         _check_per_head(slopes, n_heads)
-        push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "causal": int(causal)}
+        push |= {
+            "window": window,
+            "chunk": chunk,
+            FIRST_HEAD: 0,
+            "causal": SEES_END if sees_end else int(causal),
+        }
         push |= {"scale": scale, "softcap": softcap}
         consts = {**tile.consts, **tile.last, "HEAD_K": head_k, "HEAD_V": head_v, **types}
         consts |= {"HAS_SINKS": int(sinks is not None), "HAS_SLOPES": int(slopes is not None)}
         consts["HAS_SOFTCAP"] = int(softcap > 0)
         # the last tile of each run may be incomplete
-        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)
+        n_tiles = -(-n_rows // tile.rows) + min(n_runs or cells.shape[0], n_rows)
         self.record(
             op,
             variant,

@@ -162,11 +162,13 @@ def attn_prefill(
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
-        at = cells_of(step, row, cells, blocks_per_slot, 0 if causal else _text_end(step, row))
-        position, reach = int(step.rows[row, 0]), window // 2 if window else len(at)
-        seen = range(_first_key(len(at), window, chunk), len(at))
+        position, (begin, end) = int(step.rows[row, 0]), _text_of(step, row)
+        end = (end, position + 1, max(end, position + 1))[causal]
+        at = cells_of(step, row, cells, blocks_per_slot, end)
+        seen = range(_first_key(position + 1, window, chunk), end)
         if not causal:
-            seen = range(max(0, position - reach), min(len(at), position + reach + 1))
+            reach = window // 2 if window else end
+            seen = range(max(begin, position - reach), min(end, position + reach + 1))
         at = at[seen]
         score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
         if has_slopes:
@@ -177,11 +179,11 @@ def attn_prefill(
         out[row] = np.einsum("hj,jhd->hd", prob / total, values)
 
 
-def _text_end(step: StepParams, row: int) -> int:
-    """Return the end of the row's text, in positions."""
+def _text_of(step: StepParams, row: int) -> tuple[int, int]:
+    """Return the positions at which the row's text begins and ends."""
     runs = step.runs[: step.n_runs].astype(np.int64)
     r = next(r for r, (_, first, n, _) in enumerate(runs) if first <= row < first + n)
-    return int(step.states[r, 2])
+    return int(step.states[r, 3]), int(step.states[r, 2])
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:
