@@ -1,17 +1,13 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
-The process reads requests from a socket, its stdin, and ends when the socket is closed. The first request is
-a template; all later requests are conversations. Few imports make the start fast and leave most of the memory
-limit to the template.
+The first request is a template; all later requests are conversations. A request's number is the number of
+messages unchanged since the last one, a reply's the number of characters.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import resource
-import signal
 from datetime import datetime
 from typing import Any
 
@@ -21,20 +17,17 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from vkbackend.models.processes import worker
+from vkbackend.models.processes.frames import ANSWERED, ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED
+from vkbackend.models.processes.worker import first_line, limit_cpu, receive, send_text
 from vkbackend.models.text.prefix import n_common
-from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # CPU seconds to send a reply and read the next request.
 MAX_MEMORY = 512 << 20  # Bytes of address space. The interpreter and jinja2 take 25 MB.
-SOCKET = 0
-
-
 NOTHING = {"tools": None, "documents": None}
 
 
-class Refused(Exception):
-    """An error to report to the other process. `by_template` is True if the template called
-    `raise_exception`."""
+class Refused(worker.Refused):
+    """`by_template` is True if the template called `raise_exception`."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -133,61 +126,18 @@ def joined(template: Template, variables: dict[str, Any], most: int) -> str:
     return "".join(pieces)
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0]
-
-
 # ---- the process ----
 
 
-def limit(resource_id: int, most: int) -> None:
-    """Set a limit, unless the system's limit is lower."""
-    hard = resource.getrlimit(resource_id)[1]
-    resource.setrlimit(resource_id, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def limit_cpu(seconds: float) -> None:
-    """Limit CPU time from now on. At the limit SIGXCPU ends the process, even inside a long call."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
-
-
-def receive(n_bytes: int) -> bytearray:
-    """End the process if the other side closed the socket."""
-    data = bytearray()
-    while len(data) < n_bytes:
-        piece = os.read(SOCKET, n_bytes - len(data))
-        if not piece:
-            os._exit(0)
-        data += piece
-    return data
-
-
-def send(kind: int, text: str, kept: int = 0) -> None:
-    limit_cpu(READ_S)
-    body = text.encode("utf-8", "surrogatepass")
-    left = memoryview(HEAD.pack(len(body), kept, kind) + body)
-    while left:
-        left = left[os.write(SOCKET, left) :]
-
-
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller handles Ctrl-C.
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The parent's blocked signals are inherited.
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_AS, MAX_MEMORY)
-    try:
-        serve()
-    except OSError:  # The other side closed the socket.
-        os._exit(0)
+    worker.run(serve, MAX_MEMORY)
 
 
 def serve() -> None:
     template: Template | None = None
     messages: list[Any] = []
     last, most = "", 0
-    send(READY, "")
+    send_text(READY, "")
     while True:
         n_bytes, kept, kind = HEAD.unpack(receive(HEAD.size))
         assert kind == ASKED
@@ -196,17 +146,17 @@ def serve() -> None:
         try:
             if template is None:
                 template, most = compiled(request["source"], request["bos"], request["eos"]), request["most"]
-                send(TEXT, "")
+                send_text(ANSWERED, "")
             else:
                 messages[kept:] = map(dict, request["messages"])
                 text = rendered(template, messages, request["variables"], most)
                 kept = n_common(text, last[: request["held"]])
-                send(TEXT, text[kept:], kept)
+                send_text(ANSWERED, text[kept:], kept)
                 last = text
         except Refused as error:
-            send(REFUSED, str(error)[:MAX_ERROR])
+            send_text(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
-            send(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
+            send_text(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
             os._exit(1)  # The state of the process is unknown.
 
 

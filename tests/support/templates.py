@@ -17,7 +17,7 @@ def user_messages(*texts: str) -> list[dict[str, str]]:
 
 def pid_of(template: ChatTemplate) -> int:
     template.render([])
-    worker = template._process._worker
+    worker = template._process.shared._worker
     assert worker is not None
     return worker._process.pid
 

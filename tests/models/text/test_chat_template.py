@@ -10,6 +10,7 @@ from struck import SIGNALLED, interrupt_everywhere
 from templates import ECHO, user_messages
 
 from vkbackend.errors import Timeout
+from vkbackend.models.processes.shared import Shared
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
 
@@ -38,7 +39,7 @@ def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
     """A signal may arrive just before the parent stores a received answer."""
     template = ChatTemplate(ECHO)
     assert template.render(user_messages("a", "b")) == "[a][b]"
-    worker = template._process._worker
+    worker = template._process.shared._worker
     assert worker is not None
     before = worker._last
     assert template.render(user_messages("a", "c")) == "[a][c]" and worker._last != before
@@ -80,7 +81,7 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
     taken, over = threading.Event(), threading.Event()
 
     def keep() -> None:
-        with template._process._lock:
+        with template._process.shared._lock:
             taken.set()
             over.wait()
 
@@ -120,11 +121,11 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
         assert texts == ["[b]"]
 
     monkeypatch.setattr(template_process, "WALL_S", 0.5)
-    ask = template_process.TemplateProcess._ask.__code__
+    use = Shared.use.__code__
     interrupt_everywhere(
         lambda: template.render(user_messages("a")),
         from_another_thread,
-        lambda code: code is ask,
+        lambda code: code is use,
         after_ops=SIGNALLED,
         least=5,
     )

@@ -12,9 +12,9 @@ from templates import ECHO, pid_of, user_messages
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.conversation import Chat
+from vkbackend.models.processes.worker import READ_S
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
-from vkbackend.models.text.template_worker import READ_S
 
 pytestmark = pytest.mark.no_vulkan
 

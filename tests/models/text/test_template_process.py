@@ -18,6 +18,7 @@ import pytest
 from templates import ECHO, pid_of, process_ends, user_messages
 
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
+from vkbackend.models.processes import child, frames
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
 
@@ -105,7 +106,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
             ChatTemplate("{{ 'never seen' }}")
         assert type(error.value) is VkbackendError
     with monkeypatch.context() as patch, pytest.raises(Timeout, match="did not start in 0 s"):
-        patch.setattr(template_process, "START_S", 0.0)
+        patch.setattr(child, "START_S", 0.0)
         ChatTemplate("{{ 'never seen' }}")
 
 
@@ -121,11 +122,11 @@ def answers(frame: bytes) -> Callable[..., Any]:
 
 
 def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = template_process.HEAD.pack
-    ready, text = head(0, 0, template_process.READY), template_process.TEXT
+    head = frames.HEAD.pack
+    ready, text = head(0, 0, frames.READY), frames.ANSWERED
     for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):
         with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="ended the process"):
-            patch.setattr(template_process, "END_S", 0.1)
+            patch.setattr(child, "END_S", 0.1)
             patch.setattr(socket, "socketpair", answers(ready + frame))
             ChatTemplate("{{ 'never seen' }}")
 
@@ -157,7 +158,7 @@ def test_a_program_needs_no_main_guard_and_ends_without_output(run: Any, tmp_pat
     done = run(
         f"""
         template = ChatTemplate({ECHO!r})
-        print(template.render({HELLO}), template._process._worker._process.pid)
+        print(template.render({HELLO}), template._process.shared._worker._process.pid)
         """,
         "-Xdev",
         "-Werror",
@@ -172,7 +173,7 @@ def test_the_worker_ends_when_its_program_is_killed(run: Any) -> None:
         f"""
         import os, signal
         template = ChatTemplate({ECHO!r})
-        print(template._process._worker._process.pid, flush=True)
+        print(template._process.shared._worker._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
@@ -184,9 +185,9 @@ def test_a_forked_child_starts_its_own_worker(run: Any) -> None:
         f"""
         import os, sys, threading
         template = ChatTemplate({ECHO!r})
-        def pid(): return template._process._worker._process.pid
+        def pid(): return template._process.shared._worker._process.pid
         mine = pid()
-        with template._process._lock:  # as if another thread rendered
+        with template._process.shared._lock:  # as if another thread rendered
             if (child := os.fork()) == 0:
                 same = template.render({HELLO}) == "[hello]" and pid() != mine
                 sys.exit(0 if same else 3)
