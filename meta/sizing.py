@@ -29,9 +29,9 @@ SUMS = ("add_partials",)  # ops whose push constants contain the index of the de
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of the largest step. `rope_widths` maps each RoPE table to its floats per row. `active` maps
-    an outermost scope of the graph to the devices that compute it and read its sums (default: all
-    devices)."""
+    """The sizes of the largest step. `rope_widths` maps each table of rows that the host writes, such as
+    RoPE's, to its floats per row. `active` maps an outermost scope of the graph to the devices that compute
+    it and read its sums (default: all devices)."""
 
     n_rows: int
     n_outputs: int
@@ -43,7 +43,9 @@ class StepShape:
     n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
-    encodes: bool = False  # Rows attend to later rows. Steps output only hidden states, and never decode.
+    # Rows attend to later rows. Steps output only hidden states, `n_outputs` or (if 0) one per row, and never
+    # decode.
+    encodes: bool = False
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
     draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
     streamed: frozenset[int] = frozenset()  # Layers whose weights are copied from the file.
@@ -78,9 +80,9 @@ class StepShape:
     @property
     def n_hidden(self) -> int:
         """Return how many hidden states a step may output: as many as fit the memory for logits, and at least
-        one. In an encoder every row may be an output."""
+        one."""
         if self.encodes or not self.n_embd:
-            return self.n_rows if self.n_embd else 0
+            return self.n_outputs or self.n_rows if self.n_embd else 0
         fits = max(1, self._vocab_nbytes(self.hidden_device) // (4 * self.n_embd))
         return min(self.n_rows, 1 << fits.bit_length() - 1)
 
@@ -222,7 +224,7 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     """Return the kinds of steps that may need the most memory, the largest first. Steps with fewer output
     rows, or with logits instead of candidates, need less."""
     if shape.encodes:
-        kind = StepKind(shape.n_rows, shape.n_rows, Mix.PREFILL, Wanted(hidden=True))
+        kind = StepKind(shape.n_rows, shape.n_hidden, Mix.PREFILL, Wanted(hidden=True))
         return [kind._replace(adapters=shape.adapters)]
     few, n_slots = min(shape.n_rows, MAX_VEC_ROWS), shape.n_slots or shape.n_rows
     mixes: list[tuple[int, Mix]] = []

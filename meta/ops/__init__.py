@@ -4,7 +4,7 @@ When an op needs the full sum of a PARTIAL operand, the operand is all-reduced. 
 one device.
 """
 
-from vkbackend.meta.ops.dense_attention import attention, kv_load, kv_move, kv_store, rope
+from vkbackend.meta.ops.dense_attention import attention, kv_load, kv_move, kv_store, rope, self_attention
 from vkbackend.meta.ops.elementwise import (
     add_vector,
     gate_rows,
@@ -20,13 +20,23 @@ from vkbackend.meta.ops.elementwise import (
     xielu,
 )
 from vkbackend.meta.ops.matrix import linear
-from vkbackend.meta.ops.rows import center, columns, copy, head_norm, layer_norm, rms_norm
+from vkbackend.meta.ops.rows import (
+    center,
+    columns,
+    copy,
+    head_norm,
+    host_rows,
+    joined_rows,
+    layer_norm,
+    rms_norm,
+)
 from vkbackend.meta.ops.vocabulary import embed, hidden_states, logits, outputs
 from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
-    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu", "gelu_mul",
-    "head_norm", "hidden_states", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
-    "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale", "sigmoid_mul", "silu_mul", "softcap",
-    "swiglu_oai", "together", "whole", "xielu",
+    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu",
+    "gelu_mul", "head_norm", "hidden_states", "host_rows", "joined_rows", "kv_load", "kv_move",
+    "kv_store", "layer_norm", "linear", "logits", "mul", "outputs", "relu2", "rms_norm", "rope",
+    "same_bits", "scale", "self_attention", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai",
+    "together", "whole", "xielu",
 ]  # fmt: skip

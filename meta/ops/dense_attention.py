@@ -9,7 +9,7 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.meta import split
 from vkbackend.meta.split import MIRRORED
-from vkbackend.meta.sums import holders_of
+from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
 
@@ -156,4 +156,33 @@ def attention(
             how |= {"causal": causal, "sees_end": sees_end, "n_runs": n_runs}
             how |= {"slopes": slopes.whole(d) if slopes else None}
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)
+    return y
+
+
+def self_attention(
+    q: Tensor, k: Tensor, v: Tensor, cells: Weight, *, head_dim: int, n_runs: int, sees_all: bool = False
+) -> Tensor:
+    """Return softmax(q k^T / sqrt(head_dim)) v [rows, heads * head_dim] among the rows of a step, without
+    caches. A row attends to the positions that its run states (step.Run), or to all rows. Position p is row
+    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... There are as many heads of k and v as of q."""
+    graph, rows = q.graph, q.rows
+    assert graph.kind.mix is Mix.PREFILL, graph.kind
+    q, k, v = whole(q), whole(k), whole(v)
+    state = split.per_head(
+        "self_attention", split.elementwise("self_attention", q.state, k.state, v.state), head_dim
+    )
+    y = graph.new(rows, q.width, state, "attention", holders_of(q))
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        on, heads = graph.on(d, "attention"), out.shape[1] // head_dim
+        by_units = device_ops.attends_by_units(on.limits, rows, head_dim, head_dim)
+        attend = on.attn_prefill_coop if by_units else on.attn_prefill
+        shape = rows, heads, head_dim
+        table = cells.whole(d)
+        blocks = View(table.buffer, table.offset, (1, rows // device_ops.CELL_BLOCK), "u32")
+        how: dict[str, Any] = {"scale": head_dim**-0.5, "causal": False, "n_runs": n_runs}
+        how["sees_all"] = sees_all
+        step = graph.inputs[d].step
+        attend(q.on(d).reshape(*shape), k.on(d), v.on(d), blocks, out.reshape(*shape), step, **how)
     return y

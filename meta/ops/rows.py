@@ -1,11 +1,12 @@
-"""Ops on each row: norms and columns."""
+"""Ops on each row: norms and columns; rows that the host writes."""
 
 from __future__ import annotations
 
+from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.split import Kind
+from vkbackend.meta.split import MIRRORED, Kind
 from vkbackend.meta.sums import each, holders_of, whole
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
@@ -67,3 +68,22 @@ def columns(x: Tensor, begin: int, end: int) -> Tensor:
     for on, source, out in each(y, "columns", x):
         on.columns(source, out, first=begin)
     return y
+
+
+def host_rows(graph: TensorGraph, table: str) -> Tensor:
+    """Return the step's rows of a table that the host writes (StepShape.rope_widths), on every device."""
+    rows, views, width = graph.kind.n_rows, list[View | None](), 0
+    for inputs in graph.inputs:
+        full = inputs.rope[table]
+        width = full.nbytes // 4 // full.shape[0]
+        views.append(View(full.buffer, full.offset, (rows, width)))
+    return Tensor(graph, rows, width, MIRRORED, views)
+
+
+def joined_rows(x: Tensor, n: int) -> Tensor:
+    """Return [rows / n, n * width], where a row consists of n consecutive rows of x, without a copy."""
+    x = whole(x)
+    assert x.rows % n == 0, (x.rows, n)
+    state = split.rows_op("joined_rows", x.state)
+    shape = x.rows // n, n * x.width
+    return Tensor(x.graph, *shape, state, [view and view.reshape(*shape) for view in x.views])

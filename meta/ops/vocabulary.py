@@ -35,12 +35,12 @@ def outputs(x: Tensor) -> Tensor:
     return y
 
 
-def hidden_states(x: Tensor) -> None:
-    """Write the output rows x [n_outputs, n_embd] to the host-visible region of one device."""
+def hidden_states(x: Tensor, first: int = 0) -> None:
+    """Write x [rows, n_embd] to rows `first`.. of the host-visible region of one device, as output rows."""
     x, graph = whole(x), x.graph
     for d, inputs in enumerate(graph.inputs):
         if inputs.hidden is not None:
-            graph.on(d, "hidden").copy(x.on(d), inputs.hidden.rows(0, graph.kind.n_outputs))
+            graph.on(d, "hidden").copy(x.on(d), inputs.hidden.rows(first, first + x.rows))
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:

@@ -24,7 +24,10 @@ class Weights:
         self._weights, self._prefix = weights, prefix
 
     def layer(self, il: int) -> Weights:
-        return Weights(self._weights, f"blk.{il}.")
+        return self.under(f"blk.{il}.")
+
+    def under(self, prefix: str) -> Weights:
+        return Weights(self._weights, prefix)
 
     def __call__(self, name: str) -> Weight:
         return self._weights[f"{self._prefix}{name}.weight"]
@@ -43,17 +46,27 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     return ops.linear(x, w(name), w.bias(name))
 
 
-def all_weights(model: Model) -> list[WeightSpec]:
+def all_weights(model: Weighted) -> list[WeightSpec]:
     """Return the weights of the model's file and its adapters."""
     return [*model.weights(), *model.low_rank]
 
 
-class Model(Protocol):
+class Weighted(Protocol):
+    """A model whose weights are read from a file."""
+
+    n_ahead: int  # Multi-token prediction heads, the last layers.
+    draft_head: Model | None  # The EAGLE-3 head's layer, as a model of its file.
+    low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
+
+    def weights(self) -> list[WeightSpec]: ...
+    def unread(self) -> set[str]: ...  # tensors that no device needs
+
+
+class Model(Weighted, Protocol):
     """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
     devices or tensor splits."""
 
     n_layer: int  # All layers, with the heads.
-    n_ahead: int  # Multi-token prediction heads, the last layers.
     predicts_ahead: bool  # Whether the architecture's heads are supported.
     n_vocab: int
     n_embd: int
@@ -61,17 +74,12 @@ class Model(Protocol):
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
     tapped: Collection[int]  # Layers whose inputs an EAGLE-3 head reads.
-    draft_head: Model | None  # The EAGLE-3 head's layer, as a model of its file.
     draft_ids: np.ndarray | None  # The token of each row of the head's logits, or None if all are equal.
     n_staged: int  # Cells of the residuals between an encoder's stages, or 0 if texts fit a step.
     encodes: bool  # Rows attend to later rows, so the model computes only embeddings.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.
-
-    low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
     n_adapters: int
 
-    def weights(self) -> list[WeightSpec]: ...
-    def unread(self) -> set[str]: ...  # tensors that no device needs
     def kv(self, il: int) -> MemorySpec: ...
     def key_rotation(self, il: int) -> KeyRotation | None: ...
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...

@@ -68,8 +68,8 @@ class WeightSpec:
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
     the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's tensor
     stacks `stacked` matrices. `values` are the elements, of type `dtype`, of a weight that the model's file
-    lacks. If `f32`, floats become f32 on loading, because ops read these weights only as f32. Vectors always
-    become f32.
+    lacks. `axes` is the shape of the file's tensor if it has more axes, such as a convolution's. If `f32`,
+    floats become f32 on loading, because ops read these weights only as f32. Vectors always become f32.
     """
 
     name: str
@@ -81,6 +81,7 @@ class WeightSpec:
     values: np.ndarray | None = field(default=None, compare=False)
     f32: bool = False
     stacked: int = 0
+    axes: tuple[int, ...] = ()
     dtype: str = "f32"
 
     @property
@@ -95,7 +96,7 @@ class WeightSpec:
         """Return the shapes that a file's tensor may have. `fits` ignores axes of one element."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
-        return self.part.whole(self.shape) if self.part else [self.shape]
+        return self.part.whole(self.shape) if self.part else [self.axes or self.shape]
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return _without_ones(shape) in map(_without_ones, self.shapes())

@@ -9,7 +9,7 @@ import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import widened
-from vkbackend.models.architectures.base import Model, all_weights
+from vkbackend.models.architectures.base import Model, Weighted, all_weights
 from vkbackend.models.architectures.reading import ROPE_FACTORS
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
@@ -59,11 +59,11 @@ def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
     return None if offset % 4 else offset
 
 
-def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
+def weights_in_file(gguf: GGUF, model: Weighted) -> frozenset[str]:
     return frozenset(spec.name for spec in all_weights(model) if offset_in_file(gguf, spec) is not None)
 
 
-def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
+def check_weights(gguf: GGUF, model: Weighted) -> dict[str, str]:
     """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     and UnsupportedModel for an unsupported type or tensor."""
     if gguf.draft_head and model.draft_head:
@@ -95,7 +95,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     return types
 
 
-def ahead_tensors(gguf: GGUF, model: Model) -> list[str]:
+def ahead_tensors(gguf: GGUF, model: Weighted) -> list[str]:
     """Return the names of the multi-token prediction heads' tensors if the model does not include them."""
     if model.n_ahead or not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []

@@ -7,7 +7,7 @@ from typing import Any
 
 from vkbackend.errors import UnsupportedModel
 
-FAMILIES: dict[str, str] = {}  # projector type -> module
+FAMILIES = {"idefics3": "idefics3"}  # projector type -> module
 
 
 def family(projector: str, path: str = "") -> Any:
@@ -15,6 +15,6 @@ def family(projector: str, path: str = "") -> Any:
     if projector not in FAMILIES:
         raise UnsupportedModel(
             f"{path or 'mmproj'}: the projector type {projector!r} is not supported; "
-            f"supported are: {', '.join(FAMILIES) or 'none'}"
+            f"supported are: {', '.join(FAMILIES)}"
         )
     return import_module(f"vkbackend.models.vision.{FAMILIES[projector]}").Model

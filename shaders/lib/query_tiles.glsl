@@ -1,10 +1,11 @@
 // Tiles of TQ rows from one run, for attn_prefill. Include after lib/step.glsl.
 
-// Values of `causal`: rows attend to later rows of their text, to no later rows, or to later rows of runs that
-// state an end.
+// Values of `causal`: rows attend to later rows of their text, to no later rows, to later rows of runs that
+// state an end, or to all rows of the step, whose positions are their numbers.
 const uint BOTH_WAYS = 0;
 const uint CAUSAL = 1;
 const uint SEES_END = 2;
+const uint SEES_ALL = 3;
 
 struct QueryTile {
     uint slot;
@@ -41,6 +42,7 @@ uint first_key_of(uint pos, uint begin) {
 uint end_key_of(uint pos, uint end) {
     if (causal == CAUSAL) return pos + 1;
     if (causal == SEES_END) return max(end, pos + 1);
+    if (causal == SEES_ALL) return step_n_rows();
     return window > 0 ? min(end, pos + window / 2 + 1) : end;
 }
 

@@ -114,6 +114,7 @@ class AttnPrefill(Case):
     slopes: bool = False
     later: int = 0  # Positions of the texts after the runs.
     begins: tuple[int, ...] = ()  # of the runs' windows
+    sees_all: bool = False
     ends: tuple[int, ...] = ()  # of the runs, or 0
 
     @property
@@ -140,6 +141,7 @@ class AttnPrefill(Case):
                 "causal": self.causal,
                 "sees_end": bool(self.ends),
                 "n_runs": len(self.runs) if self.begins else 0,
+                "sees_all": self.sees_all,
             }
             attend(q, k, c, cells, y, step, slopes=v.get("slopes"), **how)
             whole = r.recording.commands.pop()
@@ -295,6 +297,7 @@ def quick() -> list[Case]:
         AttnPrefill(((0, 0, 41),), 3, 3, 24, 24, 1, causal=False, slopes=True, n_parts=2),
         AttnPrefill(((0, 40, 9), (1, 0, 3)), 2, 1, 32, 32, 2, causal=False, later=33),
         AttnPrefill(_WINDOWS, 2, 2, 72, 72, 3, "f32", "f32", causal=False, begins=(0, 5, 41, 58)),
+        AttnPrefill(_WINDOWS, 2, 2, 16, 16, 3, "f32", "f32", begins=(0, 5, 41, 58), sees_all=True),
         AttnPrefill(_PICTURES, 2, 1, 32, 32, 2, ends=(52, 0, 0, 34)),
         AttnPrefill(_PICTURES, 2, 1, 32, 32, 2, ends=(52, 0, 0, 34), window=20, n_parts=2),
         AttnPrefill(((2, 40, 1), (0, 21, 30)), 2, 1, 32, 32, ends=(0, 60), both=True),

@@ -23,7 +23,7 @@ from vkbackend.recording import FIRST_HEAD
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # in the order of shaders/lib/cache_types.glsl
 MAX_HEAD = 576
-SEES_END = 2  # a value of `causal` (shaders/lib/query_tiles.glsl)
+SEES_END, SEES_ALL = 2, 3  # values of `causal` (shaders/lib/query_tiles.glsl)
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -43,6 +43,7 @@ class RunKeywords(AttentionKeywords, total=False):
 
     causal: bool
     sees_end: bool
+    sees_all: bool
     n_runs: int
     slopes: View | None
 
@@ -334,7 +335,8 @@ class AttentionOps(Target):
         """Compute attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments, see
         attn_decode. If `causal` is False, a row also attends to later rows of its run; a window then covers
         window / 2 positions on each side. If `sees_end`, a row attends to later rows only in a run that
-        states an end (step.Run). `n_runs` is the most runs of a step (0: one per slot). `slopes` f32
+        states an end (step.Run). If `sees_all`, a row attends to all of the step's rows, which are positions
+        0, 1, 2, ... of one slot. `n_runs` is the most runs of a step (0: one per slot). `slopes` f32
         [n_heads] subtract slope * distance from each score (ALiBi; Press et al. 2022)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
@@ -368,11 +370,13 @@ class AttentionOps(Target):
         sinks: View | None = None,
         causal: bool = True,
         sees_end: bool = False,
+        sees_all: bool = False,
         n_runs: int = 0,
         slopes: View | None = None,
     ) -> None:
         q, k, v, cells, y, step = views
         assert causal or not sees_end, "sees_end is for causal attention"
+        assert not (sees_all and (sees_end or window or chunk)), (sees_end, window, chunk)
         n_rows, n_heads, head_v = y.shape
         push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
@@ -382,7 +386,7 @@ class AttentionOps(Target):
             "window": window,
             "chunk": chunk,
             FIRST_HEAD: 0,
-            "causal": SEES_END if sees_end else int(causal),
+            "causal": SEES_ALL if sees_all else SEES_END if sees_end else int(causal),
         }
         push |= {"scale": scale, "softcap": softcap}
         consts = {**tile.consts, **tile.last, "HEAD_K": head_k, "HEAD_V": head_v, **types}

@@ -163,7 +163,7 @@ def attn_prefill(
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         position, (begin, end) = int(step.rows[row, 0]), _text_of(step, row)
-        end = (end, position + 1, max(end, position + 1))[causal]
+        end = (end, position + 1, max(end, position + 1), step.n_rows)[causal]
         at = cells_of(step, row, cells, blocks_per_slot, end)
         seen = range(_first_key(position + 1, window, chunk), end)
         if not causal:

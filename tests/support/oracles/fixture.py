@@ -96,7 +96,8 @@ def write(
     """Write the model without a vocabulary. `blocks` holds encoded tensors. `quantize` stores all matrices
     outside `blocks` as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
-    for key, value in {"tokenizer.ggml.model": "none", "vocab_size": N_VOCAB, **fixture.keys}.items():
+    vocabulary = {} if fixture.arch == "clip" else {"tokenizer.ggml.model": "none", "vocab_size": N_VOCAB}
+    for key, value in {**vocabulary, **fixture.keys}.items():
         name = key if key.startswith(("xielu.", "tokenizer.", "general.")) else f"{fixture.arch}.{key}"
         if isinstance(value, bool):
             writer.add_bool(name, value)

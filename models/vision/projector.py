@@ -1,0 +1,174 @@
+"""Runs a projector file's encoder on one device: pictures in, rows for the text model out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from functools import partial
+from typing import Self
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.meta.load import Progress
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.sizing import StepShape
+from vkbackend.meta.slices import Load
+from vkbackend.meta.split import MIRRORED
+from vkbackend.meta.step_kind import StepKind, Wanted, bucket
+from vkbackend.models.architectures.base import Weights, all_weights
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.tensors import FileSource, check_weights
+from vkbackend.models.vision.config import TokenLimits, VisionConfig, projector_type
+from vkbackend.models.vision.encoder import CELLS, Encoder
+from vkbackend.models.vision.picture import Picture, Tile
+from vkbackend.models.vision.registry import family
+from vkbackend.models.vision.rows import KEY_NBYTES, ImageRows
+from vkbackend.ops import CELL_BLOCK
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, step_words
+
+MAX_TOKENS = 2048  # rows of a picture, in families whose pictures vary
+
+
+class Projector:
+    """An open projector. Its methods are called from one thread at a time. Its context manager frees the
+    memory and closes the device."""
+
+    def __init__(self, encoder: Encoder, mesh: Mesh, limits: TokenLimits) -> None:
+        self.encoder, self._mesh = encoder, mesh
+        self.limits = limits
+        self._group = math.lcm(CELL_BLOCK, encoder.n_merged)
+        self.max_patches = self._rows(encoder.most_patches(limits.max_tokens or MAX_TOKENS))
+        self._step = StepParams(np.zeros(step_words(self.max_patches), np.uint32))
+
+    @property
+    def config(self) -> VisionConfig:
+        return self.encoder.config
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        device: Device,
+        *,
+        text: GGUF | None = None,
+        limits: TokenLimits | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Load a projector file on a device, and allocate memory for the largest picture. `text` is the text
+        model's file, which must match. The projector owns the device, also after an error.
+
+        Raises GGUFError, UnsupportedModel, InvalidArgument, OutOfDeviceMemory.
+        """
+        mesh = Mesh([device])
+        try:
+            with GGUF.open(path) as gguf:
+                encoder: Encoder = family(projector_type(gguf), str(gguf.paths[0]))(gguf)
+                if text:
+                    check_text_model(encoder, text)
+                types = check_weights(gguf, encoder)
+                projector = cls(encoder, mesh, limits or TokenLimits())
+                projector._load(gguf, types, progress)
+            return projector
+        except BaseException:
+            mesh.close()
+            raise
+
+    def _load(self, gguf: GGUF, types: dict[str, str], progress: Progress | None) -> None:
+        mesh, encoder, n_rows = self._mesh, self.encoder, self.max_patches
+        specs = all_weights(encoder)
+        loads = [Load(s.name, s.shape, types[s.name], MIRRORED) for s in specs]
+        mesh.stores.load(loads, FileSource(gguf, specs), progress)
+        blocks = np.arange(n_rows // CELL_BLOCK, dtype=np.uint32)[None]
+        cells = mesh.stores.constant(CELLS, blocks)
+        weights = Weights({**mesh.weights, f"{CELLS}.weight": cells})
+        shape = StepShape(
+            n_rows,
+            self._kind(n_rows).n_outputs,
+            ((0, 0),),
+            encoder.table_widths(),
+            n_embd=encoder.config.projection_dim,
+            encodes=True,
+        )
+        mesh.prepare(partial(encoder.forward, w=weights), shape)
+        mesh.devices[0].drop_upload()
+
+    def _rows(self, n_patches: int) -> int:
+        """Return the rows of the recorded step for a tile, in blocks of cells and complete results."""
+        return self._group * bucket(-(-n_patches // self._group))
+
+    def _kind(self, n_rows: int) -> StepKind:
+        n_outputs = n_rows // self.encoder.n_merged * self.encoder.n_parts
+        return StepKind(n_rows, n_outputs, Mix.PREFILL, Wanted(hidden=True))
+
+    def encode(self, picture: Picture) -> list[ImageRows]:
+        """Return the rows of each tile. Raises InvalidArgument for a tile with too many patches, and
+        DeviceLost."""
+        return [
+            ImageRows(
+                tile_key(picture, i), self._encode(tile), self.encoder.grid(tile), self.encoder.both_ways
+            )
+            for i, tile in enumerate(picture.tiles)
+        ]
+
+    def _encode(self, tile: Tile) -> np.ndarray:
+        """Return f32 [n_rows, n_embd * (1 + n_deepstack)]."""
+        encoder, n = self.encoder, len(tile.patches)
+        if n != math.prod(tile.grid) or n > self.max_patches:
+            raise InvalidArgument(
+                f"a picture of {tile.grid[0]} x {tile.grid[1]} = {n} patches; at most {self.max_patches} are "
+                "possible; use a smaller picture, or --image-max-tokens"
+            )
+        kind = self._kind(self._rows(n))
+        step = self._mesh.recorded_step(kind)
+        begins = encoder.windows(tile.grid)
+        ends = [*begins[1:], n]
+        runs = [Run(0, a, b - a, a, begin=a, end=b) for a, b in zip(begins, ends, strict=True)]
+        if len(runs) > MAX_RUNS:
+            raise InvalidArgument(
+                f"a picture of {tile.grid[0]} x {tile.grid[1]} patches has {len(runs)} windows; at most "
+                f"{MAX_RUNS} are possible; use a smaller picture, or --image-max-tokens"
+            )
+        self._step.fill(np.zeros(n, np.uint32), runs, [], Mix.PREFILL, typed=True)
+        self._mesh.write_step(self._step, encoder.tables(tile))
+        self._mesh.run(step)
+        parts = self._mesh.outputs.read_hidden(kind.n_outputs)
+        n_rows = n // encoder.n_merged
+        parts = parts.reshape(encoder.n_parts, -1, parts.shape[1])[:, :n_rows]
+        return np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_rows, -1)
+
+    def close(self) -> None:
+        self._mesh.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tile_key(picture: Picture, index: int) -> bytes:
+    """Return the key of a tile's rows."""
+    return hashlib.sha256(picture.key + index.to_bytes(4, "little")).digest()[:KEY_NBYTES]
+
+
+def check_text_model(encoder: Encoder, text: GGUF) -> None:
+    """Raise UnsupportedModel, which names both files, if the projector is for another text model."""
+    c, arch, files = encoder.config, text.architecture, f"{encoder.config.path} and {text.paths[0]}"
+    if arch not in encoder.text_architectures:
+        raise UnsupportedModel(
+            f"{files} do not match: projectors of type {c.projector!r} are for models of architecture "
+            f"{', '.join(encoder.text_architectures)}, and the model's is {arch!r}"
+        )
+    n_embd, n_deep = text.u32(f"{arch}.embedding_length"), text.u32(f"{arch}.n_deepstack_layers", 0)
+    if n_embd != c.projection_dim:
+        raise UnsupportedModel(
+            f"{files} do not match: the projector's rows have {c.projection_dim} values, the model's "
+            f"embeddings {n_embd}; take both files from one model"
+        )
+    if n_deep != c.n_deepstack:
+        raise UnsupportedModel(
+            f"{files} do not match: the projector has {c.n_deepstack} deepstack layers, the model {n_deep}"
+        )

@@ -1,0 +1,107 @@
+"""Computes the rows of a projector with Hugging Face `transformers`, in float32 with eager attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as tf
+from oracles.fixture import Fixture
+from oracles.vision import TEXT_WIDTH, pixels_of, size
+
+ROWS: dict[str, Callable[[Fixture], np.ndarray]] = {}
+TEXT = {
+    "vocab_size": 64, "hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+# The names of a layer's tensors in GGUF and in transformers' SigLIP.
+SIGLIP = {
+    "ln1": "layer_norm1", "ln2": "layer_norm2", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
+}  # fmt: skip
+
+
+def oracle(name: str) -> Callable[[Callable[[Fixture], np.ndarray]], Callable[[Fixture], np.ndarray]]:
+    def add(rows: Callable[[Fixture], np.ndarray]) -> Callable[[Fixture], np.ndarray]:
+        ROWS[name] = rows
+        return rows
+
+    return add
+
+
+def sizes(m: Fixture) -> dict[str, int]:
+    return {
+        "hidden_size": size(m, "embedding_length"),
+        "intermediate_size": size(m, "feed_forward_length"),
+        "num_hidden_layers": size(m, "block_count"),
+        "num_attention_heads": size(m, "attention.head_count"),
+    }
+
+
+def renamed(
+    m: Fixture, layers: str, names: Mapping[str, str], outer: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Return the fixture's tensors under transformers' names. `layers` is the prefix of the layers there."""
+    state = {}
+    for name, values in m.tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if name.startswith("v.blk."):
+            _, _, il, part = stem.split(".", 3)
+            state[f"{layers}.{il}.{names[part]}.{kind}"] = values
+        else:
+            state[f"{outer[stem]}.{kind}"] = values
+    return state
+
+
+def load(network: Any, state: Mapping[str, np.ndarray], vision: tuple[str, ...]) -> Any:
+    """Load the tensors. Every parameter of the modules in `vision` must be among them."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
+    left = network.load_state_dict(tensors, strict=False)
+    missing = [name for name in left.missing_keys if name.startswith(vision)]
+    assert not missing and not left.unexpected_keys, (missing, left.unexpected_keys)
+    return network.eval()
+
+
+def planes(m: Fixture) -> torch.Tensor:
+    """Return the picture as [1, 3, height, width]."""
+    pixels = pixels_of(m.name, size(m, "patch_size"))
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None]
+
+
+def made(class_: Any, config: Any) -> Any:
+    config._attn_implementation = "eager"
+    return class_._from_config(config, dtype=torch.float32)
+
+
+def features(output: Any) -> np.ndarray:
+    rows = getattr(output, "pooler_output", output)
+    rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
+    return rows.reshape(-1, rows.shape[-1]).numpy()
+
+
+@oracle("idefics3")
+@torch.no_grad()
+def idefics3(m: Fixture) -> np.ndarray:
+    vision = {**sizes(m), "image_size": size(m, "image_size"), "patch_size": size(m, "patch_size")}
+    config = tf.Idefics3Config(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={**vision, "hidden_act": "gelu_pytorch_tanh"},
+        scale_factor=3,
+        image_token_id=63,
+        pad_token_id=0,
+    )
+    outer = {
+        "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
+        "v.position_embd": "model.vision_model.embeddings.position_embedding",
+        "v.post_ln": "model.vision_model.post_layernorm",
+        "mm.model.fc": "model.connector.modality_projection.proj",
+    }
+    state = renamed(m, "model.vision_model.encoder.layers", SIGLIP, outer)
+    network = load(
+        made(tf.Idefics3ForConditionalGeneration, config), state, ("model.vision", "model.connector")
+    )
+    return features(network.get_image_features(planes(m)[None]))

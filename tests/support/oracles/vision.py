@@ -1,0 +1,104 @@
+"""Tiny random projectors (mmproj), one per family, and the pictures that they encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import numpy as np
+from oracles.fixture import Fixture
+
+BUILDERS: dict[str, Callable[[Fixture], None]] = {}
+GRIDS: dict[str, tuple[int, int]] = {}  # (height, width) of each fixture's picture, in patches
+TEXT_WIDTH = 48  # of the text model's embeddings
+
+
+def builder(
+    name: str, grid: tuple[int, int]
+) -> Callable[[Callable[[Fixture], None]], Callable[[Fixture], None]]:
+    def add(build: Callable[[Fixture], None]) -> Callable[[Fixture], None]:
+        BUILDERS[name], GRIDS[name] = build, grid
+        return build
+
+    return add
+
+
+def build(name: str) -> Fixture:
+    fixture = Fixture(name, "clip")
+    BUILDERS[name](fixture)
+    return fixture
+
+
+def pixels_of(name: str, patch: int) -> np.ndarray:
+    """Return the normalized pixels of a fixture's picture, f32 [height, width, 3] in -1..1."""
+    height, width = (patch * n for n in GRIDS[name])
+    rng = np.random.default_rng(crc32(f"picture {name}".encode()))
+    return (rng.integers(0, 256, (height, width, 3)).astype(np.float32) / 255 - 0.5) / np.float32(0.5)
+
+
+def keys(
+    m: Fixture,
+    projector: str,
+    *,
+    n_layer: int = 3,
+    n_embd: int = 64,
+    n_head: int = 4,
+    n_ff: int = 88,
+    image: int = 64,
+    patch: int = 16,
+    eps: float = 1e-6,
+) -> None:
+    m.keys |= {
+        "general.type": "mmproj",
+        "projector_type": projector,
+        "has_vision_encoder": True,
+        "vision.embedding_length": n_embd,
+        "vision.feed_forward_length": n_ff,
+        "vision.block_count": n_layer,
+        "vision.attention.head_count": n_head,
+        "vision.attention.layer_norm_epsilon": eps,
+        "vision.projection_dim": TEXT_WIDTH,
+        "vision.image_size": image,
+        "vision.patch_size": patch,
+        "vision.image_mean": [0.5, 0.5, 0.5],
+        "vision.image_std": [0.5, 0.5, 0.5],
+    }
+
+
+def size(m: Fixture, name: str) -> int:
+    return int(m.keys[f"vision.{name}"])
+
+
+def layer_norm(m: Fixture, name: str, n: int) -> None:
+    m.norm(name, n)
+    m.bias(name, n, scale=0.2)
+
+
+def patches(m: Fixture, bias: bool = True, name: str = "v.patch_embd.weight") -> None:
+    d, p = size(m, "embedding_length"), size(m, "patch_size")
+    m.put(name, m.normal(name, d, 3, p, p) / np.float32(p * 3**0.5))
+    if bias:
+        m.bias("v.patch_embd", d)
+
+
+def layers(m: Fixture, *, norm: Callable[[Fixture, str, int], None] = layer_norm, bias: bool = True) -> None:
+    d, ff = size(m, "embedding_length"), size(m, "feed_forward_length")
+    for il in range(size(m, "block_count")):
+        at = f"v.blk.{il}."
+        norm(m, at + "ln1", d)
+        norm(m, at + "ln2", d)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            m.matrix(at + name, d, d, bias=bias)
+        m.matrix(at + "ffn_up", ff, d, bias=bias)
+        m.matrix(at + "ffn_down", d, ff, bias=bias)
+
+
+@builder("idefics3", (6, 6))
+def idefics3(m: Fixture) -> None:
+    keys(m, "idefics3", image=96)
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 3}
+    patches(m)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 36, 64))
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+    m.matrix("mm.model.fc", TEXT_WIDTH, 9 * 64)
