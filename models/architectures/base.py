@@ -54,6 +54,7 @@ def all_weights(model: Weighted) -> list[WeightSpec]:
 class Weighted(Protocol):
     """A model whose weights are read from a file."""
 
+    n_layer: int  # All layers, with the heads.
     n_ahead: int  # Multi-token prediction heads, the last layers.
     draft_head: Model | None  # The EAGLE-3 head's layer, as a model of its file.
     low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
@@ -66,7 +67,6 @@ class Model(Weighted, Protocol):
     """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
     devices or tensor splits."""
 
-    n_layer: int  # All layers, with the heads.
     predicts_ahead: bool  # Whether the architecture's heads are supported.
     n_vocab: int
     n_embd: int

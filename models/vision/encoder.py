@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ class Encoder:
 
     def __init__(self, gguf: GGUF) -> None:
         self.config = VisionConfig.from_gguf(gguf)
+        self.n_layer = self.config.n_layer
         self._path = gguf.paths[0]
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
         self.positions = read_matrix(gguf, POSITION_TABLE) if POSITION_TABLE in gguf.tensors else None
@@ -170,7 +172,7 @@ class Encoder:
 
     def forward(self, graph: Graph, w: Weights) -> None:
         h = self.embed(graph, w)
-        for il in range(self.config.n_layer):
+        for il in range(self.n_layer):
             graph.check()
             with graph.scope(f"blk.{il}"):
                 h = self.block(h, w.under(f"v.blk.{il}."), w(CELLS), il)
@@ -196,8 +198,8 @@ class Encoder:
     def attention(self, x: Tensor, w: Weights, cells: Weight, il: int) -> Tensor:
         q, k, v = (linear(x, w, f"attn_{name}") for name in "qkv")
         q, k = self.rotate(q, w, "attn_q"), self.rotate(k, w, "attn_k")
-        n_runs = MAX_RUNS if self.has_windows else 1
-        how = {"head_dim": self.config.head_dim, "n_runs": n_runs, "sees_all": self.sees_all(il)}
+        how: dict[str, Any] = {"head_dim": self.config.head_dim, "sees_all": self.sees_all(il)}
+        how["n_runs"] = MAX_RUNS if self.has_windows else 1
         return linear(ops.self_attention(q, k, v, cells, **how), w, "attn_out")
 
     def sees_all(self, il: int) -> bool:

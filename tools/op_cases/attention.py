@@ -149,7 +149,7 @@ class AttnPrefill(Case):
             r.recording.commands += whole.parts(self.n_parts)
 
         mix, later = Mix.BOTH if self.both else Mix.PREFILL, None if self.causal else self.later
-        reach = {"begins": self.begins, "ends": self.ends}
+        reach: dict[str, Any] = {"begins": self.begins, "ends": self.ends}
         return Setup(tensors, record, step_of(rng, self.runs, mix=mix, later=later, **reach))
 
 
