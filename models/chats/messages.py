@@ -10,11 +10,16 @@ from typing import Any
 from vkbackend.checks import items, refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.prompt import PromptMaker
+from vkbackend.models.pictures import check_count
 from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.markers import Markers
 from vkbackend.models.text.protection import UNTRUSTED
 from vkbackend.models.tool_calls.formats import GLM4
+from vkbackend.models.vision.images import Image, image_of_part
 
 MAX_MESSAGES = 10_000
+WITH_IMAGES = ("user", "tool")  # the roles whose messages may contain images
+NO_VISION = "this model was opened without a projector, which images need; give its file (--mmproj, mmproj=)"
 TOOLS = """\
 You can call functions. To call one, answer with nothing but JSON of this form:
 {{"name": "the function", "arguments": {{"an argument": "its value"}}}}
@@ -22,20 +27,35 @@ The functions:
 {}"""
 
 
-def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Return checked messages. Each message has a role, a content (text, text parts or None) and any other
-    keys. Raises InvalidArgument."""
+class MessageImages:
+    """Collects the images of messages. `markers` represent the images in the texts."""
+
+    def __init__(self, markers: Markers | None = None) -> None:
+        self.markers = markers or Markers()
+        self.by_key: dict[str, Image] = {}
+
+    def marker(self, image: Image) -> str:
+        self.by_key[image.digest] = image
+        return self.markers.of(image.digest)
+
+
+def checked_messages(name: str, value: Any, images: MessageImages | None = None) -> list[dict[str, Any]]:
+    """Return checked messages. Each message has a role, a content (text, parts or None) and any other keys.
+    The content becomes a text, with a marker for each of the `images`. None means that the model has no
+    vision. Raises InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
-    messages = [_message(f"{name}[{i}]", message) for i, message in enumerate(given)]
+    messages = [_message(f"{name}[{i}]", message, images) for i, message in enumerate(given)]
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidArgument(f"{name}: {len(messages)} messages; give 1 to {MAX_MESSAGES}", argument=name)
+    if images is not None:
+        check_count(name, images.by_key)
     return messages
 
 
-def _message(name: str, value: Any) -> dict[str, Any]:
+def _message(name: str, value: Any, images: MessageImages | None) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise refused(name, value, "expected a dict with a role and a content")
-    message = {**value, "content": _content(f"{name}.content", value.get("content"))}
+    message = {**value, "content": _content(f"{name}.content", value.get("content"), value["role"], images)}
     if value.get("tool_calls") is not None:
         calls = items(f"{name}.tool_calls", value["tool_calls"], "expected a list of calls")
         message["tool_calls"] = [_call(f"{name}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
@@ -44,7 +64,7 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     return message
 
 
-def _content(name: str, value: Any) -> str:
+def _content(name: str, value: Any, role: str, images: MessageImages | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
@@ -55,9 +75,22 @@ def _content(name: str, value: Any) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             raise refused(f"{name}[{i}].text", part.get("text"), "expected a string")
-        why = f"parts of type {kind!r} are not supported, text alone is" if kind else "expected a text part"
-        raise refused(f"{name}[{i}]", part, why)
-    return "\n".join(texts)
+        if kind in ("image_url", "image"):
+            texts.append(_image(f"{name}[{i}]", part, role, images))
+            continue
+        why = f"parts of type {kind!r} are not supported" if kind else "expected a part with a type"
+        raise refused(f"{name}[{i}]", part, f"{why}; there are: text, image_url, image")
+    return images.markers.joined(texts) if images else "\n".join(texts)
+
+
+def _image(name: str, part: Mapping[str, Any], role: str, images: MessageImages | None) -> str:
+    """Return the marker of a part's image."""
+    if images is None:
+        raise InvalidArgument(f"{name}: {NO_VISION}", argument=name)
+    if role not in WITH_IMAGES:
+        allowed = f"only messages of {' and '.join(WITH_IMAGES)} may have images"
+        raise InvalidArgument(f"{name}: an image of the role {role!r}; {allowed}", argument=name)
+    return images.marker(image_of_part(name, part))
 
 
 def _call(name: str, value: Any) -> dict[str, Any]:

@@ -14,14 +14,17 @@ from typing import Any, Unpack, overload
 
 from vkbackend.models.arguments import continuation_count, token_limit
 from vkbackend.models.chats.answer import ChatChunk, ChatCompletion
-from vkbackend.models.chats.messages import checked_messages
+from vkbackend.models.chats.messages import MessageImages, checked_messages
 from vkbackend.models.chats.options import ChatKeywords, ChatOptions
 from vkbackend.models.chats.prepared_chat import PreparedChat
-from vkbackend.models.chats.prompt import PromptMakers
-from vkbackend.models.chats.request import ChatRequest, chat_request
+from vkbackend.models.chats.prompt import PromptMaker, PromptMakers
+from vkbackend.models.chats.request import ChatRequest, Ids, chat_request
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.generate_options import GenerateKeywords
 from vkbackend.models.generation import Generation
+from vkbackend.models.pictures import ImageTimes, MediaPrompt, Pictures
+from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.protection import Prompt
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.options_class import takes
 
@@ -33,6 +36,7 @@ class Chats(ABC):
     n_slots: int
     _apart: bool
     _makers: PromptMakers | None = None
+    _pictures: Pictures | None = None
 
     @property
     @abstractmethod
@@ -121,7 +125,24 @@ class Chats(ABC):
     def _request(self, messages: Messages, options: ChatOptions) -> ChatRequest:
         if self._makers is None:
             self._makers = PromptMakers(self.tokenizer, self.chat_templates)
-        return chat_request(self._makers.of(options), checked_messages("messages", messages), options)
+        maker = self._makers.of(options)
+        if self._pictures is None:
+            return chat_request(maker, checked_messages("messages", messages), options)
+        images = MessageImages()
+        checked = checked_messages("messages", messages, images)
+        return chat_request(maker, checked, options, partial(self._with_images, images, checked))
+
+    def _with_images(
+        self, images: MessageImages, messages: Sequence[Message], maker: PromptMaker, prompt: Prompt
+    ) -> Ids:
+        """Tokenize a prompt that may have images."""
+        if not images.by_key:
+            return maker.ids(prompt)
+        assert self._pictures is not None
+        images.markers.check((message["content"] for message in messages), prompt.text)
+        times = ImageTimes()
+        prepared = {key: self._pictures.prepared(image, times) for key, image in images.by_key.items()}
+        return MediaPrompt(maker.pieces(prompt, images.markers, prepared), times)
 
     def resume_chat(self, chat: PreparedChat, tokens: Sequence[int]) -> PreparedChat:
         """Return the chat of a lost engine, to continue after `tokens`, as `aresume` does."""

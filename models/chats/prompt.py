@@ -6,16 +6,19 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from vkbackend.models.chats.options import ChatOptions
+from vkbackend.models.pictures import Piece, PreparedImage, TileRows
 from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
+from vkbackend.models.text.markers import Markers
 from vkbackend.models.text.protection import Prompt, Protection
 from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
 MAX_KEPT = 4  # each has a process
+P = TypeVar("P")
 
 
 class PromptMaker:
@@ -66,11 +69,34 @@ class PromptMaker:
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the prompt's tokens. Add BOS if the model wants it and the template does not write it."""
+        return self._with_bos(self._encode(prompt))
+
+    def pieces(
+        self, prompt: Prompt, markers: Markers, images: Mapping[str, PreparedImage]
+    ) -> tuple[Piece, ...]:
+        """Return the prompt's tokens, with the rows of `images` (by key) in place of their markers. Special
+        tokens are parsed in the text around the rows, which the model's family defines."""
+        pieces: list[Piece] = []
+        text, done = Prompt(""), 0
+        for begin, end, key in markers.places(prompt.text):
+            text += prompt.part(done, begin)
+            done = end
+            for item in images[key].layout:
+                if isinstance(item, str):
+                    text += Prompt(item)
+                else:
+                    pieces += [*self._encode(text), TileRows(images[key], item)]
+                    text = Prompt("")
+        return tuple(self._with_bos([*pieces, *self._encode(text + prompt.part(done, len(prompt.text)))]))
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
+
+    def _with_bos(self, pieces: list[P]) -> list[P | int]:
         tok = self.tokenizer
-        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
-        if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
-            ids.insert(0, tok.bos_id)
-        return ids
+        if tok.add_bos and tok.bos_id is not None and pieces[:1] != [tok.bos_id]:
+            return [tok.bos_id, *pieces]
+        return list(pieces)
 
     @cached_property
     def text_arguments(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +13,25 @@ from vkbackend.models.chats.messages import for_template
 from vkbackend.models.chats.options import ChatOptions
 from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.grammar.structure import MAX_NBYTES, Structure, json_rule, regex_to_lark
+from vkbackend.models.pictures import MediaPrompt
 from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.protection import Prompt
 from vkbackend.models.text.reasoning import THOUGHTS, opened
 from vkbackend.models.tool_calls.formats import GPT_OSS
 from vkbackend.models.tool_calls.grammar import CallGrammar, literal, text_up_to
 
+Ids = list[int] | MediaPrompt
 SPACE = r"/[ \n]{0,4}/"  # White space after a thought.
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` lists the
-    control tokens that the answer's text must contain. `protected` is False if special tokens in messages
-    cannot be distinguished from special tokens of the template. If `single`, the answer ends with its first
-    tool call."""
+    """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. A prompt with
+    images is a MediaPrompt. `shown` lists the control tokens that the answer's text must contain. `protected`
+    is False if special tokens in messages cannot be distinguished from special tokens of the template. If
+    `single`, the answer ends with its first tool call."""
 
-    ids: list[int]
+    ids: Ids
     keywords: dict[str, Any]
     shown: frozenset[int]
     text: str
@@ -44,8 +47,13 @@ class ChatRequest:
         return AnswerReader(format_, self.tools, thinking=thinking, single=self.single, channels=channels)
 
 
-def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
-    """Raises InvalidArgument if the template refuses the conversation."""
+def chat_request(
+    maker: PromptMaker,
+    messages: Sequence[Message],
+    options: ChatOptions,
+    ids_of: Callable[[PromptMaker, Prompt], Ids] = lambda maker, prompt: maker.ids(prompt),
+) -> ChatRequest:
+    """`ids_of` tokenizes the prompt. Raises InvalidArgument if the template refuses the conversation."""
     choice = options.tool_choice
     tools = () if choice == "none" else options.tools
     if choice.startswith("="):
@@ -69,7 +77,7 @@ def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatO
         keywords |= structured(maker, structure, schemas, thinking, several)
     single = not options.parallel_tool_calls or choice.startswith("=")
     return ChatRequest(
-        maker.ids(prompt),
+        ids_of(maker, prompt),
         keywords,
         maker.shown,
         prompt.text,

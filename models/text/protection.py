@@ -39,8 +39,17 @@ class Prompt:
         """Return the prompt after its first `n` characters, or None if they end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
-        spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
-        return Prompt(self.text[n:], spans, self.protected)
+        return self.part(n, len(self.text))
+
+    def part(self, first: int, last: int) -> Prompt:
+        """Return the characters from `first` to `last` - 1, with their plain spans."""
+        spans = ((b - first, e - first) for b, e in self.plain if first <= b and e <= last)
+        return Prompt(self.text[first:last], tuple(spans), self.protected)
+
+    def __add__(self, other: Prompt) -> Prompt:
+        n = len(self.text)
+        spans = tuple((begin + n, end + n) for begin, end in other.plain)
+        return Prompt(self.text + other.text, self.plain + spans, self.protected and other.protected)
 
 
 class Protection:

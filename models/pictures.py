@@ -1,0 +1,158 @@
+"""Turns the images of a prompt into rows: decodes, preprocesses, and asks the engine to encode.
+
+Images that were used recently are kept, so a later turn of a conversation computes nothing of its images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.vision.images import Image
+from vkbackend.models.vision.picture import Picture
+from vkbackend.models.vision.rows import ImageRows
+
+MAX_IMAGES = 128  # of a prompt
+KEPT_NBYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class ImageTimes:
+    """Seconds that the images of a request took. `n_kept` of the `n` images took none."""
+
+    n: int = 0
+    n_kept: int = 0
+    decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    encode_s: float = 0.0
+
+    def report(self) -> dict[str, float]:
+        """Return the public timings, or none without images."""
+        if not self.n:
+            return {}
+        parts = {"decode": self.decode_s, "preprocess": self.preprocess_s, "encode": self.encode_s}
+        times = {f"image_{part}_ms": 1e3 * seconds for part, seconds in parts.items()}
+        return {"image_n": self.n, "image_cache_n": self.n_kept, "image_ms": sum(times.values()), **times}
+
+
+@dataclass(eq=False, slots=True)
+class PreparedImage:
+    """An image after preprocessing. `n_rows` are the rows of each tile. `rows` are None until the image is
+    encoded, which drops the patches of `picture`."""
+
+    layout: tuple[str | int, ...]
+    n_rows: tuple[int, ...]
+    picture: Picture | None
+    rows: list[ImageRows] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        patches = [tile.patches for tile in self.picture.tiles] if self.picture else []
+        return sum(array.nbytes for array in [*patches, *(rows.values for rows in self.rows or ())])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TileRows:
+    """The rows of a tile, as a part of a prompt."""
+
+    image: PreparedImage
+    tile: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.image.n_rows[self.tile]
+
+
+Piece = int | TileRows
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MediaPrompt:
+    """A prompt of token ids and images. Its length includes the rows of the images."""
+
+    pieces: tuple[Piece, ...]
+    times: ImageTimes = field(default_factory=ImageTimes)
+
+    def __len__(self) -> int:
+        return sum(1 if isinstance(piece, int) else piece.n_rows for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSteps:
+    """The steps from an image's file to its rows. `prepare` gets pixels u8 [height, width, 3]. `count`
+    returns how many rows an image of (height, width) has."""
+
+    decode: Callable[[bytes], np.ndarray]
+    prepare: Callable[[np.ndarray], Picture]
+    count: Callable[[int, int], int]
+    encode: Callable[[Picture], list[ImageRows]]
+    close: Callable[[], None] = lambda: None
+
+
+class Pictures:
+    """Threads may share it."""
+
+    def __init__(self, steps: VisionSteps, kept_nbytes: int = KEPT_NBYTES) -> None:
+        self._steps, self._kept_nbytes = steps, kept_nbytes
+        self._kept: OrderedDict[str, PreparedImage] = OrderedDict()
+        self._lock = Lock()
+
+    def prepared(self, image: Image, times: ImageTimes) -> PreparedImage:
+        """Decode and preprocess an image, unless it is kept. Raises InvalidArgument, Timeout."""
+        times.n += 1
+        with self._lock:
+            if (kept := self._kept.get(image.digest)) is not None:
+                self._kept.move_to_end(image.digest)
+                times.n_kept += 1
+                return kept
+        began = time.perf_counter()
+        pixels = self._steps.decode(image.data) if isinstance(image.data, bytes) else image.data
+        decoded = time.perf_counter()
+        picture = self._steps.prepare(pixels)
+        times.decode_s += decoded - began
+        times.preprocess_s += time.perf_counter() - decoded
+        n_rows = _of_tiles(picture, self._steps.count(*pixels.shape[:2]))
+        return self._keep(image.digest, PreparedImage(picture.layout, n_rows, picture))
+
+    def rows(self, image: PreparedImage, times: ImageTimes) -> list[ImageRows]:
+        """Return the rows of each tile. Raises the errors of the engine."""
+        picture, rows = image.picture, image.rows  # In this order: another thread may set both.
+        if rows is None:
+            assert picture is not None
+            began = time.perf_counter()
+            image.rows = rows = self._steps.encode(picture)
+            times.encode_s += time.perf_counter() - began
+            image.picture = None
+        return rows
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def _keep(self, digest: str, image: PreparedImage) -> PreparedImage:
+        with self._lock:
+            image = self._kept.setdefault(digest, image)
+            self._kept.move_to_end(digest)
+            n_bytes = sum(one.nbytes for one in self._kept.values())
+            while n_bytes > self._kept_nbytes and len(self._kept) > 1:
+                n_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return image
+
+
+def _of_tiles(picture: Picture, n_rows: int) -> tuple[int, ...]:
+    """Return the rows of each tile, which are proportional to its patches."""
+    n_patches = [len(tile.patches) for tile in picture.tiles]
+    return tuple(n_rows * n // sum(n_patches) for n in n_patches)
+
+
+def check_count(name: str, images: Sequence[object]) -> None:
+    """Raises InvalidArgument for more than MAX_IMAGES images."""
+    if len(images) > MAX_IMAGES:
+        raise InvalidArgument(
+            f"{name}: {len(images)} images, at most {MAX_IMAGES} are allowed", argument=name
+        )
