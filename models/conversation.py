@@ -6,23 +6,26 @@ with the slot's text, only the new text is tokenized, because the slot's text co
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
-from vkbackend.checks import switch
+from vkbackend.checks import items, switch
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import text_of, token_limit
+from vkbackend.models.chats.messages import MessageImages, checked_messages
 from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.chats.request import structured
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.generate_options import AnswerKeywords, GenerateOptions
 from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.llm import LLM
+from vkbackend.models.pictures import ImageTimes, Piece, PreparedImage, media_prompt, n_tokens
 from vkbackend.models.text import reasoning
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.protection import Prompt
+from vkbackend.models.vision.images import image_of
 from vkbackend.options_class import takes
 
 
@@ -64,6 +67,7 @@ class Chat:
         )
         self.notes, self.protected = self._prompts.notes, True
         self.channels = self._prompts.channels
+        self._images = MessageImages()
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.thinks = False
         self.clear()
@@ -72,20 +76,29 @@ class Chat:
         """Forget all messages except the system prompt."""
         self.messages = list(self._first)
         self.n_left_out = 0
-        self._text, self._ids = "", list[int]()  # a prefix of the slot's text
+        self._text, self._ids = "", list[Piece]()  # a prefix of the slot's text
+        self._images.by_key.clear()
 
     @takes(AnswerKeywords, GenerateOptions)
     def send(
-        self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
+        self,
+        text: str,
+        max_tokens: int | None = None,
+        *,
+        images: Sequence[Any] = (),
+        **options: Unpack[AnswerKeywords],
     ) -> Generator[Chunk, None, None]:
-        """Send a message and stream the answer. Accepts the keywords of `LLM.stream`, except `slot`.
+        """Send a message and stream the answer. `images` precede the text: paths, bytes of files, data URLs,
+        uint8 pixels [height, width, 3] or Pillow images. Accepts the keywords of `LLM.stream`, except `slot`.
 
         Closing the stream ends the answer; its text so far becomes a message. A message that is longer than
         the context, or refused by the template, raises InvalidArgument and is not stored.
         """
-        return self._ask(
-            [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
-        )
+        content: str | list[dict[str, Any]] = text_of("text", text)
+        if parts := items("images", images, "expected a list of images"):
+            parts = [{"type": "image", "image": image_of(f"images[{i}]", x)} for i, x in enumerate(parts)]
+            content = [*parts, {"type": "text", "text": text}]
+        return self._ask([*self.messages, {"role": "user", "content": content}], max_tokens, options)
 
     @takes(AnswerKeywords, GenerateOptions)
     def regenerate(
@@ -102,12 +115,13 @@ class Chat:
     ) -> Generator[Chunk, None, None]:
         most = token_limit("max_tokens", max_tokens)
         room = self._llm.n_ctx // 4 if most is None else min(most, self._llm.n_ctx // 4)
-        left_out, prompt, ids = self._fitting(messages, self.n_left_out, self._llm.n_ctx - room)
+        times = ImageTimes()
+        left_out, prompt, ids = self._fitting(messages, self.n_left_out, self._llm.n_ctx - room, times)
         if (structure := GenerateOptions.of(**options).structure) is not None:
             thinking = reasoning.opened(prompt.text)
             form = structured(self._prompts, structure, {}, thinking, several=False)
             options = cast(AnswerKeywords, {**options, **form})
-        stream = self._llm.stream(ids, most, slot=self._slot, **options)
+        stream = self._llm.stream(media_prompt(ids, times), most, slot=self._slot, **options)
         self.n_left_out, self.protected = left_out, prompt.protected
         self.thinks = reasoning.opened(prompt.text)
         return self._answer(messages, prompt, ids, stream, most, options)
@@ -116,7 +130,7 @@ class Chat:
         self,
         messages: list[Message],
         prompt: Prompt,
-        ids: list[int],
+        ids: list[Piece],
         stream: Generator[Chunk, None, None],
         most: int | None,
         options: AnswerKeywords,
@@ -148,7 +162,8 @@ class Chat:
                     return
                 self.n_left_out, prompt, ids = shorter
                 left = None if most is None else most - len(new_ids)
-                stream = self._llm.stream([*ids, *new_ids], left, slot=self._slot, **options)
+                rest = media_prompt([*ids, *new_ids])
+                stream = self._llm.stream(rest, left, slot=self._slot, **options)
         finally:
             answer = "".join(chunk.text for chunk in chunks)
             tokenizer = self._prompts.tokenizer
@@ -157,20 +172,22 @@ class Chat:
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
             # The answer's text lacks stop strings and incomplete characters, whose tokens are in `new_ids`.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
-            self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
+            self._text, self._ids = (prompt.text + answer, [*ids, *new_ids]) if whole else ("", [])
 
     # ---- messages in the context ----
 
-    def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
+    def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[Piece]] | None:
         """Leave out older messages for an answer with `n_made` tokens so far. Return `_fitting`'s result, or
         None if no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
-        fitting = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made)
-        return fitting if len(fitting[2]) + n_made < self._llm.n_ctx else None
+        fitting = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made, ImageTimes())
+        return fitting if n_tokens(fitting[2]) + n_made < self._llm.n_ctx else None
 
-    def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
+    def _fitting(
+        self, messages: list[Message], left_out: int, most: int, times: ImageTimes
+    ) -> tuple[int, Prompt, list[Piece]]:
         """Leave out messages until the prompt has at most `most` tokens. Return the number of messages left
         out, the prompt, and its ids.
 
@@ -179,10 +196,12 @@ class Chat:
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
-            prompt = self._prompts.render(seen, self._variables)
-            ids = self._encode(prompt)
+            texts = checked_messages("messages", seen, self._images if self._llm.pictures else None)
+            prompt = self._prompts.render(texts, self._variables)
+            self._images.markers.check((message["content"] for message in texts), prompt.text)
+            ids = self._encode(prompt, times)
             older = self._older(messages, left_out)
-            if len(ids) <= most or older is None:
+            if n_tokens(ids) <= most or older is None:
                 return left_out, prompt, ids
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
@@ -193,13 +212,22 @@ class Chat:
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        tok = self._prompts.tokenizer
+    def _encode(self, prompt: Prompt, times: ImageTimes) -> list[Piece]:
         if self._text and prompt.text.startswith(self._text) and (new := prompt.after(len(self._text))):
-            rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
-            if rest and tok.is_marker(rest[0]):  # Merges cannot cross a special token.
-                return self._ids + rest
-        return self._prompts.ids(prompt)
+            rest = self._pieces(new, times, first=False)
+            # Merges cannot cross a special token or an image.
+            if rest and (not isinstance(rest[0], int) or self._prompts.tokenizer.is_marker(rest[0])):
+                return [*self._ids, *rest]
+        return self._pieces(prompt, times, first=True)
+
+    def _pieces(self, prompt: Prompt, times: ImageTimes, first: bool) -> list[Piece]:
+        markers, prepared = self._images.markers, dict[str, PreparedImage]()
+        for *_, key in markers.places(prompt.text):
+            assert self._llm.pictures is not None
+            if key not in prepared:
+                prepared[key] = self._llm.pictures.prepared(self._images.by_key[key], times)
+        pieces = self._prompts.pieces(prompt, markers, prepared)
+        return self._prompts.with_bos(pieces) if first else pieces
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:

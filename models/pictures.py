@@ -80,7 +80,17 @@ class MediaPrompt:
     times: ImageTimes = field(default_factory=ImageTimes)
 
     def __len__(self) -> int:
-        return sum(1 if isinstance(piece, int) else piece.n_rows for piece in self.pieces)
+        return n_tokens(self.pieces)
+
+
+def n_tokens(pieces: Sequence[Piece]) -> int:
+    return sum(1 if isinstance(piece, int) else piece.n_rows for piece in pieces)
+
+
+def media_prompt(pieces: Sequence[Piece], times: ImageTimes | None = None) -> list[int] | MediaPrompt:
+    """Return `pieces` as they are if they have no image."""
+    ids = [piece for piece in pieces if isinstance(piece, int)]
+    return ids if len(ids) == len(pieces) else MediaPrompt(tuple(pieces), times or ImageTimes())
 
 
 @dataclass(frozen=True, slots=True)

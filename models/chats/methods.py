@@ -22,7 +22,7 @@ from vkbackend.models.chats.request import ChatRequest, Ids, chat_request
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.generate_options import GenerateKeywords
 from vkbackend.models.generation import Generation
-from vkbackend.models.pictures import ImageTimes, MediaPrompt, Pictures
+from vkbackend.models.pictures import ImageTimes, Pictures, media_prompt
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.protection import Prompt
 from vkbackend.models.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Chats(ABC):
     n_slots: int
     _apart: bool
     _makers: PromptMakers | None = None
-    _pictures: Pictures | None = None
+    pictures: Pictures | None = None  # None if the model reads only text
 
     @property
     @abstractmethod
@@ -126,7 +126,7 @@ class Chats(ABC):
         if self._makers is None:
             self._makers = PromptMakers(self.tokenizer, self.chat_templates)
         maker = self._makers.of(options)
-        if self._pictures is None:
+        if self.pictures is None:
             return chat_request(maker, checked_messages("messages", messages), options)
         images = MessageImages()
         checked = checked_messages("messages", messages, images)
@@ -138,11 +138,11 @@ class Chats(ABC):
         """Tokenize a prompt that may have images."""
         if not images.by_key:
             return maker.ids(prompt)
-        assert self._pictures is not None
+        assert self.pictures is not None
         images.markers.check((message["content"] for message in messages), prompt.text)
         times = ImageTimes()
-        prepared = {key: self._pictures.prepared(image, times) for key, image in images.by_key.items()}
-        return MediaPrompt(maker.pieces(prompt, images.markers, prepared), times)
+        prepared = {key: self.pictures.prepared(image, times) for key, image in images.by_key.items()}
+        return media_prompt(maker.with_bos(maker.pieces(prompt, images.markers, prepared)), times)
 
     def resume_chat(self, chat: PreparedChat, tokens: Sequence[int]) -> PreparedChat:
         """Return the chat of a lost engine, to continue after `tokens`, as `aresume` does."""

@@ -18,7 +18,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
 MAX_KEPT = 4  # each has a process
-P = TypeVar("P")
+P = TypeVar("P", int, Piece)
 
 
 class PromptMaker:
@@ -69,13 +69,11 @@ class PromptMaker:
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the prompt's tokens. Add BOS if the model wants it and the template does not write it."""
-        return self._with_bos(self._encode(prompt))
+        return self.with_bos(self._encode(prompt))
 
-    def pieces(
-        self, prompt: Prompt, markers: Markers, images: Mapping[str, PreparedImage]
-    ) -> tuple[Piece, ...]:
-        """Return the prompt's tokens, with the rows of `images` (by key) in place of their markers. Special
-        tokens are parsed in the text around the rows, which the model's family defines."""
+    def pieces(self, prompt: Prompt, markers: Markers, images: Mapping[str, PreparedImage]) -> list[Piece]:
+        """Return the prompt's tokens without BOS, with the rows of `images` (by key) in place of their
+        markers. Special tokens are parsed in the text around the rows, which the model's family defines."""
         pieces: list[Piece] = []
         text, done = Prompt(""), 0
         for begin, end, key in markers.places(prompt.text):
@@ -87,16 +85,16 @@ class PromptMaker:
                 else:
                     pieces += [*self._encode(text), TileRows(images[key], item)]
                     text = Prompt("")
-        return tuple(self._with_bos([*pieces, *self._encode(text + prompt.part(done, len(prompt.text)))]))
+        return [*pieces, *self._encode(text + prompt.part(done, len(prompt.text)))]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
 
-    def _with_bos(self, pieces: list[P]) -> list[P | int]:
+    def with_bos(self, pieces: list[P]) -> list[P]:
         tok = self.tokenizer
         if tok.add_bos and tok.bos_id is not None and pieces[:1] != [tok.bos_id]:
-            return [tok.bos_id, *pieces]
-        return list(pieces)
+            return [tok.bos_id, *pieces]  # type: ignore[list-item]
+        return pieces
 
     @cached_property
     def text_arguments(self) -> bool:
