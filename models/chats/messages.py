@@ -85,11 +85,13 @@ def _content(name: str, value: Any, role: str, images: MessageImages | None) -> 
 
 def _image(name: str, part: Mapping[str, Any], role: str, images: MessageImages | None) -> str:
     """Return the marker of a part's image."""
+    why = ""
     if images is None:
-        raise InvalidArgument(f"{name}: {NO_VISION}", argument=name)
-    if role not in WITH_IMAGES:
-        allowed = f"only messages of {' and '.join(WITH_IMAGES)} may have images"
-        raise InvalidArgument(f"{name}: an image of the role {role!r}; {allowed}", argument=name)
+        why = NO_VISION
+    elif role not in WITH_IMAGES:
+        why = f"only messages of {' and '.join(WITH_IMAGES)} may have images, and not of {role!r}"
+    if why or images is None:
+        raise InvalidArgument(f"{name}.{part['type']}: {why}", argument=name)
     return images.marker(image_of_part(name, part))
 
 

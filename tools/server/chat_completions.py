@@ -125,7 +125,7 @@ async def rendered_prompt(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
     chat, llm = as_chat(await service.fields(request)), service.ready()
-    messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
+    messages, options = await messages_of(chat, llm, service.config), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
 
 
@@ -155,7 +155,7 @@ class CheckedChat:
 
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedChat:
-        messages, options = messages_of(fields, llm), chat_options(service, fields, llm)
+        messages, options = await messages_of(fields, llm, service.config), chat_options(service, fields, llm)
         llama = LlamaFields(service, fields, llm)
         options |= llama.options
         if fields.switch("logprobs"):

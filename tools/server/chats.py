@@ -15,7 +15,9 @@ from vkbackend.models.chats.prepared_chat import PreparedChat
 from vkbackend.models.llm import LLM
 from vkbackend.models.tool_calls.calls import is_object
 from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.generations import Job
+from vkbackend.tools.server.images import check_parts, with_fetched
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Templates get only these fields of a message.
@@ -61,8 +63,8 @@ async def chat_jobs(
 # ---- requests ----
 
 
-def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
-    """Return OpenAI's messages with only MESSAGE_FIELDS."""
+async def messages_of(fields: Fields, llm: LLM, config: Config) -> list[dict[str, Any]]:
+    """Return OpenAI's messages with only MESSAGE_FIELDS, and with the files of remote images."""
     fields.required("messages")
     messages = []
     for message in fields.objects("messages", MAX_MESSAGES):
@@ -73,8 +75,9 @@ def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
         kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
         if "content" not in message.values and not (role == "assistant" and len(kept) > 1):
             message.required("content")
+        check_parts(f"{message.name('content')}", kept.get("content"))
         messages.append(kept | {"role": role})
-    return messages
+    return await with_fetched(config, messages)
 
 
 def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:

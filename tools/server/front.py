@@ -55,6 +55,7 @@ class Config:
     embd_normalize: int = 2
     embeds_only: bool = False
     reranks_only: bool = False
+    media_hosts: tuple[str, ...] = ()  # hosts from which images are fetched
 
 
 class Json(Response):

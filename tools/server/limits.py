@@ -20,6 +20,7 @@ class Limits:
     streams: int = 128
     queue: int = 256  # At most this many sequences wait for a slot.
     prompts: int = 128
+    images: int = 16
     stops: int = 32  # DRY's sequence breakers have the same limit.
     stop_length: int = 1024
     biases: int = 1024

@@ -20,6 +20,7 @@ from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, c
 from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.front import Json
 from vkbackend.tools.server.generations import Tally, stop_met
+from vkbackend.tools.server.images import merged, of_anthropic
 from vkbackend.tools.server.service import Service
 
 MAX_BLOCKS = 10_000
@@ -83,10 +84,22 @@ def _texts(fields: Fields, name: str) -> list[str]:
     return [_text(block) for block in fields.objects(name, MAX_BLOCKS)]
 
 
+def _parts(fields: Fields, name: str) -> list[str | dict[str, Any]]:
+    """Return the texts and images of a field. Raises InvalidArgument for other blocks."""
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return [value] if value else []
+    return [_part(block) for block in fields.objects(name, MAX_BLOCKS)]
+
+
+def _part(block: Fields) -> str | dict[str, Any]:
+    return of_anthropic(block) if block.get("type") == "image" else _text(block)
+
+
 def _text(block: Fields) -> str:
     if block.get("type") != "text":
         raise InvalidArgument(
-            f"{block.name('type')}: only text blocks are supported here",
+            f"{block.name('type')}={block.get('type')!r:.60}: this block is not supported here",
             argument=block.name("type"),
         )
     return block.text("text", "")
@@ -100,17 +113,19 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Return tool results as messages, then the user's text."""
-    results, texts = [], []
+    """Return tool results as messages, then the user's text and images."""
+    results, texts = list[dict[str, Any]](), list[str | dict[str, Any]]()
     for block in _blocks(message):
         if block.get("type") == "tool_result":
-            text = "\n".join(_texts(block, "content"))
+            parts = _parts(block, "content")
             if block.switch("is_error"):
-                text = f"Error: {text}"
-            results.append({"role": "tool", "tool_call_id": block.text("tool_use_id", ""), "content": text})
+                first = parts.pop(0) if parts and isinstance(parts[0], str) else ""
+                parts = [f"Error: {first}", *parts]
+            result = {"role": "tool", "tool_call_id": block.text("tool_use_id", "")}
+            results.append(result | {"content": merged(parts, "\n")})
         else:
-            texts.append(_text(block))
-    return results + ([{"role": role, "content": "\n\n".join(texts)}] if texts or not results else [])
+            texts.append(_part(block))
+    return results + ([{"role": role, "content": merged(texts, "\n\n")}] if texts or not results else [])
 
 
 def _assistant(message: Fields) -> list[dict[str, Any]]:
@@ -154,7 +169,10 @@ class CheckedMessage:
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedMessage:
         chat = as_chat(fields)
-        chat_messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
+        chat_messages, options = (
+            await messages_of(chat, llm, service.config),
+            chat_options(service, chat, llm),
+        )
         most = service.max_tokens(fields, "max_tokens")
         return cls(
             service, llm, await chat_jobs(llm, chat_messages, most, 1, options), options.get("stop", ())

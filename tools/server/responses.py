@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.checks import refused
-from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
@@ -19,6 +18,7 @@ from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, ren
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.front import Json
 from vkbackend.tools.server.generations import Tally, now
+from vkbackend.tools.server.images import merged, of_responses
 from vkbackend.tools.server.service import Service
 
 STORED = "conversations are not stored; send all messages as `input`"
@@ -95,7 +95,8 @@ def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
         kind = item.text("type", "message")
         if kind == "message":
             item.required("role")
-            role, content = item.get("role"), _content(item, "content")
+            role = item.get("role")
+            content: Any = _parts(item, "content") if role == "user" else _content(item, "content")
             if role == "assistant" and messages and messages[-1]["role"] == "assistant":
                 messages[-1]["content"] += content
             else:
@@ -108,7 +109,7 @@ def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
             call = {"id": item.text("call_id", ""), "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            output = _content(item, "output")
+            output = _parts(item, "output")
             messages.append({"role": "tool", "tool_call_id": item.text("call_id", ""), "content": output})
         else:
             raise refused(
@@ -116,19 +117,27 @@ def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
             )
 
 
+def _parts(item: Fields, name: str) -> str | list[dict[str, Any]]:
+    """Return a content with texts and images."""
+    value = item.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts = item.objects(name, MAX_MESSAGES)
+    return merged([of_responses(p) if p.get("type") == "input_image" else _text(p) for p in parts], "")
+
+
 def _content(item: Fields, name: str) -> str:
     value = item.get(name)
     if value is None or isinstance(value, str):
         return value or ""
-    texts = []
-    for part in item.objects(name, MAX_MESSAGES):
-        if part.get("type") not in TEXT_PARTS:
-            raise InvalidArgument(
-                f"{part.name('type')}: only text parts are supported",
-                argument=part.name("type"),
-            )
-        texts.append(part.text("text", ""))
-    return "".join(texts)
+    return "".join(_text(part) for part in item.objects(name, MAX_MESSAGES))
+
+
+def _text(part: Fields) -> str:
+    kind = part.get("type")
+    if kind not in TEXT_PARTS:
+        raise refused(part.name("type"), kind, f"expected one of {', '.join(TEXT_PARTS)}")
+    return part.text("text", "")
 
 
 # ---- answers ----
@@ -146,7 +155,7 @@ class CheckedResponse:
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedResponse:
         chat = as_chat(fields)
-        messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
+        messages, options = await messages_of(chat, llm, service.config), chat_options(service, chat, llm)
         most = service.max_tokens(fields, "max_output_tokens")
         return cls(service, fields, llm, await chat_jobs(llm, messages, most, 1, options), most)
 
