@@ -22,10 +22,11 @@ from vkbackend.models.engine.messages import SetVocabulary, check_tokens
 from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
+from vkbackend.models.pictures import MediaPrompt
 from vkbackend.models.text.tokenizer import Tokenizer
 
 PROMPT = "expected a text or a sequence of token ids"
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | MediaPrompt
 Prompts = list[str] | list[list[int]]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -160,7 +160,7 @@ def _of_tiles(picture: Picture, n_rows: int) -> tuple[int, ...]:
     return tuple(n_rows * n // sum(n_patches) for n in n_patches)
 
 
-def check_count(name: str, images: Sequence[object]) -> None:
+def check_count(name: str, images: Collection[object]) -> None:
     """Raises InvalidArgument for more than MAX_IMAGES images."""
     if len(images) > MAX_IMAGES:
         raise InvalidArgument(

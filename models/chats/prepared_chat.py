@@ -22,6 +22,11 @@ class PreparedChat:
     tokenizer: Tokenizer
     eager: bool = False  # Compute answers before the caller asks.
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt. Rows of images have negative ids."""
+        return self.generations[0].ids
+
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()
         with closing(stream(self.mailbox, self.generations[0], self.tokenizer)) as chunks:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.vision.data_url import base64_bytes, picture_bytes
+from vkbackend.models.vision.limits import IMAGE_LIMITS
 
-MAX_NBYTES = 20 << 20  # of an image's file
 EXPECTED = "expected a path, the bytes of a file, a data URL, uint8 pixels [h, w, 3] or a Pillow image"
-_DATA_URL = re.compile(r"data:[^,;]{0,255}(?:;[^,;]{0,255}){0,8};base64,", re.IGNORECASE)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,31}://|file:", re.IGNORECASE)
+_URL = re.compile(r"data:|file:|[a-z][a-z0-9+.-]{1,31}://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,12 +33,11 @@ class Image:
 
     @classmethod
     def of_bytes(cls, name: str, data: bytes) -> Image:
-        """Raises InvalidArgument for more than MAX_NBYTES bytes, or none."""
-        if not 0 < len(data) <= MAX_NBYTES:
-            raise InvalidArgument(
-                f"{name}: the image has {len(data)} bytes, expected 1 to {MAX_NBYTES >> 20} MiB",
-                argument=name,
-            )
+        """Raises InvalidArgument for an empty file, and for one that is too large."""
+        most = IMAGE_LIMITS.n_bytes
+        if not 0 < len(data) <= most:
+            expected = f"expected 1 to {most} bytes ({most >> 20} MiB)"
+            raise InvalidArgument(f"{name}: the image has {len(data)} bytes, {expected}", argument=name)
         return cls(data, hashlib.sha256(data).hexdigest()[:32])
 
     @classmethod
@@ -46,6 +45,22 @@ class Image:
         pixels = np.ascontiguousarray(pixels)
         head = f"pixels {pixels.shape[0]} {pixels.shape[1]} ".encode()
         return cls(pixels, hashlib.sha256(head + pixels.tobytes()).hexdigest()[:32])
+
+    def data_url(self) -> str:
+        """Return the image as a URL in OpenAI's format. Pixels become PNG."""
+        data = self.data
+        if not isinstance(data, bytes):
+            from PIL import Image as Pillow
+
+            buffer = BytesIO()
+            Pillow.fromarray(data).save(buffer, "PNG")
+            data = buffer.getvalue()
+        return f"data:{_type_of(data)};base64,{base64.b64encode(data).decode()}"
+
+
+def _type_of(data: bytes) -> str:
+    types = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+    return f"image/{next((name for magic, name in types.items() if data.startswith(magic)), 'png')}"
 
 
 def image_of(name: str, value: Any) -> Image:
@@ -55,10 +70,14 @@ def image_of(name: str, value: Any) -> Image:
     if isinstance(value, bytes | bytearray | memoryview):
         return Image.of_bytes(name, bytes(value))
     if isinstance(value, str | os.PathLike):
-        text = os.fspath(value)
-        if isinstance(text, str) and (text[:5].lower() == "data:" or _SCHEME.match(text)):
-            return image_of_url(name, text)
-        return _of_file(name, os.fsdecode(text))
+        path = os.fsdecode(value)
+        return (
+            image_of_url(name, path) if isinstance(value, str) and _URL.match(path) else _of_file(name, path)
+        )
+    if hasattr(value, "convert") and hasattr(value, "getexif"):
+        from vkbackend.models.vision.decode_worker import in_rgb, upright
+
+        value = np.asarray(in_rgb(upright(value)))
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3 or not value.size:
             raise InvalidArgument(
@@ -70,40 +89,32 @@ def image_of(name: str, value: Any) -> Image:
 
 
 def image_of_url(name: str, url: Any) -> Image:
-    """Return the image of a data URL. The type that the URL states is ignored. Raises InvalidArgument for
-    other URLs: nothing is fetched."""
+    """Return the image of a data URL. Raises InvalidArgument for other URLs, because nothing is fetched."""
     if not isinstance(url, str):
         raise refused(name, url, "expected a data URL such as data:image/png;base64,...")
-    head = _DATA_URL.match(url[:2500])
-    if head is None:
-        scheme = url.partition(":")[0][:32]
-        why = "it needs the form data:image/png;base64,..." if scheme.lower() == "data" else (
-            "URLs are not fetched; send the image as a data URL (data:image/png;base64,...)"
-        )  # fmt: skip
-        raise InvalidArgument(f"{name}={url[:60]!r}: {why}", argument=name)
-    return image_of_base64(name, url[head.end() :])
+    return _named(name, lambda: picture_bytes(url))
 
 
 def image_of_base64(name: str, text: Any) -> Image:
-    """Raises InvalidArgument for text that is not base64 (RFC 4648, section 4)."""
+    """Raises InvalidArgument for text that is not base64."""
     if not isinstance(text, str):
         raise refused(name, text, "expected an image's file in base64")
-    if len(text) > 4 * (MAX_NBYTES // 3 + 1):
-        raise InvalidArgument(
-            f"{name}: the image has {len(text) * 3 // 4} bytes, expected at most {MAX_NBYTES >> 20} MiB",
-            argument=name,
-        )
+    return _named(name, lambda: base64_bytes(text))
+
+
+def _named(name: str, read: Callable[[], bytes]) -> Image:
+    """Return the image, or raise InvalidArgument with the argument's name."""
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidArgument(f"{name}: the image is not valid base64", argument=name) from None
+        data = read()
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}", argument=name) from None
     return Image.of_bytes(name, data)
 
 
 def _of_file(name: str, path: str) -> Image:
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_NBYTES + 1)
+            data = file.read(IMAGE_LIMITS.n_bytes + 1)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{name}: the image {path!r} cannot be read: {error}; give a file", argument=name

@@ -49,6 +49,10 @@ class ScriptedChat:
     model: ScriptedModel
     pieces: Sequence[Piece]
 
+    @property
+    def ids(self) -> Sequence[int]:
+        return self.request.ids
+
     async def astream(self) -> AsyncGenerator[ChatChunk, None]:
         self.model.active += 1
         n = len(self.pieces)

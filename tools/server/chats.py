@@ -53,7 +53,7 @@ async def chat_jobs(
         return llm.prepare_chat(messages, most, n=n, **options)
 
     prepared = await asyncio.to_thread(prepare)
-    ids = list(prepared.request.ids)
+    ids = list(prepared.ids)
     return [
         ChatJob(ids, most, options, index=i, prepared=replace(prepared, generations=[generation]))
         for i, generation in enumerate(prepared.generations)

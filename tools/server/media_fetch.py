@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.vision.images import MAX_NBYTES
+from vkbackend.models.vision.limits import IMAGE_LIMITS
 
 FETCH_S = 10.0
 MAX_URL = 2048
@@ -100,8 +100,8 @@ def _get(secure: ssl.SSLSocket, host: str, path: str) -> bytes:
     while piece := response.read1(CHUNK):
         pieces.append(piece)
         n_bytes += len(piece)
-        if n_bytes > MAX_NBYTES:
-            raise ValueError(f"more than {MAX_NBYTES >> 20} MiB")
+        if n_bytes > IMAGE_LIMITS.n_bytes:
+            raise ValueError(f"more than {IMAGE_LIMITS.n_bytes >> 20} MiB")
     return b"".join(pieces)
 
 

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+from vision_double import VisionDouble
+
+from vkbackend.models.pictures import ImageTimes, MediaPrompt, TileRows
+from vkbackend.models.vision.images import Image
+
+pytestmark = pytest.mark.no_vulkan
+
+
+def test_an_image_is_decoded_and_encoded_once() -> None:
+    double, times = VisionDouble(), ImageTimes()
+    pictures = double.pictures()
+    first = pictures.prepared(Image.of_bytes("i", b"abc"), times)
+    rows = pictures.rows(first, times)
+    assert [len(tile.values) for tile in rows] == list(first.n_rows) == [3, 3]
+    again = pictures.prepared(Image.of_bytes("i", b"abc"), times)
+    assert again is first and pictures.rows(again, times) is rows and first.picture is None
+    assert len(double.decoded) == len(double.encoded) == 1
+    report = times.report()
+    assert report["image_n"] == 2 and report["image_cache_n"] == 1
+    parts = sum(report[f"image_{part}_ms"] for part in ("decode", "preprocess", "encode"))
+    assert report["image_ms"] == pytest.approx(parts) and parts > 0
+    assert ImageTimes().report() == {}
+
+
+def test_images_that_were_used_least_recently_are_dropped() -> None:
+    double = VisionDouble()
+    n_bytes = 2 * 3 * 12 * 4  # of an image's patches
+    pictures = double.pictures(2 * n_bytes)
+    for data in (b"aaa", b"bbb", b"aaa", b"ccc", b"aaa", b"bbb"):
+        pictures.prepared(Image.of_bytes("i", data), ImageTimes())
+    assert double.decoded == [b"aaa", b"bbb", b"ccc", b"bbb"]
+
+
+def test_the_length_of_a_prompt_counts_rows() -> None:
+    image = VisionDouble().pictures().prepared(Image.of_bytes("i", b"abcd"), ImageTimes())
+    prompt = MediaPrompt((1, TileRows(image, 0), 2, TileRows(image, 1), 3))
+    assert len(prompt) == 11
