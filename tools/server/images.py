@@ -36,7 +36,7 @@ async def with_fetched(config: Config, messages: list[dict[str, Any]]) -> list[d
         value = part.get("image_url")
         url = value.get("url") if isinstance(value, Mapping) else value
         if config.media_hosts and is_remote(url):
-            data = await asyncio.to_thread(fetch, f"{name}.url", url, config.media_hosts)
+            data = await asyncio.to_thread(fetch, f"{name}.url", str(url), config.media_hosts)
             part |= {"type": "image", "image": Image.of_bytes(name, data)}
     return messages
 
