@@ -61,6 +61,9 @@ class Link(Protocol):
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray: ...
 
+    def read_many(self, device: int, ranges: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
+        """`ranges` lists (name, offset, number of bytes)."""
+
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
         """Copy bytes within caches. `copies` lists (name, source offset, target offset, number of bytes)."""
 
@@ -111,9 +114,16 @@ class Elsewhere(HostDevice):
             self.link.write(self.index, _name(view), view.offset, data)
 
     def read(self, view: View) -> np.ndarray:
+        return self._linked().read(self.index, _name(view), view.offset, view.nbytes)
+
+    def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
+        ranges = [(_name(view), view.offset, view.nbytes) for view in views]
+        return self._linked().read_many(self.index, ranges) if ranges else []
+
+    def _linked(self) -> Link:
         if self.link is None:
             raise UnsupportedFeature(f"{self.name} belongs to another node; only node 0 can read its bytes")
-        return self.link.read(self.index, _name(view), view.offset, view.nbytes)
+        return self.link
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
         """The device's own node makes the copies."""

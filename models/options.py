@@ -121,10 +121,6 @@ class Options(DraftOptions):
             raise refused("lora", f"{n_active} adapters", expected)
         self.settle_draft()
         if self.hostfile is not None:
-            if self.cache_ram or self.cache_disk is not None:
-                given = "cache_ram" if self.cache_ram else "cache_disk"
-                expected = "blocks of several machines cannot be kept; leave it out, or the hostfile"
-                raise refused(given, getattr(self, given), expected)
             if self.devices is not None:
                 expected = "the hostfile says which devices each node has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)

@@ -15,6 +15,7 @@ import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
+from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import Wanted, bucket
 from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
@@ -28,6 +29,7 @@ from vkbackend.models.hosts.node_messages import (
     MemoryReport,
     Open,
     Read,
+    ReadMany,
     Record,
     Reduces,
     Shift,
@@ -110,6 +112,12 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
         case Read():
             view = _range(group, runner, call.device, call.name, call.offset, call.nbytes, call)
             group.reply(mesh.devices[call.device].read(view).tobytes())
+        case ReadMany():
+            _require(sum(r.nbytes for r in call.ranges) <= PIECE_NBYTES, call)
+            views = [
+                _range(group, runner, call.device, r.name, r.offset, r.nbytes, call) for r in call.ranges
+            ]
+            group.reply(b"".join(array.data for array in mesh.devices[call.device].read_many(views)))
         case CopyRanges():
             recording = Recording("copies")
             for c in call.copies:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,21 @@ class Group(Calls):
             if len(data) != n:
                 raise DeviceLost(f"{self.names[node]} sent {len(data)} bytes of {name}, expected {n}")
             out[at : at + n] = np.frombuffer(data, np.uint8)
+        return out
+
+    def read_many(self, device: int, ranges: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
+        """Read ranges (name, offset, bytes), as many in a call as fit in a reply."""
+        node, out = self.nodes.of[device], list[np.ndarray]()
+        while len(out) < len(ranges):
+            rest = ranges[len(out) : len(out) + node_messages.MAX_COPIES]
+            ends = [end for end in accumulate(nbytes for *_, nbytes in rest) if end <= PIECE_NBYTES]
+            if not ends:
+                out.append(self.read(device, *rest[0]))
+                continue
+            call = node_messages.ReadMany(device, [node_messages.Range(*r) for r in rest[: len(ends)]])
+            if len(data := self.ask(node, call)) != ends[-1]:
+                raise DeviceLost(f"{self.names[node]} sent {len(data)} bytes, expected {ends[-1]}")
+            out += np.split(np.frombuffer(data, np.uint8), ends[:-1])
         return out
 
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:

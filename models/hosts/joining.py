@@ -97,18 +97,23 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with node 0's shares and layers."""
+        """Return options with what node 0 decided."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
         split = tuple(call.tensor_split) if call.tensor_split else None
-        return replace(options, tensor_split=split, n_gpu_layers=call.n_gpu_layers)
+        fitted = msgspec.structs.asdict(call.fitted) if call.fitted else {}
+        if fitted:
+            fitted |= {"fit": (), "override_tensor": tuple(fitted["override_tensor"])}
+        return replace(options, tensor_split=split, n_gpu_layers=call.n_gpu_layers, **fitted)
 
-    def settle(self, options: Options) -> None:
+    def settle(self, options: Options, *, fitted: bool) -> None:
+        """Tell the other nodes the options. `fitted` is true if `fit` chose some of them."""
         if self.leads:
             shares, n_layers = options.shares, options.n_gpu_layers
             assert n_layers != "auto"
-            self._calls.tell(node_messages.Settle(list(shares) if shares else None, n_layers))
+            chosen = node_messages.Fitted.of(options) if fitted else None
+            self._calls.tell(node_messages.Settle(list(shares) if shares else None, n_layers, chosen))
 
     def compare(
         self,

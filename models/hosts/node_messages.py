@@ -18,6 +18,7 @@ from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted
 from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.options import Options
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
@@ -66,11 +67,29 @@ class Reduces(_Call):
     submit_ahead: U32 | None
 
 
+class Fitted(Struct, forbid_unknown_fields=True):
+    """The other options that `fit` chooses."""
+
+    n_ctx: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+    n_slots: Annotated[int, Meta(ge=1, le=MAX_RUNS)]
+    kv_cells: U32 | None
+    type_k: Name
+    type_v: Name
+    override_tensor: Annotated[list[tuple[Text, Name]], Meta(max_length=256)]
+    moe_cache_mib: Annotated[float, Meta(ge=0)]
+    n_ubatch: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+
+    @classmethod
+    def of(cls, options: Options) -> Fitted:
+        return msgspec.convert({f.name: getattr(options, f.name) for f in msgspec.structs.fields(cls)}, cls)
+
+
 class Settle(_Call):
-    """The shares and layers that node 0 decided."""
+    """The shares, the layers and the fitted options that node 0 decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
+    fitted: Fitted | None = None
 
 
 class Record(_Call):
@@ -168,6 +187,19 @@ class Read(_Call):
     nbytes: Annotated[int, Meta(ge=1, le=PIECE_NBYTES)]
 
 
+class Range(Struct, array_like=True, forbid_unknown_fields=True):
+    name: Name
+    offset: U63
+    nbytes: Annotated[int, Meta(ge=1, le=PIECE_NBYTES)]
+
+
+class ReadMany(_Call):
+    """Read ranges of at most PIECE_NBYTES in total. The reply is their bytes, one after another."""
+
+    device: Device
+    ranges: Annotated[list[Range], Meta(min_length=1, max_length=MAX_COPIES)]
+
+
 class CopyData(Struct, array_like=True, forbid_unknown_fields=True):
     name: Name
     source: U63
@@ -188,7 +220,21 @@ class End(_Call):
     """Release everything and end."""
 
 
-Call = Open | Measure | Reduces | Settle | Record | Step | Shift | Write | Read | CopyRanges | AskMemory | End
+Call = (
+    Open
+    | Measure
+    | Reduces
+    | Settle
+    | Record
+    | Step
+    | Shift
+    | Write
+    | Read
+    | ReadMany
+    | CopyRanges
+    | AskMemory
+    | End
+)
 
 
 class LimitsData(Struct, forbid_unknown_fields=True):

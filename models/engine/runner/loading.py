@@ -119,15 +119,17 @@ class Loading:
         does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
-        if self.options.fit:
+        fits = bool(self.options.fit)
+        if fits and self._leads:
             self._fit(mesh)
         elif self._leads and self.options.auto_split and len(mesh.devices) > 1:
             self._balance(mesh)
         if self._joining:
             self.options = self._joining.settled(self.options)
+            self.n_ubatch = self._rows(self.options.n_ubatch or DEFAULT_ROWS)
         self._lay_out(mesh)
         if self._joining:
-            self._joining.settle(self.options)
+            self._joining.settle(self.options, fitted=fits)
             ropes, limits = self.model.ropes(self.options.n_ctx), [d.limits for d in mesh.devices]
             plan = self.layout.table()
             self._joining.compare(
@@ -135,8 +137,6 @@ class Loading:
             )
 
     def _fit(self, mesh: Mesh) -> None:
-        if self._joining:
-            raise InvalidArgument("fit does not know the memory of several hosts; give -c, -ngl and -ts")
         asked, devices = self.options, mesh.devices
         if self.model.encodes:
             asked, self.options = of_encoder(asked), replace(asked, fit=())

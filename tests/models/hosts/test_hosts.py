@@ -34,8 +34,9 @@ from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.drafters import drafters_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate
-from vkbackend.models.engine.runner import saved_state
+from vkbackend.models.engine.runner import loading, saved_state
 from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.fitting import fitter
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.joining import place_of
 from vkbackend.models.options import Options
@@ -301,6 +302,72 @@ def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -
     single.close()
     with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
         assert saved.metadata() == usual.metadata()  # including all checksums
+
+
+FITTED = (
+    *("n_ctx", "kv_cells", "n_slots", "type_k", "type_v", "tensor_split", "n_gpu_layers", "override_tensor"),
+    "moe_cache_mib",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "kib", "n_ctx", "n_layers", "cached"),
+    [
+        ("llama", 440, 64, None, False),
+        wide(pytest.param("llama", 320, 64, 3, False)),
+        wide(pytest.param("qwen3moe", 400, 256, None, True)),
+    ],
+    ids=str,
+)
+def test_fit_to_the_devices_of_two_hosts(
+    tmp_path: Path, name: str, kib: int, n_ctx: int, n_layers: int, cached: bool, monkeypatch: Any
+) -> None:
+    """Node 0 fits the model to the memory of all nodes' devices. The others load the same."""
+
+    def budgets(devices: Any) -> list[fit.Budget]:
+        return [fit.Budget(f"device {d}", kib << 10, (d,)) for d in range(len(devices))]
+
+    for module in (fit, loading, fitter):
+        monkeypatch.setattr(module, "budgets_of", budgets)
+    path = write(build(name), tmp_path / "model.gguf")
+    given = {key: value for key, value in OPTIONS.items() if key != "n_ctx"}
+    options = given | {"fit": FITTED, "fit_target": [0.0], "fit_ctx": 64}
+    single = load_runner(path, devices=here(THREE), interleave=False, **options)
+    step = TOKENS[:40], [Run(0, 0, 40, 0)], [39]
+    want, logits = single.options, single.step(*step).copy()
+    single.close()
+    with twin_runner(path, THREE, **options) as runner:
+        assert np.array_equal(runner.step(*step), logits)
+        got = runner.options
+    assert (got.n_ctx, got.n_gpu_layers, bool(got.moe_cache_mib)) == (n_ctx, n_layers, cached)
+    assert [getattr(got, field) for field in FITTED] == [getattr(want, field) for field in FITTED]
+
+
+@pytest.mark.parametrize("name", ["llama", *(wide(pytest.param(n, id=n)) for n in ("qwen35", "gpt-oss"))])
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
+def test_kept_blocks_of_two_hosts(tmp_path: Path, name: str, split_mode: str) -> None:
+    """Node 0 keeps the blocks of all nodes' devices, which later nodes or a single node restore."""
+    path = write(build(name), tmp_path / "model.gguf")
+    options = OPTIONS | {"cache_disk": tmp_path / "kv", "split_mode": split_mode}
+
+    def answer(runner: Runner) -> tuple[list[int], int]:
+        engine, out = Engine(runner), list[int]()
+        engine.submit(Generate(1, tuple(TOKENS[:100]), 6, SamplingParams(temperature=0)))
+        while engine.busy:
+            for event in events_of(engine.step()):
+                assert event.error is None, event.error
+                out += [] if event.token is None else [event.token]
+        n_restored = engine.stats()["n_blocks_restored"]
+        engine.close()
+        return out, int(n_restored)
+
+    with twin_runner(path, THREE, **options) as runner:
+        tokens, n_restored = answer(runner)
+    assert n_restored == 0 and len(tokens) == 6
+    with twin_runner(path, THREE, **options) as runner:
+        assert answer(runner) == (tokens, 3)
+    single = load_runner(path, devices=here(THREE), **options)
+    assert answer(single) == (tokens, 3)
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
