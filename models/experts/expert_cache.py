@@ -9,7 +9,7 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.errors import Timeout
-from vkbackend.meta.expert_slots import ExpertSlots, Move
+from vkbackend.meta.expert_moves import ExpertSlots, Move
 from vkbackend.models.experts.replacement import most_used, replacements
 from vkbackend.models.experts.uses import Uses
 

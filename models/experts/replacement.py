@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkbackend.meta.expert_slots import Move
+from vkbackend.meta.expert_moves import Move
 from vkbackend.models.experts.uses import Uses
 
 # A copy moves an expert over the bus once, as a miss does. So an expert must be ahead by more uses than that.

@@ -9,7 +9,8 @@ from vkbackend import env
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
-from vkbackend.meta.expert_slots import ExpertSlots, attach_slots
+from vkbackend.meta.expert_moves import ExpertSlots
+from vkbackend.meta.expert_slots import attach_slots
 from vkbackend.meta.host_memory import measure_gpus_host_memory
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh

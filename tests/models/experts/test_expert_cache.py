@@ -21,7 +21,7 @@ from runners import load_runner
 
 from vkbackend import hazards
 from vkbackend.buffer import Home
-from vkbackend.meta.expert_slots import Move
+from vkbackend.meta.expert_moves import Move
 from vkbackend.models.engine.cache.blocks import SlotContent
 from vkbackend.models.engine.runner import saved_state
 from vkbackend.models.engine.runner.runner import Runner
@@ -380,7 +380,7 @@ def test_the_report_counts_slots_exactly(tmp_path: Path) -> None:
 
 VALIDATED = """
 import json, sys
-from vkbackend.meta.expert_slots import Move
+from vkbackend.meta.expert_moves import Move
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vkbackend.meta.expert_slots import Move
+from vkbackend.meta.expert_moves import Move
 from vkbackend.models.experts.replacement import most_used, replacements
 from vkbackend.models.experts.uses import Uses
 
