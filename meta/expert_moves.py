@@ -1,7 +1,8 @@
 """Moves experts from host memory to their slots (expert_slots.py), while steps run.
 
 A table per layer says which experts steps read from slots. A step never reads a slot that is being written,
-because the table names the slot only after all devices have ended their copies.
+because the table names the slot only after all devices have ended their copies. Experts that stay in the
+model file are first copied to pinned memory (staged_experts.py).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from vkbackend.buffer import View
+from vkbackend.buffer import Buffer, View
 from vkbackend.meta.expert_slots import column_nbytes, widths
 from vkbackend.meta.slices import Load, expert_pieces
+from vkbackend.meta.staged_experts import N_STAGED, StagedExperts
 from vkbackend.meta.tensor import Inputs, SlotTable, Weight
 from vkbackend.ops.expert_cache import NONE
 from vkbackend.recording import Copy
@@ -43,8 +45,9 @@ class ExpertSlots:
         layers: Mapping[str, Sequence[Load]],
         tables: Mapping[str, SlotTable],
         max_ranges: Sequence[int],
+        staged: StagedExperts | None = None,
     ) -> None:
-        self._devices, self._inputs = devices, inputs
+        self._devices, self._inputs, self._staged = devices, inputs, staged
         self._here = [d for d, device in enumerate(devices) if not device.node]
         self.tables, self.names = list(tables.values()), list(tables)
         self.resident = [np.full(table.n_slots, -1, np.int64) for table in self.tables]
@@ -53,6 +56,7 @@ class ExpertSlots:
         ]
         self._moving: tuple[Move, ...] = ()
         self._copying: set[int] = set()  # devices
+        self._is_staging = False
         self._words = [_host_words(inputs[d]) for d in self._here]
         counting = {next((d for d in self._here if stacks[0].width(d)), None) for stacks in self._stacks}
         self._counts = [
@@ -85,15 +89,45 @@ class ExpertSlots:
                 self._set(move.layer, int(old), None)
             self.resident[move.layer][move.slot] = -1
         self._moving = tuple(moves)
+        if self._staged and (experts := [self._expert(move) for move in moves if self._is_in_file(move)]):
+            self._is_staging = True
+            self._staged.begin(experts)
+        else:
+            self._begin_copies()
+
+    def _begin_copies(self) -> None:
         for d in self._here:
             if copies := self.copies(d):
                 self._copying.add(d)  # also if this fails, so that no table names the slots
                 self._devices[d].begin_copies(copies)
 
+    def at_once(self, moves: Sequence[Move]) -> list[Move]:
+        """Return the first moves that may begin together. At most N_STAGED of them are of experts from the
+        file."""
+        in_file = [move for move in moves if self._is_in_file(move)]
+        return [move for move in moves if move not in in_file[N_STAGED:]]
+
+    def _is_in_file(self, move: Move) -> bool:
+        return self._staged is not None and self._staged.has(self.names[move.layer])
+
+    def _expert(self, move: Move) -> tuple[str, int]:
+        return self.names[move.layer], move.expert
+
     def copies(self, d: int) -> list[Copy]:
         """Return device `d`'s copies for the current moves."""
-        stacks = ((move, stack) for move in self._moving for stack in self._stacks[move.layer])
-        return [copy for move, stack in stacks for copy in stack.copies(d, move)]
+        copies: list[Copy] = []
+        in_file = [move for move in self._moving if self._is_in_file(move)]
+        for move in self._moving:
+            stacks = self._stacks[move.layer]
+            if not stacks[0].width(d):
+                continue
+            if self._staged and move in in_file:
+                sources = self._staged.places(d, in_file.index(move), self.names[move.layer])
+            else:
+                sources = [stack.place(d, move.expert) for stack in stacks]
+            for stack, source in zip(stacks, sources, strict=True):
+                copies += stack.copies(d, move, *source)
+        return copies
 
     def views(self, d: int) -> list[View]:
         """Return device `d`'s slots. Steps read only the parts that the tables name."""
@@ -101,7 +135,12 @@ class ExpertSlots:
 
     def poll(self) -> int:
         """Let steps read the moved experts if all devices have them. Returns how many moves have ended, and 0
-        while a device copies. No step may be running."""
+        while they are copied. No step may be running."""
+        if self._is_staging and self._staged:
+            if not self._staged.ended():
+                return 0
+            self._is_staging = False
+            self._begin_copies()
         self._copying = {d for d in self._copying if not self._devices[d].copies_ended()}
         if self._copying or not self._moving:
             return 0
@@ -174,21 +213,26 @@ class _Stack:
         assert slots
         return [view for _, view in slots.pieces[d]]
 
-    def copies(self, d: int, move: Move) -> list[Copy]:
+    def place(self, d: int, expert: int) -> tuple[Buffer, int]:
+        """Return (buffer, first byte) of an expert in host memory."""
+        befores = self._befores[d]
+        piece = next(i for i, (begin, end) in enumerate(self._firsts[d]) if begin <= expert < end)
+        first, view = self._weight.pieces[d][piece]
+        at = view.offset + int((befores[expert] - befores[first]) * self._column)
+        return view.buffer, at  # type: ignore[return-value]
+
+    def copies(self, d: int, move: Move, source: Buffer, at: int) -> list[Copy]:
+        """Return the copy of an expert from byte `at` of `source`, or nothing if its slice is empty."""
         n_words = int(self.widths[d][move.expert] * self._column) // 4
         if not n_words:
             return []
         slots = self._weight.slots
         assert slots
-        befores = self._befores[d]
-        piece = next(i for i, (begin, end) in enumerate(self._firsts[d]) if begin <= move.expert < end)
-        first, source = self._weight.pieces[d][piece]
-        source_at = source.offset + int((befores[move.expert] - befores[first]) * self._column)
         first, target = next(p for p in reversed(slots.pieces[d]) if p[0] <= move.slot)
         target_at = target.offset + int((move.slot - first) * self.width(d) * self._column)
         return [
             Copy(
-                View(source.buffer, source_at, (n_words,), "u32"),
+                View(source, at, (n_words,), "u32"),
                 View(target.buffer, target_at, (n_words,), "u32"),
                 self._weight.name,
             )

@@ -170,9 +170,10 @@ class Mesh:
         """Free all memory, except on a device that does not answer."""
         for device in self.devices:  # Wait until no command buffer is in use.
             device.abandoned |= not device.abandoned and not device.settle()
-        if self.stores.stream:
-            self.stores.stream.close()
-        self.relay.stream = self.stores.stream = None
+        for copying in (self.stores.stream, self.stores.staged):
+            if copying:
+                copying.close()
+        self.relay.stream = self.stores.stream = self.stores.staged = None
         abandoned = any(device.abandoned for device in self.devices)
         for steps in (self._steps, *self._others):
             if steps:

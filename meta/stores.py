@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +11,10 @@ from vkbackend.errors import PlanError
 from vkbackend.memory import allocate
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.split import MIRRORED, State
+from vkbackend.meta.staged_experts import StagedExperts, streamed_stacks
 from vkbackend.meta.streamed_weights import by_layer
 from vkbackend.meta.streams import Stream
-from vkbackend.meta.tensor import Weight
+from vkbackend.meta.tensor import SlotTable, Weight
 from vkbackend.pages import Pages
 from vkbackend.runtime import Device
 
@@ -27,6 +28,7 @@ class Stores:
         self.changing: dict[str, Weight] = {}
         self.pages: list[Pages] = []
         self.stream: Stream | None = None
+        self.staged: StagedExperts | None = None
         self.load_s = 0.0
 
     def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
@@ -41,6 +43,14 @@ class Stores:
     def slots(self, d: int, shapes: list[tuple[tuple[int, ...], str]]) -> list[View]:
         """Allocate device `d`'s slots for experts."""
         return allocate(self._devices[d], shapes, Home.WEIGHTS, "expert slots")
+
+    def stage_experts(
+        self, layers: Mapping[str, Sequence[Load]], tables: Mapping[str, SlotTable], source: Source
+    ) -> StagedExperts | None:
+        """Allocate memory for experts from the file, if layers with slots stay there."""
+        if streamed := streamed_stacks(layers, tables):
+            self.staged = StagedExperts(self._devices, streamed, source)
+        return self.staged
 
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV

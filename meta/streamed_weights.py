@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,12 @@ from vkbackend.repeats import section_of
 from vkbackend.runtime import Device
 
 N_REGIONS = 2
+
+
+class Source(Protocol):
+    def data(self, name: str) -> np.ndarray:
+        """Return the tensor in the mapped file as uint8, of any shape with rows in order."""
+
 
 Pair = tuple[np.ndarray, np.ndarray]  # (target, source), uint8 of equal shapes
 

@@ -6,15 +6,15 @@ the next layer from the file to the other region. The places in a region never c
 recordings. Every byte crosses the bus as often as if all weights were pinned.
 
 In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router, which
-writes the ids of the used experts to host memory, and the host copies only these experts.
+writes the ids of the used experts to host memory, and the host copies only these experts. Experts that have
+slots in device memory (expert_slots.py) are not copied, because steps read them from the slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +23,15 @@ from vkbackend.buffer import Buffer, View
 from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.host_copy import copy_into
 from vkbackend.meta.slices import Load
-from vkbackend.meta.streamed_weights import N_REGIONS, Pair, by_layer, bytes_of, expert_pairs, matrix_pairs
+from vkbackend.meta.streamed_weights import (
+    N_REGIONS,
+    Pair,
+    Source,
+    by_layer,
+    bytes_of,
+    expert_pairs,
+    matrix_pairs,
+)
 from vkbackend.meta.tensor import Weight
 from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
@@ -45,17 +53,21 @@ def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
     return n_rows * n_used >= n_experts
 
 
-class Source(Protocol):
-    def data(self, name: str) -> np.ndarray: ...
-
-
 @dataclass(slots=True)
 class _Layer:
-    """What to copy to the buffers of all devices: matrices, and by name in the layer the stacks' experts."""
+    """What to copy to the buffers of all devices: matrices, and by name in the layer the stacks' experts. Of
+    the stacks `cached`, steps read the experts `resident` from slots. Others in `resident` are -1."""
 
     buffers: list[tuple[Device, Buffer]]
     matrices: list[Pair] = field(default_factory=list)
     stacks: dict[str, list[list[Pair]]] = field(default_factory=dict)
+    cached: frozenset[str] = frozenset()
+    resident: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def pairs(self, name: str, experts: Iterable[int]) -> Iterator[Sequence[Pair]]:
+        """Yield the pairs of each expert that steps do not read from a slot."""
+        in_slots = set(self.resident.tolist()) if name in self.cached else ()
+        return (self.stacks[name][e] for e in experts if e not in in_slots)
 
 
 class Stream:
@@ -72,13 +84,14 @@ class Stream:
         memory of a device while a step runs."""
         self._devices = devices
         self._layers: list[_Layer] = []
+        self._names: list[str] = []
         self._used: list[View | None] = []
         self._thread = ThreadPoolExecutor(1, "vkbackend-stream")
         self._copying: dict[int, Future[int]] = {}
         self._later: Sequence[frozenset[str]] = ()
         self._at = -1
         self.n_copied = 0
-        for of_layer in by_layer(loads).values():
+        for section, of_layer in by_layer(loads).items():
             pieces = [pieces for load in of_layer for pieces in enumerate(weights[load.name].pieces)]
             buffers = [(devices[d], view.buffer) for d, of_device in pieces for _, view in of_device]
             layer = _Layer(list(dict.fromkeys(buffers)))  # type: ignore[arg-type]
@@ -99,10 +112,19 @@ class Stream:
                     for e, pairs in enumerate(of_device):
                         stack[e] += pairs
             self._layers.append(layer)
+            self._names.append(section)
 
     def attach(self, used: Sequence[View | None]) -> None:
         """Set the host-visible memory in which each device writes ids of experts."""
         self._used = list(used)
+
+    def leave_out(self, stacks: Mapping[str, Sequence[Load]], resident: Mapping[str, np.ndarray]) -> None:
+        """Do not copy experts that are in slots. `resident` has the experts of each layer's slots ("blk.3.").
+        They change only between steps."""
+        for section, layer in zip(self._names, self._layers, strict=True):
+            if (prefix := f"{section}.") in resident:
+                layer.cached = frozenset(name_in_layer(load.name) for load in stacks[prefix])
+                layer.resident = resident[prefix]
 
     def begin(self, later: Sequence[frozenset[str]]) -> None:
         """Begin a step. `later` has the stacks of each layer whose experts are copied after the router. No
@@ -139,21 +161,19 @@ class Stream:
 
     @staticmethod
     def _copy_layer(layer: _Layer, later: frozenset[str]) -> int:
-        stacks = (pairs for name, experts in layer.stacks.items() if name not in later for pairs in experts)
-        return _copy(layer.matrices) + sum(map(_copy, stacks))
+        ahead = (name for name in layer.stacks if name not in later)
+        experts = (pairs for name in ahead for pairs in layer.pairs(name, range(len(layer.stacks[name]))))
+        return _copy(layer.matrices) + sum(map(_copy, experts))
 
     def _copy_experts(self, fetch: Fetch) -> None:
         view = self._used[fetch.device]
         assert view is not None
         self._devices[fetch.device].invalidate(view.buffer)  # type: ignore[arg-type]
-        stacks, used = (
-            self._layers[self._at].stacks,
-            np.unique(bytes_of(view, 4 * fetch.n_ids).view(np.uint32)),
-        )
+        layer = self._layers[self._at]
+        used = np.unique(bytes_of(view, 4 * fetch.n_ids).view(np.uint32))
         for name in fetch.stacks:
-            experts = stacks[name]
-            for expert in used[used < len(experts)].tolist():  # others are of rows that the step lacks
-                self.n_copied += _copy(experts[expert])
+            experts = used[used < len(layer.stacks[name])].tolist()  # others are of rows that the step lacks
+            self.n_copied += sum(map(_copy, layer.pairs(name, experts)))
         self._flush()
 
     def _flush(self) -> None:

@@ -46,14 +46,20 @@ class ExpertCache:
 
     def fill(self) -> None:
         """Fill all slots and wait. Raises DeviceLost, Timeout."""
-        deadline = time.monotonic() + env.timeout_s()
         for layer, experts in enumerate(most_used(self.uses, [t.n_slots for t in self.slots.tables])):
-            self.slots.begin([Move(layer, slot, expert) for slot, expert in enumerate(experts)])
-            while not self.slots.poll():
-                if time.monotonic() > deadline:
-                    raise Timeout(f"the experts were not copied within {env.timeout_s()} s")
-                time.sleep(POLL_S)
+            moves = [Move(layer, slot, expert) for slot, expert in enumerate(experts)]
+            while now := self.slots.at_once(moves):
+                self._copy(now)
+                moves = moves[len(now) :]
         self._note_residents()
+
+    def _copy(self, moves: Sequence[Move]) -> None:
+        deadline = time.monotonic() + env.timeout_s()
+        self.slots.begin(moves)
+        while not self.slots.poll():
+            if time.monotonic() > deadline:
+                raise Timeout(f"the experts were not copied within {env.timeout_s()} s")
+            time.sleep(POLL_S)
 
     def after_step(self, n_rows: int, halves: bool = False) -> None:
         """Count the uses of the step that has just ended, in two halves or not, and replace experts. No step
@@ -70,7 +76,7 @@ class ExpertCache:
             self.n_replaced += n
             self._note_residents()
         if not self.slots.n_moving and self._n_steps % self.period == 0:
-            if moves := self.choose(self.uses, self.slots.resident):
+            if moves := self.slots.at_once(self.choose(self.uses, self.slots.resident)):
                 self.slots.begin(moves)
                 self._note_residents()
         if env.validation() and (faults := self.slots.faults()):

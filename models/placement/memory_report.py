@@ -18,6 +18,7 @@ from vkbackend.meta.expert_slots import slot_views
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
+from vkbackend.meta.staged_experts import staged_nbytes, streamed_stacks
 from vkbackend.meta.streamed_weights import n_regions, region_nbytes
 from vkbackend.models.placement.layout import Layout, adapters_nbytes, largest_cache, weight_nbytes
 from vkbackend.runtime import Device
@@ -94,6 +95,8 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
     if regions := n_regions(layout.loads) * sum(region_nbytes(layout.loads, d, device)):
         held.add("stream", "stream", regions)
+    if staged := staged_nbytes(streamed_stacks(layout.stacks, layout.tables), d):
+        held.add("stream", "stream", staged)
     slots = slot_views(layout.stacks, layout.tables, d, most)
     if slots:
         nbytes = sum(nbytes_of(shape, dtype) for shape, dtype in slots)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,14 @@ from device_sets import DEVICE_SETS, wide
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from runners import load_runner
+from streamed import PLACES, check_windows, poisoned, stream_of
 
-from vkbackend import hazards
-from vkbackend.buffer import Buffer, Home
+from vkbackend.buffer import Home
 from vkbackend.meta import streams
-from vkbackend.meta.streams import Fetch, Stream
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement.layout import host_nbytes, weight_nbytes
 from vkbackend.models.placement.memory_report import allocations
 from vkbackend.models.placement.traced_steps import step_sizes
-from vkbackend.recording import Dispatch, Exchange, Recording
-from vkbackend.repeats import section_of
 from vkbackend.step import Run
 
 N = len(PROMPT)
@@ -41,67 +37,6 @@ def text(runner: Runner) -> np.ndarray:
     return np.concatenate(steps)
 
 
-def stream_of(runner: Runner) -> Stream:
-    stream = runner.mesh.stores.stream
-    assert stream
-    return stream
-
-
-def check_windows(runner: Runner) -> int:
-    """Check that every read of streamed weights is between the end of the copies of its layer and the next
-    layer. Returns the number of reads."""
-    n_read = 0
-    weights = runner.mesh.weights
-    for step in runner.mesh.steps.by_kind.values():
-        for d, executable in enumerate(step.executables):
-            assert all(found.kind == "in-place" for found in hazards.check(executable.recording))
-            ends = [c for c in executable.recording.commands if isinstance(c, Exchange)]
-            assert len(ends) == len(step.meetings)
-            n_read += check_recording(executable.recording, d, weights, list(step.meetings))
-    return n_read
-
-
-def check_recording(recording: Recording, d: int, weights: dict[str, Any], meetings: list[Any]) -> int:
-    layer, ready, n_read = "", set[str](), 0
-    later: tuple[str, ...] = ()
-    for command in recording.commands:
-        if isinstance(command, Exchange):
-            meeting = meetings.pop(0)
-            if isinstance(meeting, Fetch) and not meeting.stacks:
-                layer = section_of(command.label)
-                upcoming = next((m for m in meetings if isinstance(m, Fetch)), Fetch())
-                later = upcoming.stacks
-                ready = {n for n, w in weights.items() if w.streamed and section_of(n) == layer}
-                ready -= {f"{layer}.{name}" for name in later}
-            elif isinstance(meeting, Fetch):
-                assert section_of(command.label) == layer and meeting.stacks == later
-                ready |= {f"{layer}.{name}" for name in later}
-        elif isinstance(command, Dispatch):
-            for view in command.args:
-                if isinstance(view.buffer, Buffer) and view.buffer.home is Home.STREAM:
-                    n_read += 1
-                    held = [v for n in ready for _, v in weights[n].pieces[d] if v.buffer is view.buffer]
-                    assert any(v.offset <= view.offset < v.end for v in held), (command.label, layer)
-    return n_read
-
-
-def poisoned(runner: Runner, patch: pytest.MonkeyPatch) -> None:
-    """Make a region NaN before a layer is copied to it, and delay copies of the thread at random."""
-    rng, start, copy = np.random.default_rng(1), Stream._start, Stream._copy_layer
-
-    def slow(layer: Any, later: Any) -> int:
-        time.sleep(rng.random() * 0.002)
-        return copy(layer, later)
-
-    def poisoned_start(stream: Stream, k: int) -> None:
-        for _, buffer in stream._layers[k].buffers:
-            buffer.host[:] = 0xFF
-        start(stream, k)
-
-    patch.setattr(Stream, "_start", poisoned_start)
-    patch.setattr(Stream, "_copy_layer", staticmethod(slow))
-
-
 def read_by_token(runner: Runner) -> int:
     """Return the bytes of streamed weights that a step of one row reads."""
     nbytes = 0
@@ -115,7 +50,6 @@ def read_by_token(runner: Runner) -> int:
 
 
 SETS = [*(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)), *DEVICE_SETS]
-PLACES = {"experts": {"override_tensor": (("_exps", "CPU"),)}, "layers": {"n_gpu_layers": 2}}
 QUICK = ["qwen3moe-experts-0", "qwen3-layers-numpy*2"]
 
 
@@ -148,7 +82,7 @@ def test_equal_bits(
         runner = opened(path, devices, pinned, **options)
         assert len(runner.layout.streamed) == len(nbytes) - n_pinned
         with monkeypatch.context() as patch:
-            poisoned(runner, patch)
+            poisoned(patch)
             assert np.array_equal(text(runner), want)
             created, n_recorded = sum(d.created for d in runner.mesh.devices), runner.n_recorded
             before = stream_of(runner).n_copied

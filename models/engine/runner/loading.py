@@ -260,7 +260,13 @@ class Loading:
         build = partial(model.forward, w=weights, caches=kv.layers)
         mesh.prepare(build, self.shape, self._steps, n_places, layers_of)
         if layout.tables:
-            slots = ExpertSlots(mesh.devices, mesh.inputs, mesh.weights, layout.stacks, layout.tables, ranges)
+            layers = layout.stacks, layout.tables
+            staged = mesh.stores.stage_experts(*layers, source)
+            slots = ExpertSlots(mesh.devices, mesh.inputs, mesh.weights, *layers, ranges, staged)
+            if mesh.stores.stream:
+                mesh.stores.stream.leave_out(
+                    layout.stacks, dict(zip(slots.names, slots.resident, strict=True))
+                )
             self.expert_cache = ExpertCache(slots, self.fingerprint)
             self.expert_cache.fill()
         for device in mesh.devices:

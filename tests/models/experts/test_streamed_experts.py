@@ -1,0 +1,184 @@
+"""Slots for experts of layers that stay in the model file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, needs_layer, wide
+from expert_caches import FAMILIES, SETS, SHARES, N, Slow, at_random, opened, slot_mib, text
+from oracles.fixture import PROMPT, write
+from oracles.fixtures import build
+from streamed import PLACES, check_windows, poisoned, stream_of
+
+from vkbackend import hazards
+from vkbackend.buffer import Home
+from vkbackend.meta.staged_experts import N_STAGED
+from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.placement.layout import weight_nbytes
+from vkbackend.models.placement.memory_report import allocations
+from vkbackend.models.placement.traced_steps import step_sizes
+from vkbackend.step import Run
+
+QUICK = [("qwen3moe", "numpy*2")]
+
+
+def streamed(path: Path, devices: list[str], place: str, mib: float = 0.0, **options: Any) -> Runner:
+    shares = {"tensor_split": SHARES[: len(devices)], "use_mmap": False}
+    where = {"override_tensor": ()} | PLACES[place]
+    return opened(path, devices, mib, pinned_mib=0.0, **shares | where | options)
+
+
+def cases() -> list[Any]:
+    """Pair every mixture with every set of devices. Where its weights are alternates."""
+    every = []
+    for i, name in enumerate(FAMILIES):
+        for k, p in enumerate(SETS):
+            place = list(PLACES)[(i + k) % 2]
+            case = pytest.param(name, place, *p.values, id=f"{name}-{place}-{p.id}", marks=p.marks)
+            every.append(case if (name, p.id) in QUICK else wide(case))
+    return every
+
+
+@pytest.mark.parametrize(("name", "place", "devices"), cases())
+def test_equal_bits(
+    tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots for one expert, for a third and for all, with random experts in each step's slots. With all
+    experts in slots, steps copy none."""
+    path = write(build(name), tmp_path / "model.gguf")
+    plain = streamed(path, devices, place)
+    if plain.encodes:
+        plain.close()
+        pytest.skip("encoders pin all weights")
+    want, mib = text(plain), slot_mib(plain)
+    stacks = {load.name for loads in plain.layout.stacks.values() for load in loads}
+    n_experts = max(loads[0].shape[0] for loads in plain.layout.stacks.values())
+    others = [load for load in plain.layout.loads if load.home is Home.STREAM and load.name not in stacks]
+    plain.close()
+    poisoned(monkeypatch)
+    for n_slots in (1, -(-n_experts // 3), n_experts):
+        runner = streamed(path, devices, place, n_slots * mib)
+        cache, stream = runner.expert_cache, stream_of(runner)
+        assert cache and {table.n_slots for table in cache.slots.tables} == {n_slots}
+        assert runner.mesh.stores.staged
+        cache.choose, cache.period = at_random(np.random.default_rng(n_slots)), 1
+        slow = [Slow(device, np.random.default_rng(n_slots)) for device in runner.mesh.devices]
+        got = np.concatenate([text(runner), text(runner)])
+        assert np.array_equal(got, np.concatenate([want, want])), f"{n_slots} slots"
+        assert check_windows(runner) and slow
+        for step in runner.mesh.steps.by_kind.values():
+            for d, executable in enumerate(step.executables):
+                copies, views = cache.slots.copies(d), cache.slots.views(d)
+                assert hazards.check_copies(executable.recording, copies, views) == []
+        runner.close()
+        assert (cache.n_replaced > 0) == (n_slots < n_experts)
+        if n_slots == n_experts and not any(len(load.shape) == 3 for load in others):
+            whole = sum(weight_nbytes(load, d) for load in others for d in range(len(devices)))
+            assert stream.n_copied == 2 * (1 + 6) * whole
+
+
+def test_a_token_copies_the_experts_that_miss(tmp_path: Path) -> None:
+    path = write(build("qwen3moe"), tmp_path / "model.gguf")
+    runner = streamed(path, ["numpy"] * 2, "layers", 3 * slot_mib_of(path))
+    cache, stream = runner.expert_cache, stream_of(runner)
+    assert cache
+    cache.choose = lambda uses, resident: []
+    runner.step(PROMPT, [Run(0, 0, N, 0)], [N - 1])
+    cache.stats()
+    n_missed, n_copied = cache.misses, stream.n_copied
+    for i in range(6):
+        runner.step([5 + i], [Run(0, 0, 1, N + i)], [0])
+    cache.stats()
+    loads = [load for load in runner.layout.loads if load.home is Home.STREAM]
+    nbytes = {load.name: sum(weight_nbytes(load, d) for d in range(2)) for load in loads}
+    [of_expert] = {
+        sum(nbytes[load.name] // load.shape[0] for load in stacks) for stacks in runner.layout.stacks.values()
+    }
+    others = sum(nbytes[load.name] for load in loads if len(load.shape) < 3)
+    assert cache.hits and cache.misses > n_missed
+    assert stream.n_copied - n_copied == 6 * others + (cache.misses - n_missed) * of_expert
+    runner.close()
+
+
+def slot_mib_of(path: Path) -> float:
+    plain = streamed(path, ["numpy"] * 2, "layers")
+    mib = slot_mib(plain)
+    plain.close()
+    return mib
+
+
+def test_the_report_counts_staged_experts_exactly(tmp_path: Path) -> None:
+    path = write(build("qwen3moe"), tmp_path / "model.gguf")
+    mib = slot_mib_of(path)
+    runner = streamed(path, ["numpy"] * 2, "layers", 3 * mib)
+    devices, layout = runner.mesh.devices, runner.layout
+    limits = [device.limits for device in devices]
+    steps = step_sizes(runner.model, layout, runner.options, limits, runner._shape)
+    staged = runner.mesh.stores.staged
+    assert staged and layout.streamed
+    for d, held in enumerate(allocations(layout, devices, steps)):
+        buffer = staged._buffers[d]
+        assert buffer and held.homes["stream"] > buffer.nbytes >= N_STAGED
+        for home in (Home.WEIGHTS, Home.HOST, Home.STREAM, Home.KV, Home.SCRATCH):
+            assert held.homes[home.value] == devices[d].nbytes[home], home
+    runner.close()
+
+
+VALIDATED = """
+import json, sys
+from vkbackend.meta.expert_moves import Move
+from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.options import Options
+from vkbackend.step import Run
+from vkbackend.vulkan import instance
+devices, mib, order = sys.argv[2].split(","), float(sys.argv[3]), sys.argv[4]
+runner = Runner(Options.of(
+    sys.argv[1], devices=devices, n_ctx=64, n_gpu_layers=2, pinned_mib=0.0, use_mmap=False, moe_cache_mib=mib,
+    tensor_split=[1] * len(devices),
+))
+for device in runner.mesh.devices:
+    if order == "semaphores" and device.copies:
+        device.copies_ended(), device.copies.close()
+        device.copies, device.transfer_family = None, device.family
+assert len(runner.layout.streamed) >= 2, runner.layout.streamed
+if cache := runner.expert_cache:
+    turns = iter(range(1000))
+    def choose(uses, resident):
+        turn = next(turns)
+        outside = [[e for e in range(8) if e not in slots] for slots in resident]
+        return [Move(layer, turn % 3, experts[turn % 5]) for layer, experts in enumerate(outside)]
+    cache.choose, cache.period = choose, 1
+runner.step([3 + i for i in range(20)], [Run(0, 0, 20, 0)], [19])
+for step in range(20):
+    runner.step([5], [Run(0, 0, 1, 20 + step)], [0])
+assert not cache or cache.n_replaced > 5, cache.n_replaced
+runner.close()
+print(json.dumps(instance.validation_messages))
+"""
+
+
+@pytest.mark.wide
+@needs_layer
+@pytest.mark.parametrize("order", ["no slots", "barriers", "semaphores"])
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+def test_streams_cause_no_messages(tmp_path: Path, devices: list[str], order: str) -> None:
+    """Synchronization validation sees steps whose weights the host copies from the file, without slots, and
+    with replacements on one queue, or ordered as for a transfer queue. Memory is NaN before its first use."""
+    path = write(build("qwen3moe"), tmp_path / "model.gguf")
+    mib = 0.0 if order == "no slots" else 3 * slot_mib_of(path)
+    done = subprocess.run(
+        [sys.executable, "-c", VALIDATED, str(path), ",".join(devices), str(mib), order],
+        env=os.environ | {"VKBACKEND_VALIDATION": "1", "VKBACKEND_POISON": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []

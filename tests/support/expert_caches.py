@@ -1,0 +1,85 @@
+"""Runs of mixtures with and without an expert cache, for tests that compare their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, wide
+from oracles.fixture import N_CTX, PROMPT
+from oracles.fixtures import FIXTURES, build
+from runners import load_runner
+
+from vkbackend.meta.expert_moves import Move
+from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.experts.uses import Uses
+from vkbackend.models.placement.layout import slot_nbytes_of
+from vkbackend.runtime import Device
+from vkbackend.step import Run
+
+ON_HOST = {"override_tensor": (("_exps", "CPU"),)}
+N = len(PROMPT)
+FAMILIES = [name for name in FIXTURES if any(key.endswith("expert_count") for key in build(name).keys)]
+SHARES = 5, 3, 2
+SETS: list[Any] = [
+    *(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)),
+    *DEVICE_SETS,
+]
+
+
+def opened(path: Path, devices: list[str], mib: float = 0.0, **options: Any) -> Runner:
+    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "moe_cache_mib": mib} | ON_HOST | options
+    return load_runner(path, devices=devices, **options)
+
+
+def slot_mib(runner: Runner) -> float:
+    """Return the MiB of one slot per layer."""
+    return slot_nbytes_of(runner.layout.stacks, len(runner.mesh.devices)) / 2**20
+
+
+def text(runner: Runner) -> np.ndarray:
+    """Return the logits of a prompt, then of decoding steps."""
+    steps = [runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()]
+    steps += [runner.step([5 + i], [Run(0, 0, 1, N + i)], [0]).copy() for i in range(6)]
+    return np.concatenate(steps)
+
+
+def at_random(rng: np.random.Generator, most: int = 3):  # type: ignore[no-untyped-def]
+    """Return a `choose` that copies random experts to random slots, some of several layers at a time."""
+
+    def choose(uses: Uses, resident: Sequence[np.ndarray]) -> list[Move]:
+        moves = []
+        for layer in rng.permutation(len(resident)).tolist():
+            outside = np.setdiff1d(np.arange(len(uses.of_layers[layer])), resident[layer])
+            n = min(int(rng.integers(0, most)), len(outside), len(resident[layer]))
+            slots = rng.permutation(len(resident[layer]))[:n]
+            experts = rng.permutation(outside)[:n]
+            moves += [Move(layer, int(s), int(e)) for s, e in zip(slots, experts, strict=True)]
+        return moves
+
+    return choose
+
+
+def on_devices(sets: Sequence[Any], quick: Sequence[tuple[str, str]]) -> list[Any]:
+    """Pair every fixture with every set of devices. All pairs are wide, except `quick`."""
+    every = []
+    for name in FAMILIES:
+        for p in sets:
+            pair = pytest.param(name, *p.values, id=f"{name}-{p.id}", marks=p.marks)
+            every.append(pair if (name, p.id) in quick else wide(pair))
+    return every
+
+
+class Slow:
+    """Makes a device's copies end only after several polls."""
+
+    def __init__(self, device: Device, rng: np.random.Generator) -> None:
+        self._ended, self._rng, self._n = device.copies_ended, rng, 0
+        device.copies_ended = self.ended  # type: ignore[method-assign]
+
+    def ended(self) -> bool:
+        self._n = self._n - 1 if self._n else int(self._rng.integers(0, 4))
+        return self._n == 0 and self._ended()
