@@ -128,6 +128,9 @@ class Graph:
                 used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
             if self.kind.adapters and inputs.adapters:
                 used["adapters"] = inputs.adapters, self.kind.adapter_words
+            if self.kind.images:
+                words = (1 + self.n_rows) * inputs.images[0].shape[1]
+                used |= {f"images {i}": (view, words) for i, view in enumerate(inputs.images)}
             if self.lane == 0 and inputs.experts:
                 used["experts"] = inputs.experts, inputs.experts.shape[0]
             for name, (view, words) in used.items():

@@ -140,6 +140,27 @@ class Mesh:
                 host[at : at + adapters.nbytes] = adapters.view(np.uint8)
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
+    def write_images(self, rows: Sequence[tuple[int, np.ndarray]], half: int) -> None:
+        """Write rows of images before `write_step`. `rows` lists (first row, float32 [n, width * tables]).
+        `half` is the number of rows of the first half, or 0 for a step without halves."""
+        for device, inputs in zip(self.devices, self._inputs, strict=True):
+            if device.node:
+                continue
+            host = inputs.host.buffer.host  # type: ignore[union-attr]
+            for i, view in enumerate(inputs.images):
+                table, width = (
+                    host[view.offset : view.end].view(np.float32).reshape(view.shape),
+                    view.shape[1],
+                )
+                table[0] = 0
+                if half:
+                    table[1 + half] = 0
+                for first, values in rows:
+                    n = min(max(0, half - first), len(values)) if half else len(values)
+                    front, back = np.split(values[:, i * width : (i + 1) * width], [n])
+                    table[1 + first : 1 + first + n] = front
+                    table[2 + first + n : 2 + first + len(values)] = back
+
     def check_usable(self) -> None:
         """Raise DeviceLost if a step failed or was interrupted, or ForkedProcess in a forked child."""
         if self._forked:

@@ -112,17 +112,17 @@ class RepeatedLayers:
         numbers = [keys.index(layer.key) for layer in layers]
         ways = (repetitions(numbers, way) for way in WAYS)
         self._ways: list[Sequence[Repetition]] = [way for way in ways if way]
-        self._settled: dict[tuple[Mix, bool], Sequence[Sequence[Repetition]]] = {}
+        self._settled: dict[tuple[Mix, bool, bool], Sequence[Sequence[Repetition]]] = {}
 
     def ways(self, kind: StepKind) -> Sequence[Sequence[Repetition]]:
         """Return the ways to record a step, the best first. The halves of a step end at different times, so
         their last layers do not repeat."""
-        settled = self._settled.get((kind.mix, kind.halves))
+        settled = self._settled.get((kind.mix, kind.halves, kind.images))
         return self._ways[kind.halves :] if settled is None else settled
 
     def settle(self, kind: StepKind, way: Sequence[Repetition] | None) -> None:
         """Try only this way for later steps of this kind, or none."""
-        self._settled[kind.mix, kind.halves] = [way] if way else []
+        self._settled[kind.mix, kind.halves, kind.images] = [way] if way else []
 
     def repeat(
         self, recordings: Sequence[Recording], meetings: Sequence[Meeting | None], way: Sequence[Repetition]

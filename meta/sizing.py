@@ -22,8 +22,8 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
-# In StepShape.places: the rows' adapter ids and scales, and the expert caches' tables.
-ADAPTERS, EXPERTS = "adapters", "experts"
+# In StepShape.places: the rows' adapter ids and scales, the expert caches' tables, and the rows of images.
+ADAPTERS, EXPERTS, IMAGES = "adapters", "experts", "images"
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
 
@@ -50,10 +50,11 @@ class StepShape:
     draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
     streamed: frozenset[int] = frozenset()  # Layers whose weights are copied from the file.
     n_streamed_experts: int = 0  # The most experts of such a layer.
+    n_image_tables: int = 0  # Tables of images' rows, each `n_embd` wide, or 0 if no step has such rows.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return ({name: byte offset} of RoPE tables, ADAPTERS and EXPERTS, total bytes) of the parameters.
-        These follow the StepParams of both halves."""
+        """Return ({name: byte offset} of RoPE tables, ADAPTERS, EXPERTS and IMAGES, total bytes) of the
+        parameters. These follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
@@ -61,7 +62,14 @@ class StepShape:
             offsets[ADAPTERS], total = total, total + aligned(4 * self.adapter_words)
         if self.experts[0]:
             offsets[EXPERTS], total = total, total + aligned(4 * self.experts[0])
+        if self.n_image_tables:
+            offsets[IMAGES], total = total, total + self.n_image_tables * self.image_table_nbytes
         return offsets, total
+
+    @property
+    def image_table_nbytes(self) -> int:
+        """Return the bytes of a table of images' rows. Each half of a step begins with a row of zeros."""
+        return aligned(4 * (2 + self.n_rows) * self.n_embd)
 
     @property
     def counts_nbytes(self) -> int:
@@ -116,6 +124,7 @@ class StepShape:
         words, at = self.mask_words(device), aligned(self.logits_nbytes(device))
         n_ids = self.n_streamed_experts
         hidden = region if self.n_embd and device == self.hidden_device else None
+        images = (offsets[IMAGES] + i * self.image_table_nbytes for i in range(self.n_image_tables))
         return Inputs(
             View(local, 0, (step_words(self.n_rows),), "u32"),
             rope,
@@ -129,6 +138,7 @@ class StepShape:
             View(counts, 0, (2, self.experts[1]), "u32") if counts and self.experts[1] else None,
             View(counts, aligned(8 * self.experts[1]), (n_ids,), "u32") if counts and n_ids else None,
             self.streamed,
+            tuple(View(local, at, (2 + self.n_rows, self.n_embd)) for at in images),
         )
 
     def unplaced(self, device: int) -> Inputs:
@@ -245,6 +255,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
     # Either of two steps with and without adapters may need more memory, because other values share memory.
     kinds += [kind._replace(adapters=shape.adapters) for kind in kinds]
+    if shape.n_image_tables:
+        kinds += [kind._replace(images=True) for kind in kinds]
     return list(dict.fromkeys(kinds))
 
 

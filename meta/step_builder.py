@@ -90,14 +90,15 @@ def first_half(kind: StepKind) -> StepKind:
 
 
 def second_half(inputs: Inputs, kind: StepKind) -> Inputs:
-    """Return the inputs of the second half: its StepParams, RoPE rows and adapters."""
+    """Return the inputs of the second half: its StepParams, RoPE rows, adapters and images."""
     n_rows, adapters = kind.n_rows, inputs.adapters
     step = replace(inputs.step, offset=inputs.step.offset + aligned(inputs.step.nbytes))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     if adapters:
         begin = first_half(kind).adapter_words
         adapters = View(adapters.buffer, adapters.offset + 4 * begin, (adapters.shape[0] - begin,), "u32")
-    return replace(inputs, step=step, rope=rope, adapters=adapters)
+    images = tuple(table.rows(1 + n_rows // 2, table.shape[0]) for table in inputs.images)
+    return replace(inputs, step=step, rope=rope, adapters=adapters, images=images)
 
 
 def ordered(graphs: Sequence[Graph], d: int) -> Recording:

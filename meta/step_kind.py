@@ -44,7 +44,7 @@ class StepKind(NamedTuple):
     """If `halves` is set, two halves of the rows alternate, and the second half contains the output rows. If
     `masked` is set, a mask limits the candidates. `adapters` is the maximum number of adapters of a row: 0,
     1, 2 or 4. An encoder's `stage` computes one layer for a part of a text (-1: all layers, complete
-    texts)."""
+    texts). If `images` is set, some rows have the embedding of an image's row instead of a token's."""
 
     n_rows: int
     n_outputs: int
@@ -54,6 +54,7 @@ class StepKind(NamedTuple):
     halves: bool = False
     adapters: int = 0
     stage: int = -1
+    images: bool = False
 
     @property
     def adapter_words(self) -> int:

@@ -139,6 +139,9 @@ class Inputs:
     counts: View | None = None  # Host-visible use counts, u32 [2 halves, experts of all layers].
     used: View | None = None  # Host-visible ids of a layer's used experts, u32.
     streamed: frozenset[int] = frozenset()  # layers whose weights are copied from the file (streams.py)
+    # The rows of images, f32 [1 + n_rows, n_embd], for the embedding and for each deepstack layer. The first
+    # row is zero.
+    images: tuple[View, ...] = ()
 
 
 class TensorGraph(Protocol):

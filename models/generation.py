@@ -12,6 +12,7 @@ import numpy as np
 
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.async_answers import AsyncAnswers
+from vkbackend.models.engine.cache.image_spans import Span
 from vkbackend.models.engine.completion import Chunk, Completion, report
 from vkbackend.models.engine.messages import Answer, Event, Generate, Logits
 from vkbackend.models.generate_options import GenerateOptions
@@ -33,6 +34,7 @@ class Generation:
     may_end: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     resumed: tuple[int, ...] = ()  # Tokens of a lost engine. Their chunks are repeated.
+    images: tuple[Span, ...] = ()  # Their rows have negative `ids`.
 
     @property
     def seed(self) -> int:
@@ -59,6 +61,7 @@ class Generation:
             adapters=self.adapters,
             draft_max=options.draft_max,
             resumed=self.resumed,
+            images=self.images,
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:

@@ -18,15 +18,17 @@ from vkbackend.models.arguments import (
     token_limit,
 )
 from vkbackend.models.engine.answers import Mailbox
+from vkbackend.models.engine.cache.image_spans import Span, check_images, with_row_ids, without_images
 from vkbackend.models.engine.messages import SetVocabulary, check_tokens
 from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
 from vkbackend.models.pictures import MediaPrompt
 from vkbackend.models.text.tokenizer import Tokenizer
+from vkbackend.models.vision.rows import ImageRows
 
 PROMPT = "expected a text or a sequence of token ids"
-Prompt = str | Sequence[int] | MediaPrompt
+Prompt = str | Sequence[int | ImageRows] | MediaPrompt
 Prompts = list[str] | list[list[int]]
 
 
@@ -80,21 +82,40 @@ class GenerationMaker:
         checked = self._tokens.resolved(checked, self._info.n_vocab)
         if checked.structure:
             self._send_vocabulary()
-        ids, echo = self.ids_of(prompt, checked.parse_special), ""
+        if isinstance(prompt, list | tuple) and any(isinstance(piece, ImageRows) for piece in prompt):
+            ids, images = self._ids_with_images(prompt)
+            if checked.prompt_logprobs is not None:
+                raise refused("prompt_logprobs", checked.prompt_logprobs, "rows of images have none")
+        else:
+            ids, images = self.ids_of(prompt, checked.parse_special), ()  # type: ignore[arg-type]
+        echo = ""
         if checked.echo:
-            echo = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids, skip_special=False)
+            text = without_images(ids)
+            echo = prompt if isinstance(prompt, str) else self.tokenizer.decode(text, skip_special=False)
         kept, adapters = self._kept(checked, len(ids)), self._adapters.resolved(checked.lora)
-        return Generation(ids, most, kept, frozenset(checked.stop_token_ids), echo, adapters=adapters)
+        stop_ids = frozenset(checked.stop_token_ids)
+        return Generation(ids, most, kept, stop_ids, echo, adapters=adapters, images=images)
+
+    def _ids_with_images(self, prompt: Sequence[int | ImageRows]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        self._mailbox.check_open()
+        if self._info.encodes:
+            raise UnsupportedModel(ONLY_EMBEDS)
+        text = iter(token_ids("prompt", [p for p in prompt if not isinstance(p, ImageRows)], PROMPT))
+        ids, images = with_row_ids([p if isinstance(p, ImageRows) else next(text) for p in prompt])
+        check_tokens(ids, self._info.n_vocab, self._info.n_ctx, images)
+        check_images(ids, images, self._info.image_width, self._info.n_ubatch)
+        return ids, images
 
     def resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation:
         """Return a generation of a lost engine, to continue after `tokens`, which it generated. Raises
         PromptTooLong if the context was shifted."""
-        check_tokens((*generation.ids, *tokens), self._info.n_vocab, self._info.n_ctx)
+        ids = *generation.ids, *tokens
+        check_tokens(ids, self._info.n_vocab, self._info.n_ctx, generation.images)
         if generation.options.structure:
             self._send_vocabulary()
         return replace(generation, resumed=tuple(tokens))
 
-    def ids_of(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
+    def ids_of(self, prompt: str | Sequence[int], parse_special: bool = False) -> tuple[int, ...]:
         self._mailbox.check_open()
         if self._info.encodes:
             raise UnsupportedModel(ONLY_EMBEDS)

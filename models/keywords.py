@@ -98,6 +98,9 @@ class ModelKeywords(TypedDict, total=False):
     the same bits in decoding steps of 1 to 8 rows."""
     runtime: str | None
     """The runtime of the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
+    mmproj: File | None
+    """The .gguf file of the model's projector (mmproj), which turns images into rows that the model reads.
+    None (default): the model reads only text."""
     control_vectors: Sequence[File | tuple[File, float]]
     """Files of control vectors, or (file, scale) pairs. Several vectors are added."""
     control_vector_layer_range: tuple[int, int] | None

@@ -89,6 +89,7 @@ class Options(DraftOptions):
     use_mmap: bool = option(True, switch)
     exact: bool = option(False, switch)
     runtime: str | None = option(None, _runtime)
+    mmproj: str | None = option(None, optional_path("a projector's .gguf file"))
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
     lora: tuple[tuple[str, str, float], ...] = option((), adapter_files)
@@ -113,6 +114,9 @@ class Options(DraftOptions):
             )
         if (self.exact or env.exact()) and self.reduce_type == "auto":
             object.__setattr__(self, "reduce_type", "f32")
+        if self.mmproj is not None and self.context_shift:
+            expected = "positions of images cannot be shifted; leave it out, or mmproj"
+            raise refused("context_shift", self.context_shift, expected)
         n_active = sum(1 for _, _, scale in self.adapters if scale)
         if n_active > MAX_ADAPTERS:
             expected = (

@@ -101,15 +101,25 @@ class RopeTable:
         return scaled * (1.0 - mix) + theta * mix
 
     @property
+    def is_multimodal(self) -> bool:
+        """Return whether pairs turn by the height or width of a multimodal position."""
+        return any(self.sections[1:3])
+
+    @property
     def _turns(self) -> np.ndarray:
         """Return whether each pair belongs to time, height or width, bool [n_rot / 2]."""
+        return self._components < 3
+
+    @property
+    def _components(self) -> np.ndarray:
+        """Return each pair's component of a multimodal position, 0 to 3, int64 [n_rot / 2]."""
         if not self.sections:
-            return np.ones(self.n_rot // 2, bool)
+            return np.zeros(self.n_rot // 2, np.int64)
         time, height, width, _ = self.sections
         sector = np.arange(self.n_rot // 2) % sum(self.sections)
         if self.interleaved:
-            return sector < 3 * np.array([time, height, width])[sector % 3]
-        return sector < time + height + width
+            return np.where(sector < 3 * np.array([time, height, width])[sector % 3], sector % 3, 3)
+        return np.searchsorted(np.cumsum([time, height, width]), sector, side="right")
 
     @property
     def magnitude(self) -> float:
@@ -129,9 +139,15 @@ class RopeTable:
         return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return cos and sin at each position, float32 [n_positions, n_rot / 2, 2]."""
-        at = np.asarray(positions, np.float64)[:, None]
-        angles = at * self.frequencies
+        """Return cos and sin at each position, float32 [n_positions, n_rot / 2, 2]. A position is a number,
+        or has the components time, height and width."""
+        at = np.asarray(positions, np.float64)
+        if at.ndim == 2:
+            angles = at[:, np.minimum(self._components, 2)] * self.frequencies
+            at = at[:, :1]
+        else:
+            at = at[:, None]
+            angles = at * self.frequencies
         size = self.magnitude * (
             1.0 + self.temperature * np.log1p((at + self.temperature_offset) // self.temperature_length)
         )

@@ -30,13 +30,13 @@ from vkbackend.meta.ops.rows import (
     layer_norm,
     rms_norm,
 )
-from vkbackend.meta.ops.vocabulary import embed, hidden_states, logits, outputs
+from vkbackend.meta.ops.vocabulary import embed, hidden_states, image_rows, logits, outputs, with_images
 from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
-    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu",
-    "gelu_mul", "head_norm", "hidden_states", "host_rows", "joined_rows", "kv_load", "kv_move",
-    "kv_store", "layer_norm", "linear", "logits", "mul", "outputs", "relu2", "rms_norm", "rope",
-    "same_bits", "scale", "self_attention", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai",
-    "together", "whole", "xielu",
+    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu", "gelu_mul",
+    "head_norm", "hidden_states", "host_rows", "image_rows", "joined_rows", "kv_load", "kv_move", "kv_store",
+    "layer_norm", "linear", "logits", "mul", "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale",
+    "self_attention", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai", "together", "whole", "with_images",
+    "xielu",
 ]  # fmt: skip

@@ -25,6 +25,27 @@ def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Te
     return y
 
 
+def with_images(h: Tensor) -> Tensor:
+    """Replace the embeddings h [n_rows, n_embd] by images' rows, in the rows that have one."""
+    graph = h.graph
+    for d, inputs in enumerate(graph.inputs):
+        table = inputs.images[0].rows(1, 1 + h.rows)
+        graph.on(d, "images").embed(table, h.on(d), inputs.step, ids=device_ops.TYPES, first=1)
+    return h
+
+
+def image_rows(graph: TensorGraph, table: int) -> Tensor:
+    """Return the rows of images, [n_rows, n_embd], from a table of `Inputs.images`. The rows of tokens are
+    zero."""
+    holders, (_, width) = graph.readers(), graph.inputs[0].images[table].shape
+    y = graph.new(graph.kind.n_rows, width, MIRRORED, "images", holders)
+    for d in holders:
+        inputs = graph.inputs[d]
+        view = inputs.images[table].rows(0, 1 + y.rows)
+        graph.on(d, "images").embed(view, y.on(d), inputs.step, ids=device_ops.TYPES)
+    return y
+
+
 def outputs(x: Tensor) -> Tensor:
     """Return the output rows of x, [n_outputs, width]."""
     x, graph = whole(x), x.graph

@@ -109,7 +109,7 @@ class PredictsAhead(Decoder):
         """Return the head's input for the step's tokens and the states before them."""
         layer, n_embd = w.layer(self.n_layer - 1), self.config.n_embd
         separate = layer.has("nextn.embed_tokens")
-        e = ops.embed(graph, layer("nextn.embed_tokens")) if separate else self.embed(graph, w)
+        e = ops.embed(graph, layer("nextn.embed_tokens")) if separate else self.embedded(graph, w)
         e, h = self.norm_ahead(e, layer, "nextn.enorm"), self.norm_ahead(h, layer, "nextn.hnorm")
         return linear(concat(e, h, n_embd, n_embd), layer, "nextn.eh_proj")
 

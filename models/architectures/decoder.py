@@ -29,11 +29,13 @@ class Decoder(DecoderWeights):
         """Return the residual after the last layer."""
         if graph.kind.stage >= 0:
             return self.staged(graph, w, caches)
-        h = self.embed(graph, w)
+        h = self.embedded(graph, w)
         for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):
                 before = h
                 h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
+                if graph.kind.images and il < self.n_deepstack:
+                    h = h + ops.image_rows(graph, 1 + il)
                 self.tap(before, il)
         return h
 
@@ -93,6 +95,11 @@ class Decoder(DecoderWeights):
 
     def output_norm(self, x: Tensor, w: Weights) -> Tensor:
         return ops.rms_norm(x, w("output_norm"), self.config.eps)
+
+    def embedded(self, graph: Graph, w: Weights) -> Tensor:
+        """Return the first layer's input: embeddings of tokens and rows of images, which are not scaled."""
+        h = self.embed(graph, w)
+        return ops.with_images(h) if graph.kind.images else h
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.embed(graph, w("token_embd"))

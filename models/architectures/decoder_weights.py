@@ -18,6 +18,7 @@ from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import (
     ROPE_FACTORS,
     check_off,
+    read_deepstack,
     read_factors,
     read_n_ahead,
     read_rope,
@@ -63,6 +64,7 @@ class DecoderWeights:
         self.draft_head: Model | None = None
         self.draft_ids: np.ndarray | None = None
         self.n_staged = 0
+        self.n_deepstack = read_deepstack(gguf, self.n_layer)
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()
         self.n_adapters = 0

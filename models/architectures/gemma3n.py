@@ -82,7 +82,7 @@ class Model(PerLayerInputs):
     # ---- graph ----
 
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
-        x = self.embed(graph, w)
+        x = self.embedded(graph, w)
         per_layer = self.per_layer(x, graph, w)
         h = streams.streams_of(x, linear(x, w, "altup_proj"))
         for il, cache in graph.recorded_layers(caches):

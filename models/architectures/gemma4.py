@@ -109,7 +109,7 @@ class Model(PerLayerInputs):
     # ---- graph ----
 
     def residual(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
-        h = self.embed(graph, w)
+        h = self.embedded(graph, w)
         per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
         for il, cache in graph.recorded_layers(caches):
             with graph.scope(f"blk.{il}"):

@@ -162,6 +162,15 @@ def read_rope(
     )
 
 
+def read_deepstack(gguf: GGUF, n_layer: int) -> int:
+    """Return after how many layers further rows of images are added (DeepStack, Meng et al. 2024,
+    arXiv:2406.04334)."""
+    name = f"{gguf.architecture}.n_deepstack_layers"
+    if (n := int(gguf.u32(name, 0))) > n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {n}, and the model has {n_layer} layers")
+    return n
+
+
 def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
     return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
 

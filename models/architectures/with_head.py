@@ -44,6 +44,7 @@ class WithHead:
         self.draft_ids = self._head.ids
         self.n_vocab, self.n_embd, self.n_ctx_train = target.n_vocab, target.n_embd, target.n_ctx_train
         self.n_used, self.encodes, self.n_staged = target.n_used, False, 0
+        self.n_deepstack = target.n_deepstack
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()
         self.n_adapters = 0

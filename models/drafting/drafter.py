@@ -17,8 +17,9 @@ Adapters = tuple[tuple[int, float], ...]
 class Want:
     """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
-    tokens that context shifts have discarded, so it only grows. `adapters` are the ids and scales of the next
-    token's adapters."""
+    tokens that context shifts have discarded, so it only grows. It has no rows of images, and `tokens` has
+    their negative ids only for a drafter that stores K and V in the sequence's cells. `adapters` are the ids
+    and scales of the next token's adapters."""
 
     slot: int
     number: int

@@ -17,11 +17,12 @@ from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.host_tier import tier_of
+from vkbackend.models.engine.cache.image_spans import SequenceImages, check_images
 from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.drafters import open_draft, speculation_of
 from vkbackend.models.engine.grammars import Grammars
-from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
+from vkbackend.models.engine.in_flight import StepInFlight, images_of, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -75,7 +76,7 @@ class Engine:
         self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
         if states:
             states.spare = self.cache.snapshots.spare
-        self._speculation = speculation
+        self._speculation, self._reads_images = speculation, runner.image_width > 0
         self._tier = tier_of(runner, self.cache)
         self.scheduler = Scheduler(
             self.cache,
@@ -133,7 +134,14 @@ class Engine:
         lines = r.prediction.lines(names) if r.prediction else []
         sizes = r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch
         return EngineInfo(
-            *sizes, tuple(names), tuple(lines), tuple(r.notes), r.adapters, r.encodes, self._n_text
+            *sizes,
+            tuple(names),
+            tuple(lines),
+            tuple(r.notes),
+            r.adapters,
+            r.encodes,
+            self._n_text,
+            r.image_width,
         )
 
     @property
@@ -229,6 +237,7 @@ class Engine:
                 self.close()
 
     def _accept(self, request: Generate | Logits | Embed) -> None:
+        runner = self.runner
         try:
             self._check(request)
             sampler = None
@@ -239,10 +248,12 @@ class Engine:
                 tokens += request.resumed
             now = time.monotonic()
             sequence = Sequence(request, self._n_submitted, now, tokens, sampler)
-            if self.runner.encodes and len(request.tokens) > self.runner.n_ubatch:
-                sequence.stage, sequence.n_stages = 0, self.runner.n_stages
+            if runner.encodes and len(request.tokens) > runner.n_ubatch:
+                sequence.stage, sequence.n_stages = 0, runner.n_stages
+            if isinstance(request, Generate) and request.images:
+                sequence.show(SequenceImages(request.images, runner.has_sections))
             if request.adapters:
-                sequence.mark = mark_of(request.tokens, request.adapters, self.runner.adapters)
+                sequence.mark = mark_of(request.tokens, request.adapters, runner.adapters)
             has_to_wait = self.grammars.compile(sequence)
         except VkbackendError as error:
             self._news.add(Event(request.id, error=ErrorData.of(error)))
@@ -258,7 +269,10 @@ class Engine:
         runner = self.runner
         if self._broken:
             raise self._broken.exception()
-        check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
+        spans = request.images if isinstance(request, Generate) else ()
+        check_tokens(request.tokens, runner.n_vocab, runner.n_ctx, spans)
+        if spans:
+            check_images(request.tokens, spans, runner.image_width, runner.n_ubatch)
         check_adapters(request.adapters, runner.adapters)
         if runner.encodes:
             check_encoder(request, self._n_text)
@@ -334,12 +348,13 @@ class Engine:
 
     def _launch(self, batch: Batch, composed: Mark) -> None:
         tokens, runs, outputs, n_decode = rows_of(batch)
+        images = images_of(batch, tokens) if self._reads_images else None
         began = self._times.mark()
         try:
             masks = self.grammars.masks(batch)
             wanted = wanted_of(batch, self.runner.max_top_k)
             stage = batch[0][0].stage
-            rows = MicroBatch(tokens, runs, outputs, masks if wanted.top_k else None, stage)
+            rows = MicroBatch(tokens, runs, outputs, masks if wanted.top_k else None, stage, images)
             step = self.runner.launch(rows, wanted)
         except VkbackendError as error:
             self._fail(batch, error)

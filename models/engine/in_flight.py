@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.cache.mark import adapters_at
-from vkbackend.models.engine.runner.micro_batch import StepHandle
+from vkbackend.models.engine.runner.micro_batch import BatchImages, StepHandle
 from vkbackend.models.engine.sequence import Batch
 from vkbackend.models.engine.step_times import Mark
 from vkbackend.step import Run
@@ -48,6 +50,27 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         elif n_outputs:
             outputs += range(first + n - n_outputs, first + n)
     return tokens, runs, outputs, n_decode
+
+
+def images_of(batch: Batch, tokens: list[int]) -> BatchImages | None:
+    """Return the images of a batch, if its sequences have any. In `tokens`, ids of images' rows become 0."""
+    if not any(sequence.images for sequence, *_ in batch):
+        return None
+    rows: list[tuple[int, np.ndarray]] = []
+    positions: list[np.ndarray] = []
+    first, has_positions = 0, False
+    for sequence, n, _ in batch:
+        start, at = sequence.n_stored, None
+        if images := sequence.images:
+            at = images.positions(start, n)
+            for offset, values in images.rows(start, n):
+                begin, end = first + offset, first + offset + len(values)
+                tokens[begin:end] = [0] * len(values)
+                rows.append((begin, values))
+        has_positions |= at is not None
+        positions.append(np.repeat(np.arange(start, start + n)[:, None], 3, axis=1) if at is None else at)
+        first += n
+    return BatchImages(rows, np.concatenate(positions) if has_positions else None)
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:

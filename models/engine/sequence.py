@@ -8,6 +8,7 @@ import numpy as np
 
 from vkbackend.errors import VkbackendError
 from vkbackend.models.drafting.acceptance import Acceptance
+from vkbackend.models.engine.cache.image_spans import SequenceImages, without_images
 from vkbackend.models.engine.cache.mark import Mark, shifted
 from vkbackend.models.engine.cache.restoring import Restore
 from vkbackend.models.engine.messages import (
@@ -71,15 +72,23 @@ class Sequence:
     n_accepted: int = 0
     stage: int = -1  # As in StepKind. A stage computes all positions before the next one begins.
     n_stages: int = 0
+    images: SequenceImages | None = None
+    n_asked: int = field(init=False)  # Tokens of `history` in the prompt.
     is_embedded: bool = field(init=False)  # The request needs hidden states instead of logits.
     second: int = field(init=False)  # As in `Embed`.
-    history: list[int] = field(init=False)  # All tokens, with the discarded ones.
+    history: list[int] = field(init=False)  # All tokens, with the discarded ones, without rows of images.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
     def __post_init__(self) -> None:
         self.history, self.is_embedded = self.tokens, isinstance(self.request, Embed)
+        self.n_asked = len(self.request.tokens)
         self.second = self.request.second if isinstance(self.request, Embed) else 0
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
+
+    def show(self, images: SequenceImages) -> None:
+        """Give the sequence the images of its prompt."""
+        self.images, self.history = images, without_images(self.tokens)
+        self.n_asked -= len(self.tokens) - len(self.history)
 
     @property
     def n_wanted(self) -> int:
@@ -92,7 +101,7 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        return len(self.history) - len(self.request.tokens)
+        return len(self.history) - self.n_asked
 
     @property
     def wanted_slot(self) -> int | None:
@@ -184,7 +193,7 @@ class Sequence:
         if isinstance(choice, VkbackendError):
             return self.failure(choice)
         self.tokens.append(choice)
-        if self.n_discarded:
+        if self.history is not self.tokens:
             self.history.append(choice)
         self.decode_n += self.n_generated > 1
         sampler = self.sampler

@@ -120,7 +120,7 @@ class Speculation:
             fits = [reserve(s.slot, end) for (s, _), end in zip(waiting, ends, strict=True)]
             left = [entry for entry, fit in zip(waiting, fits, strict=True) if not fit]
             waiting = [entry for entry, fit in zip(waiting, fits, strict=True) if fit]
-        wants = [_want(s, min(n, most)) for s, n in waiting]
+        wants = [_want(s, min(n, most), drafter) for s, n in waiting]
         for (sequence, n), draft in zip(waiting, drafter.draft(wants) if wants else [], strict=True):
             if draft.tokens and (draft := _cut(sequence, draft)).tokens:
                 drafted.append((sequence, draft))
@@ -144,7 +144,7 @@ class Speculation:
             self._paused[drafter] = self._n_steps + PAUSE
             if not tries:
                 return 0
-        owed = drafter.owed([_want(sequence, 1) for sequence, _ in waiting])
+        owed = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
         if best.n:
             n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
             return best.n if owed < SURE * best.saved_s * n_left else 0
@@ -194,9 +194,12 @@ class Speculation:
             drafter.close()
 
 
-def _want(sequence: Sequence, n: int) -> Want:
-    adapters = adapters_at(sequence.mark, len(sequence.tokens) - 1) if sequence.mark else ()
-    return Want(sequence.slot, sequence.number, sequence.tokens, sequence.history, n, adapters)
+def _want(sequence: Sequence, n: int, drafter: Drafter) -> Want:
+    tokens = sequence.tokens
+    adapters = adapters_at(sequence.mark, len(tokens) - 1) if sequence.mark else ()
+    if sequence.images and not drafter.stores:  # Other models read only the text.
+        tokens = sequence.history
+    return Want(sequence.slot, sequence.number, tokens, sequence.history, n, adapters)
 
 
 def _survival(sequence: Sequence, draft: Draft) -> list[float]:

@@ -95,6 +95,7 @@ def step_shape(
         draft_vocab=layout.output_plan.ranges.get("draft_vocab", vocab),
         streamed=layout.streamed,
         n_streamed_experts=layout.n_streamed_experts,
+        n_image_tables=1 + model.n_deepstack if options.mmproj else 0,
     )
 
 

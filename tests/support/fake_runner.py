@@ -67,6 +67,7 @@ class FakeRunner:
         return None
 
     n_embd, encodes, n_stages = N_VOCAB, False, 0
+    image_width, has_sections = 0, False
 
     def __init__(
         self,

@@ -15,6 +15,11 @@ from vkbackend.models.gguf.reader import GGUF
 ADJACENT_PAIRS = ("llama",)
 
 
+def components(n_pairs: int, sections: Sequence[int]) -> list[int]:
+    """Return which of time, height and width turns each pair in Qwen3-VL, where they take turns."""
+    return [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(n_pairs)]
+
+
 def forward(
     path: Path,
     tokens: list[int],
@@ -25,13 +30,16 @@ def forward(
     control: Mapping[int, np.ndarray] | None = None,
     squares: dict[str, np.ndarray] | None = None,
     states: list[np.ndarray] | None = None,
+    images: Mapping[int, np.ndarray] | None = None,
+    positions: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
     have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
     positions that a token attends to (0: all). `owners` are the layers whose K and V are read. `control` are
     vectors to add to the residual after each layer. For each matrix, `squares` receives the sum over all
     tokens of x * x, where x is the matrix's input. `states` receives the residual before each layer and after
-    the last."""
+    the last. `images` maps the first token of an image to its rows [n, n_embd * (1 + deepstack layers)], and
+    `positions` [n_tokens, 3] are M-RoPE's time, height and width."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -45,10 +53,13 @@ def forward(
             get("attention.head_count_kv"),
         )
         eps, base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base", 10_000.0)
+        sections = get("rope.dimension_sections", [])
         n_used, expert_scale = get("expert_used_count", 0), get("expert_weights_scale", 1.0)
     hd = w["blk.0.attn_q.weight"].shape[0] // heads
     n = len(tokens)
     angle = np.arange(n)[:, None] * base ** (-np.arange(0, hd, 2) / hd)
+    if positions is not None:
+        angle = positions[:, components(hd // 2, sections)] * base ** (-np.arange(0, hd, 2) / hd)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
 
     def rms(x: np.ndarray) -> np.ndarray:
@@ -83,6 +94,9 @@ def forward(
         return y
 
     h = w["token_embd.weight"][tokens]
+    n_embd = h.shape[1]
+    for first, rows in (images or {}).items():
+        h[first : first + len(rows)] = rows[:, :n_embd]
     stored: list[tuple[np.ndarray, np.ndarray]] = []
     for il in range(n_layer):
         p = f"blk.{il}."
@@ -111,6 +125,9 @@ def forward(
             gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
             h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
         h = h + (control or {}).get(il, 0.0)
+        for first, rows in (images or {}).items():
+            more = rows[:, (1 + il) * n_embd : (2 + il) * n_embd]
+            h[first : first + len(rows), : more.shape[1]] += more
     if states is not None:
         states.append(h)
     return linear(norm(h, "output_norm"), "output" if "output.weight" in w else "token_embd")

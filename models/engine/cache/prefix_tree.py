@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,9 +85,15 @@ def node_digest(node: Node, root: bytes) -> bytes:
     return digest
 
 
+def packed(tokens: Sequence[Any]) -> np.ndarray:
+    """Return tokens as int32, or as int64 if some are ids of images' rows, which have 56 bits."""
+    ids = np.array(tokens, "<i8")
+    return ids if ids.min(initial=0) < 0 else ids.astype("<i4")
+
+
 def digest_of(before: bytes, key: Key) -> bytes:
     """Return the digest of a block after the digest of the block before it, or of the model."""
     adapters, tokens = (key[0], key[1:]) if isinstance(key[0], tuple) else ((), key)
     digest = hashlib.sha256(before + repr(adapters).encode() + b"\0")
-    digest.update(np.array(tokens, "<i4").tobytes())
+    digest.update(packed(tokens).tobytes())
     return digest.digest()

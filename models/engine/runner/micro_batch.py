@@ -9,6 +9,14 @@ from vkbackend.meta.step_kind import Wanted
 from vkbackend.step import Run
 
 
+class BatchImages(NamedTuple):
+    """Rows of images in a micro-batch, (first row, float32 [n, n_embd * tables]) for each, and the RoPE
+    positions of all rows, int64 [n_rows, 3], if they are not the cells. Rows of images have token 0."""
+
+    rows: Sequence[tuple[int, np.ndarray]]
+    positions: np.ndarray | None = None
+
+
 class MicroBatch(NamedTuple):
     """`runs` cover all rows in order. `outputs` are the rows whose logits are wanted. `masks` contains a bit
     for each token that an output row allows, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first. None
@@ -19,6 +27,7 @@ class MicroBatch(NamedTuple):
     outputs: Sequence[int]
     masks: np.ndarray | None = None
     stage: int = -1
+    images: BatchImages | None = None
 
 
 # (candidate ids, logits, sums). The ids are None for complete rows of logits. The sums are log(sum(e^logit))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vkbackend.models.engine.runner.micro_batch import BatchImages
 from vkbackend.rope import RopeTable
 
 CACHE_NBYTES = 64 << 20  # up to this size, tables contain all positions
@@ -26,3 +27,9 @@ class RopeRows:
             every, rope[name] = self._all[name], table[: len(positions)]
             rope[name][:] = every[positions] if every is not None else self._ropes[name].rows(positions)
         return rope
+
+    def of_images(self, images: BatchImages | None) -> dict[str, np.ndarray] | None:
+        """Return the same for the positions of a step with images, or None if they are the cells."""
+        if images is None or images.positions is None:
+            return None
+        return {name: table.rows(images.positions) for name, table in self._ropes.items()}

@@ -21,6 +21,7 @@ from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
 from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
 from vkbackend.models.engine.runner.group import Group
+from vkbackend.models.engine.runner.image_rows import write_images
 from vkbackend.models.engine.runner.likely_steps import likely_kinds
 from vkbackend.models.engine.runner.loading import Loading, n_stages
 from vkbackend.models.engine.runner.memory_report import memory_report
@@ -95,10 +96,13 @@ class Runner:
         self._tried: set[StepKind] = set()  # kinds that were recorded ahead, or could not be
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         self.max_hidden, self.n_embd, self.encodes = shape.n_hidden, self.model.n_embd, shape.encodes
+        self.image_width = shape.n_image_tables * self.n_embd
         self._tables = self.kv.groups
         self.expert_cache = loading.expert_cache
         self._params, self._second = StepParams(), StepParams()
-        self._ropes = RopeRows(self.model.ropes(self.n_ctx), self.n_ctx, shape.n_rows)
+        ropes = self.model.ropes(self.n_ctx)
+        self._ropes = RopeRows(ropes, self.n_ctx, shape.n_rows)
+        self.has_sections = any(table.is_multimodal for table in ropes.values())
         is_even = len(set(self.layout.active.values())) == 1  # all devices compute all layers
         self.n_stages = self.model.n_layer + 1 if self.model.n_staged and is_even else 0
         self.adapters = loading.adapters
@@ -194,7 +198,7 @@ class Runner:
             if self.group.joining.sends_tables:
                 runs = batch.runs
                 positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
-                tables = self._ropes.at(positions)
+                tables = self._ropes.of_images(batch.images) or self._ropes.at(positions)
             self.group.step(batch, computed, tables)
         if n_outputs:
             self.mesh.outputs.expect(n_outputs, computed, handle.place)
@@ -234,6 +238,8 @@ class Runner:
         kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)
         if self.adapters and (width := width_of(runs)):
             kind = kind._replace(adapters=width)
+        if batch.images and batch.images.rows:
+            kind = kind._replace(images=True)
         return self.mesh.recorded_step(kind._replace(stage=batch.stage) if batch.stage >= 0 else kind)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
@@ -261,7 +267,7 @@ class Runner:
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` contains rows of cos
         and sin that replace this node's rows."""
-        tokens, runs, outputs, masks, stage = batch
+        tokens, runs, outputs, masks, stage, images = batch
         if stage > 0:  # the rows read the residuals of their positions
             tokens = [p for r in runs for p in range(r.first_pos, r.first_pos + r.n_rows)]
         n_rows, mix = len(tokens), step.kind.mix
@@ -278,6 +284,9 @@ class Runner:
         positions = self._params.rows[: half or n_rows, 0]
         if second:
             positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
+        if images:
+            write_images(self.mesh, images.rows, self._params, second, n_rows)
+            tables = tables or self._ropes.of_images(images)
         adapters = None
         if step.kind.adapters and self._adapter_rows:
             parts = [(runs, outputs)]

@@ -26,7 +26,9 @@ from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.engine.cache.blocks import SlotContent
+from vkbackend.models.engine.cache.image_spans import ID_NBYTES
 from vkbackend.models.engine.cache.mark import AdapterUse, Mark, n_alike
+from vkbackend.models.engine.cache.prefix_tree import packed
 from vkbackend.models.engine.runner.state_checksums import check, checksums
 
 if TYPE_CHECKING:
@@ -72,8 +74,8 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved alone: the model has recurrent "
             f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
         )
-    tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
-    tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": ("I32", tokens)}
+    tokens = packed(content.tokens[first : content.n_stored + 1 if last is None else stop])
+    tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": (_type_of(tokens), tokens)}
     with transfers(runner.mesh.devices) as devices:
         for name, cache, shape, table, window in _caches(runner):
             begin = _begin(window, content.resumable, first, stop)
@@ -217,13 +219,15 @@ def _check(
         odd = sorted(names ^ {"tokens", *expected})
         raise StateError(f"{path}: tensors are missing or not known: {', '.join(map(repr, odd[:4]))}")
     n_tokens = (file.get_slice("tokens").get_shape() or [-1])[0]
-    expected["tokens"] = "I32", [n_tokens if n_tokens in (n, n + 1) else n]
+    ids = "I64" if file.get_slice("tokens").get_dtype() == "I64" else "I32"
+    expected["tokens"] = ids, [n_tokens if n_tokens in (n, n + 1) else n]
     for name, want in expected.items():
         entry = file.get_slice(name)
         if (got := (entry.get_dtype(), entry.get_shape())) != want:
             raise StateError(f"{path}: {name} is {got[0]} {got[1]}, expected {want[0]} {want[1]}")
     tokens = file.get_tensor("tokens").tolist()
-    if bad := [token for token in tokens if not 0 <= token < runner.n_vocab]:
+    least = -(1 << 8 * ID_NBYTES) if ids == "I64" else 0
+    if bad := [token for token in tokens if not least <= token < runner.n_vocab]:
         raise StateError(f"{path}: token id {bad[0]} is out of range: the model has 0..{runner.n_vocab - 1}")
     return first, last, tokens, saved, mark
 
@@ -297,4 +301,8 @@ def _runs(
 
 
 def _hash(tokens: Sequence[int]) -> str:
-    return hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()
+    return hashlib.sha256(packed(tokens).tobytes()).hexdigest()
+
+
+def _type_of(tokens: np.ndarray) -> str:
+    return "I64" if tokens.dtype.itemsize == 8 else "I32"

@@ -1,0 +1,122 @@
+"""Images in the tokens of a sequence. Each row of an image has a negative id that depends on the image's key
+and on the row, so equal ids mean equal rows, and the prefix cache shares images as it shares text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.vision.rows import ImageRows
+
+ID_NBYTES = 7  # 56 bits of a row's id: two of 2^28 rows share an id with a probability of 1/2.
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An image whose first row is token `first` of a prompt."""
+
+    first: int
+    image: ImageRows
+
+    @property
+    def end(self) -> int:
+        return self.first + self.image.n_rows
+
+
+def row_ids(key: bytes, n_rows: int) -> list[int]:
+    """Return the ids of an image's rows, all negative."""
+    digest = np.frombuffer(hashlib.shake_256(key).digest(ID_NBYTES * n_rows), np.uint8)
+    words = np.zeros((n_rows, 8), np.uint8)
+    words[:, :ID_NBYTES] = digest.reshape(n_rows, ID_NBYTES)
+    ids: list[int] = (-1 - words.view("<i8")[:, 0]).tolist()
+    return ids
+
+
+def with_row_ids(prompt: Sequence[int | ImageRows]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    """Return the tokens of a prompt with the ids of its images' rows, and the images."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for piece in prompt:
+        if isinstance(piece, ImageRows):
+            spans.append(Span(len(tokens), piece))
+            tokens += row_ids(piece.key, piece.n_rows)
+        else:
+            tokens.append(piece)
+    return tuple(tokens), tuple(spans)
+
+
+def without_images(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens without the rows of images."""
+    return [token for token in tokens if token >= 0]
+
+
+def check_images(tokens: Sequence[int], spans: Sequence[Span], width: int, n_ubatch: int) -> None:
+    """Raises InvalidArgument for images that the model or a step cannot take. `width` is the number of values
+    of a row."""
+    if not width:
+        raise InvalidArgument("the model was opened without a projector (mmproj), so it reads no images")
+    end = 0
+    for span in spans:
+        image = span.image
+        values, n = image.values, image.n_rows
+        if values.ndim != 2 or not n or values.shape[1] != width or values.dtype != np.float32:
+            raise InvalidArgument(
+                f"an image has rows {values.dtype} {values.shape}; the model takes float32 [n, {width}], as "
+                "its projector returns them"
+            )
+        if not np.isfinite(values).all():
+            raise InvalidArgument("the projector returned values that are not finite for an image")
+        if min(image.grid) < 1 or image.grid[0] * image.grid[1] != n:
+            raise InvalidArgument(f"an image has {n} rows and a grid of {image.grid[0]} x {image.grid[1]}")
+        if span.first < end or list(tokens[span.first : span.end]) != row_ids(image.key, n):
+            raise InvalidArgument(f"the tokens from {span.first} on are not the rows of their image")
+        if image.both_ways and n > n_ubatch:
+            raise InvalidArgument(
+                f"an image has {n} rows, which attend to each other and need one step; a step has {n_ubatch} "
+                f"rows: open the model with n_ubatch (-ub) of at least {n}, or limit the image's tokens"
+            )
+        end = span.end
+
+
+class SequenceImages:
+    """The images of a sequence. If `has_sections`, RoPE positions have three components (M-RoPE): rows of an
+    image at position p have (p, p + y, p + x), and the next position is p + max(height, width) (Wang et al.
+    2024, arXiv:2409.12191)."""
+
+    def __init__(self, spans: Sequence[Span], has_sections: bool) -> None:
+        self._spans, self._end = spans, spans[-1].end
+        self._positions: np.ndarray | None = _positions(spans) if has_sections else None
+        self._next = 0 if self._positions is None else int(self._positions.max()) + 1
+        self.both_ways = any(span.image.both_ways for span in spans)
+
+    def rows(self, start: int, n: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (offset from `start`, values) of the images' rows among tokens `start` to `start` + n - 1."""
+        for span in self._spans:
+            first, end = max(start, span.first), min(start + n, span.end)
+            if first < end:
+                yield first - start, span.image.values[first - span.first : end - span.first]
+
+    def positions(self, start: int, n: int) -> np.ndarray | None:
+        """Return RoPE positions (time, height, width), int64 [n, 3], or None if they are the cells."""
+        if self._positions is None:
+            return None
+        later = np.arange(max(start, self._end), start + n) - self._end + self._next
+        return np.concatenate([self._positions[start : start + n], np.repeat(later[:, None], 3, axis=1)])
+
+
+def _positions(spans: Sequence[Span]) -> np.ndarray:
+    parts: list[np.ndarray] = []
+    end = at = 0
+    for span in spans:
+        n = span.first - end
+        parts.append(np.repeat(np.arange(at, at + n)[:, None], 3, axis=1))
+        at += n
+        height, width = span.image.grid
+        y, x = np.divmod(np.arange(height * width), width)
+        parts.append(at + np.stack([np.zeros_like(y), y, x], axis=1))
+        at, end = at + max(height, width), span.end
+    return np.concatenate(parts)

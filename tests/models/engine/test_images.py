@@ -1,0 +1,263 @@
+"""Rows of images in the steps of a text model, against float64 and against the same rows as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_float64
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse, wide
+from drafts import Guesses
+from material import DATA
+from runners import F32, load_runner
+from scheduling import GREEDY, Everything, drafting, finish, tokens_of
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import dequantize
+from vkbackend.models.drafting.drafter import Want
+from vkbackend.models.drafting.ngram import Ngrams
+from vkbackend.models.engine.cache import image_spans
+from vkbackend.models.engine.cache.image_spans import Span, row_ids, with_row_ids
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Generate, LoadState, SaveState
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.sampling.sampler import Sampler
+from vkbackend.models.vision.rows import ImageRows
+
+MODEL = DATA / "stories-narrow-F16.gguf"
+TEXT = [5, 17, 40, 33, 21]
+DEVICES = [p if p.id in ("0", "0,0") else wide(p) for p in DEVICE_SETS]
+
+
+def image_of(seed: int, n_rows: int, width: int, **how: Any) -> ImageRows:
+    values = np.random.default_rng(seed).normal(0, 1, (n_rows, width)).astype(np.float32)
+    grid = how.pop("grid", (1, n_rows))
+    return ImageRows(bytes([seed]) * 16, values, grid, how.pop("both_ways", False))
+
+
+class Watched:
+    """An engine whose logits rows are kept."""
+
+    def __init__(self, path: Path, devices: list[str], **options: Any) -> None:
+        options = {"n_ctx": 96, "n_slots": 2, "mmproj": "x", "exact": True, **F32, **options}
+        self.runner = load_runner(path, devices=devices, **options)
+        self.engine = Engine(self.runner, Everything())
+        self.logits: list[np.ndarray] = []
+        self.n_rows: list[int] = []  # of each step
+        collect, launch = self.runner.collect, self.runner.launch
+
+        def collected(handle: Any) -> Any:
+            rows = collect(handle)
+            self.logits += list(rows[1].copy())
+            return rows
+
+        def launched(batch: Any, wanted: Any) -> Any:
+            self.n_rows.append(len(batch.tokens))
+            return launch(batch, wanted)
+
+        self.runner.collect, self.runner.launch = collected, launched  # type: ignore[method-assign]
+        self._n = 0
+
+    def run(self, *prompts: list[int | ImageRows], n: int = 1, **how: Any) -> list[list[int]]:
+        """Generate `n` tokens after each prompt, all at once."""
+        requests = []
+        for prompt in prompts:
+            tokens, images = with_row_ids(prompt)
+            self._n += 1
+            requests.append(Generate(self._n, tokens, n, GREEDY, images=images, **how))
+        self.logits, self.n_rows = [], []
+        events = finish(self.engine, requests)  # type: ignore[arg-type]
+        for of_request in events.values():
+            if of_request[-1].error:
+                raise of_request[-1].error.exception()
+        return [tokens_of(events[request.id]) for request in requests]
+
+
+@contextmanager
+def watched(path: Path, devices: list[str], **options: Any) -> Iterator[Watched]:
+    engine = Watched(path, devices, **options)
+    try:
+        yield engine
+    finally:
+        engine.engine.close()
+
+
+def embeddings(tokens: list[int]) -> np.ndarray:
+    with GGUF.open(MODEL) as gguf:
+        t = gguf.tensors["token_embd.weight"]
+        return dequantize(gguf.data(t.name), t.type, t.shape)[tokens].astype(np.float32)
+
+
+@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
+def test_rows_equal_to_embeddings_of_words_give_their_logits(devices: list[str]) -> None:
+    words = [9, 30, 77, 12, 55, 61, 8]
+    image = ImageRows(b"k" * 16, embeddings(words), (1, 7), both_ways=False)
+    with watched(MODEL, devices, prefix_cache=False) as w:
+        [want] = w.run([*TEXT, *words, 11], n=5)
+        logits = w.logits
+        assert w.run([*TEXT, image, 11], n=5) == [want]
+        assert all(np.array_equal(a, b) for a, b in zip(w.logits, logits, strict=True))
+
+
+@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
+@pytest.mark.parametrize("n_ubatch", [64, 4])
+def test_logits_after_an_image(devices: list[str], n_ubatch: int) -> None:
+    image = image_of(1, 9, 64)
+    with watched(MODEL, devices, n_ubatch=n_ubatch) as w:
+        prompt = [*TEXT, image, 11, 12, image_of(2, 3, 64)]
+        [[token]] = w.run(prompt)
+        rows = {5: image.values, 16: image_of(2, 3, 64).values}
+        want = llama_float64.forward(MODEL, [*TEXT, *[0] * 9, 11, 12, *[0] * 3], images=rows)[-1]
+        assert nmse(w.logits[-1], want) <= 1e-9
+        assert token == want.argmax()
+
+
+LONG = [3 + 7 * i % 200 for i in range(20)]
+QUICK = [["numpy"], next(p for p in DEVICE_SETS if p.id == "0")]
+
+
+@pytest.mark.parametrize("devices", QUICK)
+def test_the_prefix_cache_shares_equal_images_only(devices: list[str]) -> None:
+    """A prompt of 20 tokens, 50 rows and 3 tokens has two full blocks, and the second ends in the image."""
+    prompts = [[*LONG, image_of(seed, 50, 64), 11, 12, 13] for seed in (1, 2)]
+    with watched(MODEL, devices, n_ctx=128) as w:
+        [first] = w.run(prompts[0], n=4)
+        alone = w.logits
+        assert w.n_rows == [73, 1, 1, 1]
+        assert w.run(prompts[0], n=4) == [first] and w.n_rows[0] == 1
+        # The other slot holds nothing yet, and continues in the middle of the image.
+        longer = [*prompts[0][:-1], 14]
+        assert w.run(prompts[0], longer, n=4)[0] == first
+        assert sum(w.n_rows) <= 1 + 9 + 2 * 3
+        w.run(prompts[1], n=4)
+        assert w.n_rows[0] == 53, "a slot holds the same text, and another image"
+        other = w.logits
+    with watched(MODEL, devices, n_ctx=128, prefix_cache=False) as w:
+        w.run(prompts[1], n=4)
+        assert nmse(np.array(other), np.array(w.logits)) <= 1e-9 < nmse(np.array(alone), np.array(w.logits))
+
+
+def test_without_the_hash_images_would_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test before this one needs ids that depend on the image's key."""
+    monkeypatch.setattr(image_spans, "row_ids", lambda key, n_rows: row_ids(b"", n_rows))
+    with watched(MODEL, ["numpy"], n_ctx=128) as w:
+        w.run([*LONG, image_of(1, 50, 64), 11])
+        w.run([*LONG, image_of(2, 50, 64), 11])
+        assert w.n_rows == [1]
+
+
+def test_an_image_twice_in_a_conversation_is_computed_once() -> None:
+    image = image_of(3, 40, 64)
+    with watched(MODEL, ["numpy"], n_ctx=256) as w:
+        [answer] = w.run([*LONG, image, 11, 12], n=6)
+        w.run([*LONG, image, 11, 12, *answer, 9, image, 10], n=2)
+        # The slot lacks the last answered token.
+        assert w.n_rows[0] == 1 + 1 + 40 + 1
+
+
+def test_ids_of_rows() -> None:
+    ids = row_ids(b"a" * 16, 4000)
+    assert len(set(ids) | set(row_ids(b"b" * 16, 4000))) == 8000
+    assert row_ids(b"a" * 16, 10) == ids[:10]
+    assert all(-(1 << 56) <= token < 0 for token in ids)
+
+
+@pytest.mark.parametrize("devices", QUICK)
+def test_images_and_texts_in_one_batch_equal_each_alone(devices: list[str]) -> None:
+    prompts: list[list[int | ImageRows]] = [
+        [*TEXT, image_of(1, 9, 64), 11],
+        [*LONG, 7],
+        [image_of(2, 33, 64)],
+        [*TEXT, 8],
+    ]
+    with watched(MODEL, devices, n_slots=4, n_ubatch=16, prefix_cache=False) as w:
+        alone = [w.run(prompt, n=6)[0] for prompt in prompts]
+        assert w.run(*prompts, n=6) == alone
+        assert len(w.n_rows) < 4 * 6
+
+
+def test_a_preempted_image_is_computed_again() -> None:
+    prompts = [[*LONG, image_of(seed, 30, 64), 11] for seed in (1, 2)]
+    with watched(MODEL, ["numpy"], n_ctx=96, kv_cells=128, prefix_cache=False) as w:
+        alone = [w.run(prompt, n=20)[0] for prompt in prompts]
+        assert w.engine.scheduler.n_preempted == 0
+        assert w.run(*prompts, n=20) == alone
+        assert w.engine.scheduler.n_preempted > 0
+
+
+def test_sampling_sees_no_rows_of_images() -> None:
+    image = image_of(1, 9, 64)
+    params = SamplingParams(
+        temperature=0, repeat_penalty=1.5, repeat_last_n=-1, dry_multiplier=0.8, dry_sequence_breakers=()
+    )
+    with watched(MODEL, ["numpy"]) as w:
+        tokens, images = with_row_ids([*TEXT, image, 11])
+        events = finish(w.engine, [Generate(1, tokens, 8, params, images=images)])[1]
+        assert not events[-1].error and len(tokens_of(events)) == 8
+        history = [*TEXT, 11]
+        for event, logits in zip(events, w.logits, strict=True):
+            assert Sampler(params).sample(logits, history) == event.token
+            history.append(event.token)
+
+
+def test_drafts_after_an_image() -> None:
+    image, text = image_of(1, 9, 64), [4, 9, 12, 30, 4, 9, 12]
+
+    def truth(drafted: Want) -> list[int]:
+        assert min(drafted.history) >= 0 and list(drafted.tokens) == list(drafted.history)
+        return want[len(drafted.history) - len(TEXT) - len(text) :]
+
+    with watched(MODEL, ["numpy"]) as w:
+        [want] = w.run([*TEXT, image, *text], n=16)
+        guesses = Guesses(truth, 0.8, 1, w.runner.n_vocab)
+        w.engine = Engine(w.runner, Everything(), drafting(w.runner, Ngrams(2, 96), guesses))
+        assert w.run([*TEXT, image, *text], n=16) == [want]
+        assert 0 < w.engine.stats()["n_accepted"] < w.engine.stats()["n_drafted"]
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (image_of(1, 5, 65), "takes float32 [n, 64]"),
+        (ImageRows(b"k" * 16, np.zeros((5, 64)), (1, 5), False), "rows float64 (5, 64)"),
+        (ImageRows(b"k" * 16, np.full((5, 64), np.nan, np.float32), (1, 5), False), "not finite"),
+        (ImageRows(b"k" * 16, np.zeros((5, 64), np.float32), (2, 2), False), "a grid of 2 x 2"),
+        (image_of(1, 17, 64, both_ways=True), "n_ubatch (-ub) of at least 17"),
+    ],
+)  # fmt: skip
+def test_images_that_do_not_fit_are_refused(image: ImageRows, words: str) -> None:
+    with watched(MODEL, ["numpy"], n_ubatch=16) as w:
+        with pytest.raises(InvalidArgument) as caught:
+            w.run([*TEXT, image])
+        assert words in str(caught.value)
+        tokens, images = with_row_ids([*TEXT, image_of(1, 5, 64)])
+        moved = [Span(images[0].first + 1, images[0].image)]
+        with pytest.raises(InvalidArgument, match="not the rows of their image"):
+            image_spans.check_images(tokens, moved, 64, 16)
+    with watched(MODEL, ["numpy"], mmproj=None) as w, pytest.raises(InvalidArgument, match="mmproj"):
+        w.run([*TEXT, image])
+
+
+def test_a_saved_state_with_an_image(tmp_path: Path) -> None:
+    image, path = image_of(1, 9, 64), str(tmp_path / "state")
+    prompt = [*TEXT, image, 11]
+    with watched(MODEL, ["numpy"]) as w:
+        [want] = w.run([*prompt, 12, 13], n=3)
+        logits = w.logits
+        w.run(prompt)
+        w.engine.submit(SaveState(98, path, 0))
+        assert not w.engine.step().answers[0].error  # type: ignore[union-attr]
+    with watched(MODEL, ["numpy"]) as w:
+        w.engine.submit(LoadState(99, path, 0))
+        [answer] = w.engine.step().answers
+        assert not isinstance(answer, int) and answer.tokens == (
+            *with_row_ids(prompt)[0],
+            *answer.tokens[15:],
+        )
+        assert w.run([*prompt, 12, 13], n=3) == [want] and w.n_rows[0] == 2
+        assert nmse(np.array(w.logits), np.array(logits)) <= 1e-9
