@@ -54,3 +54,12 @@ def png(width: int, height: int, *chunks: bytes, depth: int = 8, colour: int = 2
     """Return a PNG that states this size, with these chunks after its header."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def blocks(height: int, width: int, seed: int) -> np.ndarray:
+    """Return pixels u8 [height, width, 3] of blocks with noise, made of integers alone so that they are equal
+    on every machine."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 192, (height // 8 + 1, width // 8 + 1, 3))
+    fine = rng.integers(0, 64, (height, width, 3))
+    return (coarse.repeat(8, 0).repeat(8, 1)[:height, :width] + fine).astype(np.uint8)

@@ -1,0 +1,94 @@
+"""How pictures of one size are resized and cut into tiles, and the arithmetic on their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from vkbackend.models.vision.config import VisionConfig
+
+Size = tuple[int, int]  # height, width
+BILINEAR, BICUBIC, LANCZOS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The complete picture in one more tile, resized from the last resized picture or from the original."""
+
+    size: Size
+    from_original: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`sizes` are of the resized pictures, one made from the other. The last is cut into a grid of tiles."""
+
+    filter: Image.Resampling
+    sizes: tuple[Size, ...]
+    layout: tuple[str | int, ...]  # Picture.layout
+    patch: int  # pixels of a patch's side
+    merge: int  # patches of a row's side
+    grid: Size = (1, 1)  # rows and columns of tiles
+    overview: Overview | None = None
+    n_marks: int = 0  # rows of marks that the projector adds to the picture's rows
+
+    @property
+    def tile(self) -> Size:
+        (height, width), (rows, columns) = self.sizes[-1], self.grid
+        return height // rows, width // columns
+
+    @property
+    def n_rows(self) -> int:
+        """Return the rows of the picture in the text model."""
+        rows, columns = self.grid
+        n = rows * columns * self._rows(self.tile)
+        return n + self.n_marks + (self._rows(self.overview.size) if self.overview else 0)
+
+    def _rows(self, size: Size) -> int:
+        side = self.patch * self.merge
+        return size[0] // side * (size[1] // side)
+
+    def tiles(self, pixels: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the pixels of each tile, in raster order, then the overview. Pixels are u8 [h, w, 3]."""
+        original = image = Image.fromarray(pixels)
+        for size in self.sizes:
+            image = self._resized(image, size)
+        resized, (height, width) = np.asarray(image), self.tile
+        for row in range(self.grid[0]):
+            for column in range(self.grid[1]):
+                yield resized[row * height :, column * width :][:height, :width]
+        if self.overview:
+            source = original if self.overview.from_original else image
+            yield np.asarray(self._resized(source, self.overview.size))
+
+    def _resized(self, image: Image.Image, size: Size) -> Image.Image:
+        return image.resize((size[1], size[0]), self.filter)
+
+
+def patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """Return the patches of a tile, u8 [n_patches, 3, patch, patch], in the order of `Tile.patches`."""
+    height, width, _ = pixels.shape
+    side = patch * merge
+    squares = pixels.reshape(height // side, merge, patch, width // side, merge, patch, 3)
+    return squares.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, patch, patch)
+
+
+def normalized(values: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """Return (values / 255 - mean) / std, f32 [n, 3 * patch * patch], for values u8 [n, 3, patch, patch].
+
+    The 256 values of a channel are computed once, in transformers' order: scaled in double precision, then in
+    single precision.
+    """
+    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
+    out = np.empty(values.shape, np.float32)
+    for c in range(3):
+        np.take((levels - np.float32(mean[c])) / np.float32(std[c]), values[:, c], out=out[:, c])
+    return out.reshape(len(values), -1)
+
+
+def merge_of(config: VisionConfig, default: int) -> int:
+    """Return the patches of a row's side. Files state it unless it is the family's default."""
+    return config.merge if config.merge > 1 else default

@@ -1,0 +1,15 @@
+"""Gemma 3: the picture is stretched to a square. As transformers' Gemma3ImageProcessorPil, without pan and
+scan, which its models do not use by default.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.preprocess.cut import BILINEAR, Cut, merge_of
+
+LAYOUT = "\n\n<start_of_image>", 0, "<end_of_image>\n\n"
+
+
+def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
+    size = config.image_size, config.image_size
+    return Cut(BILINEAR, (size,), LAYOUT, config.patch_size, merge_of(config, 4))

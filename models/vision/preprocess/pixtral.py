@@ -1,0 +1,31 @@
+"""Pixtral and Mistral Small 3: shrunk to a longest side, then stretched to complete merged patches.
+
+As transformers' PixtralImageProcessorPil. The projector adds the embedding of [IMG_BREAK] after each row of merged
+patches but the last.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size
+
+
+def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
+    side = config.patch_size * config.merge
+    longest = config.image_size
+    rows, columns = complete(height, width, longest, side)
+    while limits.max_tokens and rows * (columns + 1) - 1 > limits.max_tokens and longest > side:
+        longest -= side
+        rows, columns = complete(height, width, longest, side)
+    size = rows * side, columns * side
+    return Cut(BICUBIC, (size,), (0, "[IMG_END]"), config.patch_size, config.merge, n_marks=rows - 1)
+
+
+def complete(height: int, width: int, longest: int, side: int) -> Size:
+    """Return rows and columns of patches of `side` pixels. The picture is not enlarged first."""
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    return (height - 1) // side + 1, (width - 1) // side + 1

@@ -1,0 +1,28 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one picture of any size in multiples of merged patches.
+
+As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`).
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, merge_of
+from vkbackend.models.vision.preprocess.rules import within_limits
+
+MIN_TOKENS, MAX_TOKENS = 8, 2048  # rows of a picture; llama.cpp has 8 to 4,096
+
+
+def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
+    merge = merge_of(config, 2)
+    side = config.patch_size * merge
+    least, most = token_range(config, limits, side**2)
+    size = within_limits(height, width, side, least * side**2, most * side**2)
+    return Cut(BICUBIC, (size,), ("<|vision_start|>", 0, "<|vision_end|>"), config.patch_size, merge)
+
+
+def token_range(config: VisionConfig, limits: TokenLimits, area: int) -> tuple[int, int]:
+    """Return the least and the most rows: the caller's, else the file's, else the defaults. `area` is the
+    pixels of a row. The file's most is bounded by the default, because it sets the memory of the encoder."""
+    most = limits.max_tokens or min(MAX_TOKENS, config.max_pixels // area or MAX_TOKENS)
+    least = limits.min_tokens or config.min_pixels // area or MIN_TOKENS
+    return min(least, most), most

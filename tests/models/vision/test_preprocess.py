@@ -1,0 +1,162 @@
+"""Pictures are preprocessed as transformers' processors do, and the text around their rows is theirs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from picture_goldens import in_raster_order, limits_of, pixels_of, samples
+from pictures import blocks
+from places import GOLDEN
+from vision_configs import SMALL, vision_config
+
+from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.models.vision.config import TokenLimits
+from vkbackend.models.vision.preprocess.prepare import count, cut_of, prepare
+
+pytestmark = pytest.mark.no_vulkan
+
+NONE = TokenLimits()
+
+
+@cache
+def golden(name: str) -> np.ndarray:
+    with np.load(GOLDEN / "pictures.npz") as file:
+        array: np.ndarray = file[name]
+    return array
+
+
+def check(projector: str, numbers: range) -> None:
+    config = vision_config(projector)
+    ends = golden(f"{projector}/n_tiles").cumsum()
+    for number in numbers:
+        picture = prepare(pixels_of(projector, number), config, limits_of(projector))
+        theirs = slice(ends[number] - golden(f"{projector}/n_tiles")[number], ends[number])
+        tiles = [in_raster_order(tile, config) for tile in picture.tiles]
+        assert [t.shape[1:] for t in tiles] == list(map(tuple, golden(f"{projector}/sizes")[theirs]))
+        off = samples(tiles, config, number) - golden(f"{projector}/samples")[theirs]
+        assert np.abs(off).max() < 1.01, number
+        if projector != "lfm2":  # Its reference resizes with torch.
+            assert np.abs(off).max() < 0.01, number
+
+
+@pytest.mark.parametrize("projector", SMALL)
+def test_pixels_are_the_reference_s(projector: str) -> None:
+    check(projector, range(4))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("projector", SMALL)
+def test_pixels_of_200_pictures(projector: str) -> None:
+    check(projector, range(200))
+
+
+@pytest.mark.parametrize("projector", SMALL)
+def test_rows_are_counted_without_pixels(projector: str) -> None:
+    config = vision_config(projector)
+    for number in range(3):
+        pixels = pixels_of(projector, number)
+        picture = prepare(pixels, config, NONE)
+        cut = cut_of(*pixels.shape[:2], config, NONE)
+        n_patches = sum(len(tile.patches) for tile in picture.tiles)
+        assert count(*pixels.shape[:2], config, NONE) == n_patches // cut.merge**2 + cut.n_marks
+        assert [part for part in picture.layout if isinstance(part, int)] == list(range(len(picture.tiles)))
+
+
+# ---- the text around the rows ----
+
+
+def test_the_text_around_tiles() -> None:
+    fake = "<fake_token_around_image>"
+    layout = cut_of(300, 512, vision_config("idefics3", preproc_size=192), NONE).layout
+    assert layout == (
+        f"{fake}<row_1_col_1>",
+        0,
+        f"{fake}<row_1_col_2>",
+        1,
+        f"{fake}<row_1_col_3>",
+        2,
+        f"\n{fake}<row_2_col_1>",
+        3,
+        f"{fake}<row_2_col_2>",
+        4,
+        f"{fake}<row_2_col_3>",
+        5,
+        f"\n\n{fake}<global-img>",
+        6,
+        fake,
+    )
+    small = vision_config("idefics3", preproc_size=64)
+    assert cut_of(50, 50, small, NONE).layout == (f"{fake}<global-img>", 0, fake)
+    assert cut_of(600, 1200, vision_config("lfm2"), NONE).layout == (
+        "<|image_start|><|img_row_1_col_1|>",
+        0,
+        "<|img_row_1_col_2|>",
+        1,
+        "<|img_thumbnail|>",
+        2,
+        "<|image_end|>",
+    )
+    assert cut_of(56, 168, vision_config("internvl"), NONE).layout == ("<img>", 0, 1, 2, 3, "</img>")
+
+
+# ---- sizes of published models, from their processors ----
+
+
+@pytest.mark.parametrize(
+    ("projector", "height", "width", "n_rows"),
+    [
+        ("idefics3", 480, 640, 13 * 64),
+        ("idefics3", 2048, 2048, 17 * 64),
+        ("gemma3", 480, 640, 256),
+        ("pixtral", 1540, 1540, 55 * 56 - 1),
+        ("gemma4v", 1000, 1000, 256),
+        ("internvl", 448, 896, 3 * 256),
+        ("lfm2", 512, 512, 256),
+        ("qwen3vl_merger", 640, 480, 20 * 15),
+    ],
+)
+def test_rows_of_published_models(projector: str, height: int, width: int, n_rows: int) -> None:
+    assert count(height, width, vision_config(projector, real=True), NONE) == n_rows
+
+
+@pytest.mark.parametrize("most", [8, 64, 300])
+@pytest.mark.parametrize("projector", ["qwen3vl_merger", "pixtral", "gemma4v"])
+def test_pictures_stay_within_the_most_tokens(projector: str, most: int) -> None:
+    config = vision_config(projector, real=True)
+    for height, width in ((10, 10), (4000, 3000), (300, 1000), (1000, 301)):
+        assert count(height, width, config, TokenLimits(None, most)) <= most
+
+
+# ---- keys ----
+
+
+def test_keys_depend_on_pixels_file_and_limits() -> None:
+    config, pixels = vision_config("qwen3vl_merger"), blocks(40, 60, 1)
+    other = pixels.copy()
+    other[-1, -1, -1] ^= 1
+    keys = [
+        prepare(pixels, config, NONE).key,
+        prepare(other, config, NONE).key,
+        prepare(pixels.reshape(60, 40, 3), config, NONE).key,
+        prepare(pixels, vision_config("qwen3vl_merger", identity=b"x" * 32), NONE).key,
+        prepare(pixels, config, TokenLimits(None, 900)).key,
+    ]
+    assert len(set(keys)) == 5 and {len(key) for key in keys} == {16}
+    assert keys[0] == prepare(pixels[::1].copy(), config, NONE).key
+
+
+# ---- errors ----
+
+
+def test_what_cannot_be_prepared_is_refused() -> None:
+    config = vision_config("idefics3")
+    with pytest.raises(InvalidArgument, match="at most 200 times"):
+        prepare(np.zeros((1, 201, 3), np.uint8), config, NONE)
+    with pytest.raises(InvalidArgument, match="0 x 5 pixels"):
+        count(5, 0, config, NONE)
+    with pytest.raises(InvalidArgument, match=r"float32 and shape \(4, 4, 3\)"):
+        prepare(np.zeros((4, 4, 3), np.float32), config, NONE)
+    with pytest.raises(UnsupportedModel, match="no preprocessing for projectors of type 'other'"):
+        count(4, 4, vision_config("idefics3", projector="other"), NONE)

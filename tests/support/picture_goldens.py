@@ -1,0 +1,57 @@
+"""Pictures of random sizes, and samples of their preprocessed pixels, for `golden/pictures.npz`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from pictures import blocks
+
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.picture import Tile
+from vkbackend.models.vision.preprocess.cut import merge_of
+
+DEFAULT_MERGE = {"gemma3": 4}
+N_SAMPLES = 16  # of each tile
+LIMITS = {"qwen3vl_merger": TokenLimits(8, 100), "qwen2.5vl_merger": TokenLimits(8, 100)}
+
+
+def limits_of(projector: str) -> TokenLimits:
+    return LIMITS.get(projector, TokenLimits())
+
+
+def random_size(projector: str, number: int) -> tuple[int, int]:
+    """Return height and width. LFM2-VL cuts pictures of more than 131,072 pixels."""
+    rng = np.random.default_rng(1000 + number)
+    while True:
+        sides = np.exp(rng.uniform(np.log(8), np.log(900 if projector == "lfm2" else 400), 2)).astype(int)
+        if sides.max() <= 100 * sides.min():
+            return int(sides[0]), int(sides[1])
+
+
+def pixels_of(projector: str, number: int) -> np.ndarray:
+    return blocks(*random_size(projector, number), seed=number)
+
+
+def in_raster_order(tile: Tile, config: VisionConfig) -> np.ndarray:
+    """Return the normalized pixels of a tile, f32 [3, height, width]."""
+    patch = math.isqrt(tile.patches.shape[1] // 3)
+    merge = 1 if patch != config.patch_size else merge_of(config, DEFAULT_MERGE.get(config.projector, 1))
+    (rows, columns), m = tile.grid, merge
+    values = tile.patches.reshape(rows // m, columns // m, m, m, 3, patch, patch)
+    return values.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+
+
+def levels(tile: np.ndarray, config: VisionConfig) -> np.ndarray:
+    """Return the normalized pixels of a tile f32 [3, height, width] in steps of 255."""
+    if config.projector == "gemma4v":
+        return (tile + 1) * 127.5
+    mean, std = (np.array(x)[:, None, None] for x in (config.image_mean, config.image_std))
+    return (tile * std + mean) * 255
+
+
+def samples(tiles: Sequence[np.ndarray], config: VisionConfig, number: int) -> np.ndarray:
+    """Return f64 [n_tiles, N_SAMPLES]: levels at random places."""
+    rng = np.random.default_rng(number)
+    return np.stack([levels(t, config).reshape(-1)[rng.integers(0, t.size, N_SAMPLES)] for t in tiles])
