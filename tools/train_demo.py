@@ -103,12 +103,18 @@ def train(
 
 
 def write_gguf(
-    path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config, dtype: str = "Q8_0"
+    path: Path,
+    weights: dict[str, np.ndarray],
+    vocabulary: Vocabulary,
+    config: Config,
+    dtype: str = "Q8_0",
+    name: str = "vkbackend demo",
+    description: str = "Little stories from a grammar; made by tools/train_demo.py",
 ) -> None:
     """Write a llama GGUF with matrices [n_out, n_in] in `dtype` and norms [n] in F32, by their GGUF names."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("vkbackend demo")
-    writer.add_description("Little stories from a grammar; made by tools/train_demo.py")
+    writer.add_name(name)
+    writer.add_description(description)
     writer.add_license("MIT")
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{dtype}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -125,7 +131,8 @@ def write_gguf(
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [
         gguf.TokenType.BYTE
     ] * 256
-    kinds += [gguf.TokenType.NORMAL] * (config.n_vocab - N_SPECIAL)
+    kinds += [gguf.TokenType.NORMAL] * (config.n_vocab - N_SPECIAL - vocabulary.n_marks)
+    kinds += [gguf.TokenType.CONTROL] * vocabulary.n_marks
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(vocabulary.pieces)
@@ -139,11 +146,11 @@ def write_gguf(
     writer.add_add_space_prefix(True)
     writer.add_chat_template(TEMPLATE)
     matrices = gguf.GGMLQuantizationType[dtype]
-    for name, weight in weights.items():
+    for tensor, weight in weights.items():
         if weight.ndim == 1:
-            writer.add_tensor(name, weight.astype(np.float32))
+            writer.add_tensor(tensor, weight.astype(np.float32))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(weight, matrices), raw_dtype=matrices)
+            writer.add_tensor(tensor, gguf.quants.quantize(weight, matrices), raw_dtype=matrices)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -73,7 +73,7 @@ def main() -> None:
         optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / 30) * falling
         tokens = torch.tensor([next(rows) for _ in range(BATCH)])
         with torch.no_grad():
-            h = states(w, CONFIG, tokens)
+            h = states(w, CONFIG, F.embedding(tokens, w["token_embd.weight"]))
             logits = h @ w["token_embd.weight"].T
         losses, before, right = [], h, []
         for _ in range(1 if step < steps // 3 else 3):

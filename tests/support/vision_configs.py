@@ -83,6 +83,6 @@ REAL: dict[str, dict[str, Any]] = {  # As in published models; where SMALL is en
 }
 
 
-def vision_config(projector: str, real: bool = False, **changed: Any) -> VisionConfig:
+def vision_config(projector: str, /, real: bool = False, **changed: Any) -> VisionConfig:
     sizes = SMALL[projector] | (REAL.get(projector, {}) if real else {})
     return VisionConfig(**(REST | {"projector": projector} | sizes | changed))

@@ -127,11 +127,11 @@ def block(
     return h + (gate * (x @ w[blk + "ffn_up.weight"].T)) @ w[blk + "ffn_down.weight"].T
 
 
-def states(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the residual after the last norm [batch, n, n_embd] of tokens [batch, n]."""
+def states(w: Weights, config: Config, h: torch.Tensor) -> torch.Tensor:
+    """Return the residual after the last norm, of embeddings h; both [batch, n, n_embd]."""
     import torch.nn.functional as F
 
-    h, cos_sin = F.embedding(tokens, w["token_embd.weight"]), rotations(config, tokens.shape[1])
+    cos_sin = rotations(config, h.shape[1])
     for il in range(config.n_layer):
         h = block(h, w, config, il, cos_sin)
     return F.rms_norm(h, (config.n_embd,), w["output_norm.weight"], config.eps)
@@ -139,7 +139,9 @@ def states(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
 
 def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits [batch, n, n_vocab] of tokens [batch, n]."""
-    return states(w, config, tokens) @ w["token_embd.weight"].T
+    import torch.nn.functional as F
+
+    return states(w, config, F.embedding(tokens, w["token_embd.weight"])) @ w["token_embd.weight"].T
 
 
 def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed: int) -> list[int]:

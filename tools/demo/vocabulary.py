@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from vkbackend.tools.demo.stories import tell_story
@@ -22,10 +23,12 @@ CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|."
 
 
 class Vocabulary:
-    """A vocabulary in SentencePiece's order: <unk> <s> </s>, 256 byte tokens, longer pieces, characters."""
+    """A vocabulary in SentencePiece's order: <unk> <s> </s>, 256 byte tokens, longer pieces, characters, and
+    the marks (control tokens) of a vision model."""
 
-    def __init__(self, pieces: list[str], scores: list[float]) -> None:
-        self.pieces, self.scores = pieces, scores
+    def __init__(self, pieces: list[str], scores: list[float], marks: Sequence[str] = ()) -> None:
+        self.pieces, self.scores = [*pieces, *marks], [*scores, *[0.0] * len(marks)]
+        self.n_marks = len(marks)
         self._ids = {piece: i for i, piece in enumerate(pieces)}
         self._cache: dict[str, list[int]] = {}
 
@@ -56,20 +59,25 @@ class Vocabulary:
 
     def decode(self, ids: list[int]) -> str:
         """Return the text without the first space and without control tokens."""
-        raw = b"".join(bytes([i - 3]) if i < N_SPECIAL else self.pieces[i].encode() for i in ids if i > EOS)
+        end = len(self.pieces) - self.n_marks
+        raw = b"".join(
+            bytes([i - 3]) if i < N_SPECIAL else self.pieces[i].encode() for i in ids if EOS < i < end
+        )
         return raw.decode("utf-8", "replace").replace(SPACE, " ").removeprefix(" ")
 
 
 def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabulary:
-    """Learn BPE merges on `n_stories` stories. The rank of a merge becomes the score of its piece."""
+    """Learn a vocabulary on `n_stories` stories."""
+    rng = random.Random(seed)
+    return learned_vocabulary(n_vocab, (tell_story(rng).text for _ in range(n_stories)))
+
+
+def learned_vocabulary(n_vocab: int, texts: Iterable[str], marks: Sequence[str] = ()) -> Vocabulary:
+    """Learn BPE merges on texts, for at most `n_vocab` tokens and the marks. The rank of a merge becomes the
+    score of its piece."""
     from tokenizers import Tokenizer, models, trainers
 
-    rng = random.Random(seed)
-    chunks = (
-        chunk
-        for _ in range(n_stories)
-        for chunk in CHUNK.findall(SPACE + tell_story(rng).text.replace(" ", SPACE))
-    )
+    chunks = (chunk for text in texts for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)))
     tokenizer = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=n_vocab - N_SPECIAL, show_progress=False)
     tokenizer.train_from_iterator(chunks, trainer)
@@ -78,4 +86,4 @@ def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabula
     merges = [piece for piece, _ in learned if len(piece) > 1]
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     scores = [0.0] * N_SPECIAL + [-float(rank) for rank in range(len(learned))]
-    return Vocabulary(special + merges + characters, scores)
+    return Vocabulary(special + merges + characters, scores, marks)

@@ -1,7 +1,7 @@
 """Pixtral and Mistral Small 3: shrunk to a longest side, then stretched to complete merged patches.
 
-As transformers' PixtralImageProcessorPil. The projector adds the embedding of [IMG_BREAK] after each row of merged
-patches but the last.
+As transformers' PixtralImageProcessorPil. The projector adds the embedding of [IMG_BREAK] after each row of
+merged patches but the last.
 """
 
 from __future__ import annotations

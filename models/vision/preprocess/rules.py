@@ -10,7 +10,8 @@ from vkbackend.models.vision.preprocess.cut import Size
 def within_limits(height: int, width: int, side: int, least: int, most: int, n_min: int = 0) -> Size:
     """Return the nearest size in multiples of `side` with `least` to `most` pixels and about a picture's
     aspect ratio. This is `smart_resize` of Qwen2-VL (Wang et al. 2024, arXiv:2409.12191), whose rounding is
-    half to even. `n_min` is the least multiple before the limits are applied."""
+    half to even. `n_min` is the least multiple before the limits are applied. Unlike there, the result never
+    has more than `most` pixels, not even of pictures that are small or nearly a line."""
     rows, columns = max(n_min, round(height / side)), max(n_min, round(width / side))
     if rows * columns * side**2 > most:
         shrink = math.sqrt(height * width / most)
@@ -18,6 +19,11 @@ def within_limits(height: int, width: int, side: int, least: int, most: int, n_m
     elif rows * columns * side**2 < least:
         grow = math.sqrt(least / (height * width))
         rows, columns = (math.ceil(n * grow / side) for n in (height, width))
+    n_most = max(1, most // side**2)
+    if rows * columns > n_most and rows <= columns:
+        columns = max(1, n_most // rows)
+    elif rows * columns > n_most:
+        rows = max(1, n_most // columns)
     return rows * side, columns * side
 
 

@@ -1,14 +1,11 @@
-"""Pictures are preprocessed as transformers' processors do, and the text around their rows is theirs."""
+"""Sizes, rows, layouts, keys and errors of preprocessing."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
-from picture_goldens import in_raster_order, limits_of, pixels_of, samples
+from picture_goldens import pixels_of
 from pictures import blocks
-from places import GOLDEN
 from vision_configs import SMALL, vision_config
 
 from vkbackend.errors import InvalidArgument, UnsupportedModel
@@ -18,38 +15,6 @@ from vkbackend.models.vision.preprocess.prepare import count, cut_of, prepare
 pytestmark = pytest.mark.no_vulkan
 
 NONE = TokenLimits()
-
-
-@cache
-def golden(name: str) -> np.ndarray:
-    with np.load(GOLDEN / "pictures.npz") as file:
-        array: np.ndarray = file[name]
-    return array
-
-
-def check(projector: str, numbers: range) -> None:
-    config = vision_config(projector)
-    ends = golden(f"{projector}/n_tiles").cumsum()
-    for number in numbers:
-        picture = prepare(pixels_of(projector, number), config, limits_of(projector))
-        theirs = slice(ends[number] - golden(f"{projector}/n_tiles")[number], ends[number])
-        tiles = [in_raster_order(tile, config) for tile in picture.tiles]
-        assert [t.shape[1:] for t in tiles] == list(map(tuple, golden(f"{projector}/sizes")[theirs]))
-        off = samples(tiles, config, number) - golden(f"{projector}/samples")[theirs]
-        assert np.abs(off).max() < 1.01, number
-        if projector != "lfm2":  # Its reference resizes with torch.
-            assert np.abs(off).max() < 0.01, number
-
-
-@pytest.mark.parametrize("projector", SMALL)
-def test_pixels_are_the_reference_s(projector: str) -> None:
-    check(projector, range(4))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("projector", SMALL)
-def test_pixels_of_200_pictures(projector: str) -> None:
-    check(projector, range(200))
 
 
 @pytest.mark.parametrize("projector", SMALL)

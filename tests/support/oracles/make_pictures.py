@@ -49,11 +49,8 @@ def table(n: int) -> None:
             ours = prepare(pixels_of(projector, number), config, limits_of(projector)).tiles
             for tile, theirs in zip(ours, reference(projector, number), strict=True):
                 off = np.abs(levels(in_raster_order(tile, config), config) - levels(theirs, config))
-                largest, n_differ, n_values = (
-                    max(largest, off.max()),
-                    n_differ + (off > 0.5).sum(),
-                    n_values + off.size,
-                )
+                largest, n_differ = max(largest, off.max()), n_differ + (off > 0.5).sum()
+                n_values += off.size
         print(f"{projector:21} {n:8}  {largest:34.3f}  {n_differ / n_values:18.5f}", flush=True)
 
 
