@@ -32,7 +32,8 @@ class Model(PredictsAhead, command_r.Model):
         if gguf.metadata.kind(period)[1]:
             local = read_windowed(gguf, n_target, 0)
         else:
-            local = tuple(il % int(gguf.u32(period)) > 0 for il in range(n_target))
+            every = int(gguf.u32(period))
+            local = tuple(not every or il % every > 0 for il in range(n_target))
         local += (False,) * self.n_ahead
         turned = (is_local or not la.mixture for is_local, la in zip(local, c.layers, strict=True))
         self.turned = tuple(turned)[:n_target] + (True,) * self.n_ahead

@@ -78,13 +78,15 @@ def read_n_ahead(gguf: GGUF) -> int:
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
     """Return whether each layer has a window. Without flags in the file, every `period`-th layer has no
-    window. The file may state the period."""
+    window, and with a period of 0 every layer has one. The file may state the period."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
-        flags = read_flags(gguf, key, n_layer)
-        return flags or tuple(il % period < period - 1 for il in range(n_layer))
-    period = int(gguf.u32(name, period)) or n_layer + 1
+        if flags := read_flags(gguf, key, n_layer):
+            return flags
+    else:
+        period = int(gguf.u32(name, period))
+    period = period or n_layer + 1
     return tuple(il % period < period - 1 for il in range(n_layer))
 
 

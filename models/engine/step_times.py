@@ -68,7 +68,12 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, composed.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
+        counts = {
+            "n_steps": self.n_steps,
+            "n_reduces": self._reduced[0],
+            "n_recorded": self._runner.n_recorded,
+            "record_ms": 1e3 * self._runner.record_s,
+        }
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:
             return counts | {"step_ms_p50": 0.0, "step_ms_p99": 0.0, "step_rows": 0.0, "reduce_us": 0.0}

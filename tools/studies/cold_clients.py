@@ -2,15 +2,16 @@
 
 Starts a server for each way to record steps, in turns: every layer of every step, equal layers once, and
 also steps ahead while the server is idle. Then `-np` clients ask at once, and later again with other words,
-when all steps are known. The columns are the milliseconds to the first token and between tokens, the failed
-answers, and the machine's load. `--layers N` replaces the model by N small random layers with the model's
-vocabulary.
+when all steps are known. The columns are the milliseconds to the first token and between tokens, the kinds
+of steps that were recorded while the clients waited, the seconds of recording, the failed answers, and the
+machine's load. `--layers N` replaces the model by N small random layers with the model's vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import sys
@@ -37,10 +38,8 @@ from vkbackend.tools.studies.serving_start import tiny
 
 # (name, VKBACKEND_REPEAT, VKBACKEND_AHEAD)
 WAYS = ("every layer", "0", "0"), ("equal layers once", "1", "0"), ("also ahead", "1", "1")
-COLUMNS = (
-    *("steps", "round", "first ms p50", "first ms p99", "next ms p99", "again: first ms p50", "first ms p99"),
-    *("next ms p99", "errors", "load"),
-)
+WAVE = "first ms p50", "first ms p99", "next ms p99", "recorded", "record s"
+COLUMNS = "steps", "round", *WAVE, f"again: {WAVE[0]}", *WAVE[1:], "errors", "load"
 
 
 async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, seed: int) -> HttpLoad:
@@ -55,13 +54,27 @@ async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, seed: int) 
     return load_of(n, texts, time.perf_counter() - began)
 
 
+async def recorded(endpoint: Endpoint) -> tuple[int, float]:
+    """Return how many kinds of steps the engine has recorded, and the seconds of that. llama-server records
+    none."""
+    status, _, lines = await endpoint.ask("GET", "/stats")
+    text = b"".join([line async for line in lines])
+    engine = json.loads(text)["engine"] if status == 200 else {}
+    return engine.get("n_recorded", 0), engine.get("record_ms", 0.0) / 1e3
+
+
 def waves(endpoint: Endpoint, name: str, turn: int, args: argparse.Namespace) -> tuple[object, ...]:
     """Return a row of the table."""
     time.sleep(args.idle)
     sizes = args.parallel, args.words, args.n_gen
-    loads = [asyncio.run(wave(endpoint, *sizes, seed)) for seed in (0, args.parallel)]
-    times = [t for load in loads for t in (load.ttft_p50, load.ttft_p99, load.itl_p99)]
-    return name, turn, *times, sum(load.n_errors for load in loads), os.getloadavg()[0]
+    cells: list[object] = []
+    n_errors, before = 0, asyncio.run(recorded(endpoint))
+    for seed in (0, args.parallel):
+        load = asyncio.run(wave(endpoint, *sizes, seed))
+        now = asyncio.run(recorded(endpoint))
+        cells += [load.ttft_p50, load.ttft_p99, load.itl_p99, now[0] - before[0], now[1] - before[1]]
+        n_errors, before = n_errors + load.n_errors, now
+    return name, turn, *cells, n_errors, os.getloadavg()[0]
 
 
 def main() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from fuzz.metadata import VOCABULARIES, read_model, with_other_metadata
-from gguf_files import with_keys
+from gguf_files import BOOL, I32, U32, array, with_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.fixture import write
@@ -44,6 +45,10 @@ def test_any_value_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, 
         pass
 
 
+def array_of(kind: int, values: Sequence[int]) -> bytes:
+    return array("", kind, values)[8:]
+
+
 def f64(value: float) -> bytes:
     return struct.pack("<Id", 12, value)
 
@@ -73,3 +78,15 @@ def test_unusable_numbers_are_refused(
     with GGUF.open(path) as gguf, pytest.raises(GGUFError, match=pattern) as error:
         load_model(gguf)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", [array_of(BOOL, []), array_of(I32, []), struct.pack("<II", U32, 0)])
+@pytest.mark.parametrize("name", ["cohere2moe+rms"])
+def test_no_period_of_windows(tmp_path: Path, name: str, pattern: bytes) -> None:
+    """Without a period, every layer has a window."""
+    path = write(build(name), tmp_path / "m.gguf")
+    with GGUF.open(path) as gguf:
+        raw = with_keys(gguf, {f"{gguf.architecture}.attention.sliding_window_pattern": pattern})
+    path.write_bytes(raw)
+    with GGUF.open(path) as gguf:
+        assert all(layer.window for layer in load_model(gguf).config.layers)
