@@ -8,6 +8,9 @@
 layout(constant_id = 1) const uint HALF_SPLIT = 0; // 0: pairs (2i, 2i + 1); 1: pairs (i, i + n_rot / 2).
 layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w.
 
+// The rotated dimensions consist of PARTS equal parts; each pairs its own elements. Pairs are numbered by part.
+layout(constant_id = 3) const uint PARTS = 1;
+
 layout(push_constant) uniform Push {
     uint x_off, w_off, cos_sin_off, y_off;
     uint n_heads, head_dim, n_rot, n_rows;
@@ -23,8 +26,9 @@ void turn(uint head, uint pair) {
     const uint base = head * head_dim;
     const bool rotated = pair < n_rot / 2;
     const bool split = rotated && HALF_SPLIT != 0;
-    const uint first = split ? pair : 2 * pair;
-    const uint second = split ? first + n_rot / 2 : first + 1;
+    const uint of_part = n_rot / 2 / PARTS;
+    const uint first = split ? pair + (PARTS > 1 ? pair / of_part * of_part : 0) : 2 * pair;
+    const uint second = split ? first + of_part : first + 1;
     vec2 value = vec2(normed(x_off + base, first), normed(x_off + base, second));
     if (rotated) {
         const uint at = cos_sin_off + gl_WorkGroupID.z * n_rot + 2 * pair;

@@ -7,13 +7,18 @@ one device.
 from vkbackend.meta.ops.dense_attention import attention, kv_load, kv_move, kv_store, rope, self_attention
 from vkbackend.meta.ops.elementwise import (
     add_vector,
+    clamp,
     gate_rows,
     gelu,
+    gelu_erf,
     gelu_mul,
+    gelu_quick,
     mul,
+    mul_vector,
     relu2,
     scale,
     sigmoid_mul,
+    silu,
     silu_mul,
     softcap,
     swiglu_oai,
@@ -28,15 +33,17 @@ from vkbackend.meta.ops.rows import (
     host_rows,
     joined_rows,
     layer_norm,
+    pool_rows,
     rms_norm,
 )
 from vkbackend.meta.ops.vocabulary import embed, hidden_states, image_rows, logits, outputs, with_images
 from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
-    "add", "add_vector", "attention", "center", "columns", "copy", "embed", "gate_rows", "gelu", "gelu_mul",
-    "head_norm", "hidden_states", "host_rows", "image_rows", "joined_rows", "kv_load", "kv_move", "kv_store",
-    "layer_norm", "linear", "logits", "mul", "outputs", "relu2", "rms_norm", "rope", "same_bits", "scale",
-    "self_attention", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai", "together", "whole", "with_images",
-    "xielu",
+    "add", "add_vector", "attention", "center", "clamp", "columns", "copy", "embed", "gate_rows", "gelu",
+    "gelu_erf", "gelu_mul", "gelu_quick", "head_norm", "hidden_states", "host_rows", "image_rows",
+    "joined_rows", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
+    "mul_vector", "outputs", "pool_rows", "relu2", "rms_norm", "rope", "same_bits", "scale",
+    "self_attention", "sigmoid_mul", "silu", "silu_mul", "softcap", "swiglu_oai", "together", "whole",
+    "with_images", "xielu",
 ]  # fmt: skip

@@ -14,9 +14,10 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
 
 
-def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
+def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False, parts: int = 1) -> Tensor:
     """Rotate each head by the cos and sin of the row's position (Su et al. 2021). The elements of a rotated
-    pair are adjacent, or half a head apart."""
+    pair are adjacent, or half a head apart. If `half_split`, a head may consist of `parts`, each of which
+    pairs its own elements."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
@@ -25,7 +26,8 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
             shape, full = (x.rows, heads, head_dim), graph.inputs[d].rope[table]
             cos_sin = View(full.buffer, full.offset, (x.rows, *full.shape[1:]))
             heads_in, heads_out = x.on(d).reshape(*shape), out.reshape(*shape)
-            graph.on(d, "rope").rope(heads_in, cos_sin, heads_out, half_split=half_split)
+            how: dict[str, Any] = {"half_split": half_split, "parts": parts}
+            graph.on(d, "rope").rope(heads_in, cos_sin, heads_out, **how)
     return y
 
 

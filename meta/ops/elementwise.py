@@ -23,6 +23,21 @@ def gelu(x: Tensor) -> Tensor:
     return _glu("gelu", x, x, "gelu_alone")
 
 
+def gelu_erf(x: Tensor) -> Tensor:
+    """Return x * (1 + erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel 2016)."""
+    return _glu("gelu_erf", x, x, "gelu_erf_alone")
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """Return x * sigmoid(1.702 x) (Hendrycks and Gimpel 2016)."""
+    return _glu("gelu_quick", x, x, "gelu_quick_alone")
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x) (Elfwing et al. 2017, arXiv:1702.03118)."""
+    return _glu("silu", x, x, "silu_alone")
+
+
 def relu2(x: Tensor) -> Tensor:
     """Return max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
     return _glu("relu2", x, x, "relu2_alone")
@@ -58,6 +73,25 @@ def scale(x: Tensor, c: float) -> Tensor:
     for on, source, out in each(y, "scale", x):
         on.scale(source, out, c=c)
     y.base = scale(x.base, c) if x.base else None
+    return y
+
+
+def clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """Return min(max(x, low), high)."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.elementwise("clamp", x.state), "clamp", holders_of(x))
+    for on, source, out in each(y, "clamp", x):
+        on.clamp(source, out, low=low, high=high)
+    return y
+
+
+def mul_vector(x: Tensor, v: Weight) -> Tensor:
+    """Multiply each row of x by v [width], which every device has. A PARTIAL sum stays PARTIAL."""
+    x = latest(x)
+    y = x.graph.new(x.rows, x.width, split.add_bias(x.state, v.state), "mul_vector", holders_of(x))
+    for on, source, factor, out in each(y, "mul_vector", x, v):
+        on.mul_vector(source, factor, out)
+    y.base = mul_vector(x.base, v) if x.base else None
     return y
 
 

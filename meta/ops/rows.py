@@ -80,6 +80,16 @@ def host_rows(graph: TensorGraph, table: str) -> Tensor:
     return Tensor(graph, rows, width, MIRRORED, views)
 
 
+def pool_rows(x: Tensor, count: int) -> Tensor:
+    """Return the mean of each `count` consecutive rows, [rows / count, width]."""
+    x = whole(x)
+    n = x.rows // count
+    y = x.graph.new(n, x.width, split.rows_op("pool_rows", x.state), "pool_rows", holders_of(x))
+    for on, source, out in each(y, "pool_rows", x):
+        on.pool_rows(source, out, count=count)
+    return y
+
+
 def joined_rows(x: Tensor, n: int) -> Tensor:
     """Return [rows / n, n * width], where a row consists of n consecutive rows of x, without a copy."""
     x = whole(x)

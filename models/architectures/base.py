@@ -30,7 +30,10 @@ class Weights:
         return Weights(self._weights, prefix)
 
     def __call__(self, name: str) -> Weight:
-        return self._weights[f"{self._prefix}{name}.weight"]
+        return self.tensor(f"{name}.weight")
+
+    def tensor(self, name: str) -> Weight:
+        return self._weights[f"{self._prefix}{name}"]
 
     def has(self, name: str) -> bool:
         return f"{self._prefix}{name}.weight" in self._weights

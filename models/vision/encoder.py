@@ -27,6 +27,7 @@ from vkbackend.step import MAX_RUNS
 
 PATCHES, POSITIONS = "patches", "positions"  # tables that the host writes
 CELLS = "cells"  # the identity table of cells for attention
+ACTIVATIONS = {"gelu": ops.gelu, "gelu_quick": ops.gelu_quick, "silu": ops.silu}
 POSITION_TABLE = "v.position_embd.weight"
 
 
@@ -34,7 +35,7 @@ class Encoder:
     """A family's weights and graph. Subclasses override the attributes and hooks below."""
 
     text_architectures: tuple[str, ...] = ()  # that a file of this family belongs to
-    patch_weights: tuple[str, ...] = ("v.patch_embd",)  # Qwen's cut their 3-D convolution into two
+    patch_weights: tuple[str, ...] = ("v.patch_embd.weight",)  # Qwen's cut their 3-D convolution into two
     gated = False  # the FFN has a gate
     both_ways = False  # rows of a picture see each other in the text model
     has_grid = False  # the text model has M-RoPE, so rows have a height and a width
@@ -115,7 +116,7 @@ class Encoder:
     def weights(self) -> list[WeightSpec]:
         c, p = self.config, self.config.patch_size
         specs = [
-            WeightSpec(f"{name}.weight", (c.n_embd, self.n_pixels), axes=(c.n_embd, 3, p, p))
+            WeightSpec(name, (c.n_embd, self.n_pixels), axes=(c.n_embd, 3, p, p))
             for name in self.patch_weights
         ]
         specs += [
@@ -183,10 +184,9 @@ class Encoder:
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         """Return the embeddings of the patches: a product with the pixels, plus the positions'."""
         patches = ops.host_rows(graph, PATCHES)
-        first, *others = self.patch_weights
-        h = linear(patches, w, first)
-        for name in others:
-            h = h + linear(patches, w, name)
+        h = linear(patches, w, "v.patch_embd")
+        for name in self.patch_weights[1:]:
+            h = h + ops.linear(patches, w.tensor(name))
         if self.positions is not None:
             h = h + ops.host_rows(graph, POSITIONS)
         return self.norm(h, w, "v.pre_ln") if w.has("v.pre_ln") else h
@@ -214,7 +214,7 @@ class Encoder:
         return linear(self.activate(linear(x, w, "ffn_up")), w, "ffn_down")
 
     def activate(self, x: Tensor) -> Tensor:
-        return ops.gelu(x)
+        return ACTIVATIONS[self.config.activation](x)
 
     def norm(self, x: Tensor, w: Weights, name: str) -> Tensor:
         return ops.layer_norm(x, w(name), w.bias(name), self.config.eps)

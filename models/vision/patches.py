@@ -1,4 +1,4 @@
-"""The patches of a picture, in the order that projectors need."""
+"""The patches of a picture in the order that projectors need, and the RoPE of their rows and columns."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ def cut_patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
     grid = height // patch, width // patch
     cut = pixels.reshape(grid[0], patch, grid[1], patch, channels).transpose(0, 2, 4, 1, 3)
     return np.ascontiguousarray(cut.reshape(grid[0] * grid[1], -1)[patch_order(grid, merge)], np.float32)
+
+
+def axial_rope(at: np.ndarray, head_dim: int, base: float) -> np.ndarray:
+    """Return cos and sin for the positions `at` [n, 2], f32 [n, head_dim / 2, 2]. The first half of the pairs
+    rotates by the row, the second half by the column. Pair i of m pairs has the frequency base^(-i / m)."""
+    m = head_dim // 4
+    frequencies = base ** (-np.arange(m) / m)
+    angles = (at[:, :, None] * frequencies).reshape(len(at), 2 * m)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

@@ -7,7 +7,10 @@ from typing import Any
 
 from vkbackend.errors import UnsupportedModel
 
-FAMILIES = {"idefics3": "idefics3"}  # projector type -> module
+FAMILIES = {  # projector type -> module
+    "idefics3": "idefics3",
+    "qwen3vl_merger": "qwen3vl",
+}
 
 
 def family(projector: str, path: str = "") -> Any:

@@ -31,12 +31,15 @@ from vkbackend.tools.op_cases.reduces import AddPartials, PackBf16, PackHalves
 from vkbackend.tools.op_cases.rows import (
     Add,
     AddBias,
+    Clamp,
     Columns,
     CopyWords,
     Embed,
     Glu,
     LayerNorm,
     LogSumExp,
+    MulVector,
+    PoolRows,
     RmsNorm,
     Rope,
     Scale,
@@ -81,6 +84,8 @@ def _cases() -> _Sweep:
         Rope(2, 128, 128, 2, half_split=True, in_place=True),
         Rope(5, 24, 8, 1, in_place=True),
         Rope(5, 24, 8, 3, norm="weighted"),
+        Rope(3, 80, 64, 5, half_split=True, n_parts=2),
+        Rope(2, 24, 24, 3, half_split=True, in_place=True, norm="weighted", n_parts=3),
         Rope(2, 288, 288, 2, half_split=True, in_place=True, norm="plain"),
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
@@ -89,6 +94,8 @@ def _cases() -> _Sweep:
         Glu("silu", 640, 120.0),
         Glu("gelu", 640, 120.0),
         Glu("relu2_alone", 640),
+        Glu("gelu_erf_alone", 640, 40.0),
+        Glu("gelu_quick_alone", 640, 120.0),
         Add(1),
         Add(1031),
     ]
@@ -126,7 +133,9 @@ def _cases() -> _Sweep:
         AddPartials(127, 3, n_slots=2, own=None, writers=0b11, norm=False, wire="f16"),
         AddPartials(512, 2, own=1, out="q8", wire="f16"),
     ]
+    s.quick += [PoolRows(1, 1, 1), PoolRows(257, 5, 9), PoolRows(64, 3, 16)]
     s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
+    s.quick += [MulVector(1), MulVector(257, 5), Clamp(1), Clamp(1031)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
     s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
     s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]

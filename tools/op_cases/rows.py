@@ -106,6 +106,7 @@ class Rope(Case):
     half_split: bool = False
     in_place: bool = False
     norm: str = ""  # "plain", "weighted"
+    n_parts: int = 1
 
     def setup(self, rng: np.random.Generator) -> Setup:
         x = uniform(rng, self.rows, self.n_heads, self.head_dim)
@@ -119,7 +120,7 @@ class Rope(Case):
         def record(r: Recorder, v: Views) -> None:
             y = v["x"] if self.in_place else v["y"]
             norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
-            r.rope(v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm)
+            r.rope(v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm, parts=self.n_parts)
 
         return Setup(tensors, record)
 
@@ -274,6 +275,39 @@ class AddBias(Case):
         shape = (self.rows, self.n)
         tensors = {"x": uniform(rng, *shape), "b": uniform(rng, self.n), "y": output(*shape)}
         return Setup(tensors, lambda r, v: r.add_bias(v["x"], v["b"], v["y"]))
+
+
+@dataclass(frozen=True)
+class MulVector(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape = (self.rows, self.n)
+        tensors = {"x": uniform(rng, *shape), "v": uniform(rng, self.n), "y": output(*shape)}
+        return Setup(tensors, lambda r, v: r.mul_vector(v["x"], v["v"], v["y"]))
+
+
+@dataclass(frozen=True)
+class Clamp(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.n, span=4.0), "y": output(self.n)}
+        return Setup(tensors, lambda r, v: r.clamp(v["x"], v["y"], low=-1.3, high=0.7))
+
+
+@dataclass(frozen=True)
+class PoolRows(Case):
+    n: int = 64
+    rows: int = 1
+    count: int = 4
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows * self.count, self.n), "y": output(self.rows, self.n)}
+        return Setup(tensors, lambda r, v: r.pool_rows(v["x"], v["y"], count=self.count))
 
 
 @dataclass(frozen=True)

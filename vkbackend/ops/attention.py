@@ -118,22 +118,30 @@ def attn_push(
 
 class AttentionOps(Target):
     def rope(
-        self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
+        self,
+        x: View,
+        cos_sin: View,
+        y: View,
+        *,
+        half_split: bool,
+        norm: HeadNorm | None = None,
+        parts: int = 1,
     ) -> None:
         """Apply `norm`, if given, and RoPE to x [n_rows, n_heads, head_dim]. Dimensions from n_rot on are
-        copied. `y` may be `x`."""
+        copied. The first n_rot dimensions consist of `parts` equal parts, each of which pairs its own
+        elements, and cos_sin lists the pairs by part. `y` may be `x`."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
             x.shape,
             cos_sin.shape,
         )
-        assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
+        assert rows_of(y, head_dim) == n_rows * n_heads and n_rot % (2 * parts) == 0, (x.shape, y.shape)
         w, kind, eps = _norm_args(norm, head_dim, x)
         push: dict[str, int | float] = {"n_heads": n_heads, "head_dim": head_dim, "n_rot": n_rot}
         push |= {"n_rows": n_rows, "eps": eps}
         local = _norm_local(head_dim) if norm else 64
-        consts = {"LOCAL": local, "HALF_SPLIT": int(half_split), "NORM": kind}
+        consts = {"LOCAL": local, "HALF_SPLIT": int(half_split), "NORM": kind, "PARTS": parts}
         groups = (*self.fold(n_heads if norm else -(-n_heads * head_dim // 128)), n_rows)
         args, flops = (x, w, cos_sin, y), (7 if norm else 3) * math.prod(x.shape)
         self.record("rope", "f32", args, push, consts, groups, flops=flops)

@@ -11,6 +11,9 @@ ACTS = (
     "swiglu_oai",
     "gelu_alone",
     "relu2_alone",
+    "silu_alone",
+    "gelu_erf_alone",
+    "gelu_quick_alone",
 )  # In the order of shaders/lib/glu.glsl.
 COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide a bus's latency.
 
@@ -20,8 +23,9 @@ class ElementwiseOps(Target):
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
         `gelu` is the tanh approximation. `swiglu_oai` is (clamp(up, -7, 7) + 1) * g * sigmoid(1.702 * g) for
-        g = min(gate, 7). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. The last two do not
-        read `up`.
+        g = min(gate, 7). The others do not read `up`: `gelu_alone` is gelu(gate), `relu2_alone` is
+        max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone` gate * (1 + erf(gate / sqrt(2))) / 2, and
+        `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016, arXiv:1606.08415).
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
@@ -38,6 +42,11 @@ class ElementwiseOps(Target):
         """Compute y = c * tanh(x / c) with c > 0. `y` may be `x`."""
         assert c > 0, c
         self._each("softcap", (x, y), {"c": c}, {"LOCAL": 128})
+
+    def clamp(self, x: View, y: View, *, low: float, high: float) -> None:
+        """Compute y = min(max(x, low), high). `y` may be `x`."""
+        assert low <= high, (low, high)
+        self._each("clamp", (x, y), {"low": low, "high": high}, {"LOCAL": 128})
 
     def xielu(self, x: View, y: View, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
         """Compute xIELU (Huang and Schlag 2024, arXiv:2411.13010). For x > 0, y = alpha_p x^2 + beta x. For
@@ -59,6 +68,24 @@ class ElementwiseOps(Target):
         groups = (*self.fold(-(-n * n_rows // 128)), 1)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
         self.record("add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
+
+    def mul_vector(self, x: View, v: View, y: View) -> None:
+        """Multiply every row of x [n_rows, n] by v [n]. `y` may be `x`."""
+        n = x.shape[-1]
+        n_rows = rows_of(x, n)
+        assert v.shape == (n,) and v.dtype == "f32" and rows_of(y, n) == n_rows, (x, v, y)
+        groups = (*self.fold(-(-n * n_rows // 128)), 1)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
+        self.record("mul_vector", "f32", (x, v, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
+
+    def pool_rows(self, x: View, y: View, *, count: int) -> None:
+        """Write the mean of each `count` consecutive rows of x [n_rows * count, n] to y [n_rows, n]."""
+        n = x.shape[-1]
+        n_rows = rows_of(y, n)
+        assert rows_of(x, n) == n_rows * count, (x, y, count)
+        groups = (*self.fold(-(-n * n_rows // 128)), 1)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "count": count}
+        self.record("pool_rows", "f32", (x, y), push, {"LOCAL": 128}, groups, flops=n * n_rows * count)
 
     def gate_rows(self, gate: View, x: View, y: View) -> None:
         """Multiply each row of x [n_rows, n] by sigmoid(gate[r]). `gate` is [n_rows]. `y` may be `x`."""

@@ -98,7 +98,9 @@ def _norm_rope(f: _Fusing, at: int) -> None:
     if norm["n"] != r["head_dim"]:
         return
     fused, x = f.recorder(at), norm["x"].reshape(*r["x"].shape)
-    fused.rope(x, r["cos_sin"], r["y"], half_split=bool(r["HALF_SPLIT"]), norm=_norm_of(norm))
+    fused.rope(
+        x, r["cos_sin"], r["y"], half_split=bool(r["HALF_SPLIT"]), norm=_norm_of(norm), parts=r["PARTS"]
+    )
     f.replace(at, [i], fused.recording)
 
 
@@ -110,6 +112,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
         return
     m, fused = f.named(i), f.recorder(at)
     store = m["x"], s["cells"], s["cache"], s["step"]
+    if m["op"] == "rope" and m["PARTS"] > 1:
+        return
     if m["op"] == "rope":
         norm = HeadNorm(m["w"] if m["NORM"] == 2 else None, m["eps"]) if m["NORM"] else None
         rotation = Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))

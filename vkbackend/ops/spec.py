@@ -82,7 +82,9 @@ SPECS: dict[str, OpSpec] = {
         op_spec("center", "x:r y:w", "n n_rows share:f"),
         op_spec("quantize_q8", "x:r y:w", "k n_rows"),
         op_spec("pack_f16", "x:r y:w", "k n_rows"),
-        op_spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),
+        op_spec(
+            "rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM PARTS"
+        ),
         op_spec(
             "kv_store",
             "x:r w:r cos_sin:r cells:r cache:w",
@@ -160,6 +162,9 @@ SPECS: dict[str, OpSpec] = {
         op_spec("add", "a:r b:r y:w", "n"),
         op_spec("gate_rows", "gate:r x:r y:w", "n n_rows"),
         op_spec("add_bias", "x:r b:r y:w", "n n_rows"),
+        op_spec("clamp", "x:r y:w", "n low:f high:f"),
+        op_spec("mul_vector", "x:r v:r y:w", "n n_rows"),
+        op_spec("pool_rows", "x:r y:w", "n n_rows count"),
         op_spec("columns", "x:r y:w", "n width first n_rows"),
         op_spec("moe_logits", "h:r w_norm:r w:r logits:w", "n_embd n_experts n_rows", "N"),
         op_spec(

@@ -31,7 +31,15 @@ def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
     return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
 
 
-def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array:
+def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int, parts: int = 1) -> Array:
+    """Rotate each of the `parts` of the first n_rot dimensions by itself."""
+    if parts > 1:
+        cut, pairs = n_rot // parts, n_rot // 2 // parts
+        table, out = cos_sin.reshape(len(heads), n_rot // 2, 2), heads.copy()
+        for p in range(parts):
+            at, turned = slice(p * cut, p * cut + cut), table[:, p * pairs : (p + 1) * pairs]
+            out[..., at] = _rotated(heads[..., at], np.ascontiguousarray(turned), cut, half_split)
+        return out
     angles = f64(cos_sin, len(heads), 1, n_rot // 2, 2)
     cos, sin = angles[..., 0], angles[..., 1]
     first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
@@ -44,10 +52,11 @@ def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array
 
 def rope(
     x: Array, w: Array, cos_sin: Array, y: Array, *, n_heads: int, head_dim: int, n_rot: int, n_rows: int,
-    eps: float = 0.0, half_split: int = 0, norm: int = 0, **_: Any,
+    eps: float = 0.0, half_split: int = 0, norm: int = 0, parts: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     heads = _head_norm(f64(x, n_rows, n_heads, head_dim), w, norm, eps)
-    y.reshape(heads.shape)[:] = _rotated(heads, cos_sin, n_rot, half_split)
+    turns = cos_sin.reshape(-1)[: n_rows * n_rot]
+    y.reshape(heads.shape)[:] = _rotated(heads, turns, n_rot, half_split, parts)
 
 
 def kv_store(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from vkbackend.twins.arrays import Array, f64
+
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
@@ -22,6 +25,9 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
         lambda: capped * sigmoid(1.702 * capped) * (np.clip(u, -7.0, 7.0) + 1.0),
         lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))),
         lambda: np.maximum(g, 0.0) ** 2,
+        lambda: g * sigmoid(g),
+        lambda: g * 0.5 * erfc(-g / math.sqrt(2.0)),
+        lambda: g * sigmoid(1.702 * g),
     ]
     y.reshape(-1)[:n] = product[act]()
 
@@ -49,6 +55,18 @@ def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:
 
 def add_bias(x: Array, b: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
     y.reshape(-1)[: n_rows * n] = (f64(x, n_rows, n) + f64(b, n)).reshape(-1)
+
+
+def clamp(x: Array, y: Array, *, n: int, low: float, high: float, **_: Any) -> None:
+    y.reshape(-1)[:n] = np.clip(x.reshape(-1)[:n], np.float32(low), np.float32(high))
+
+
+def mul_vector(x: Array, v: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    y.reshape(-1)[: n_rows * n] = (f64(x, n_rows, n) * f64(v, n)).reshape(-1)
+
+
+def pool_rows(x: Array, y: Array, *, n: int, n_rows: int, count: int, **_: Any) -> None:
+    y.reshape(-1)[: n_rows * n] = f64(x, n_rows, count, n).mean(axis=1).reshape(-1)
 
 
 def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 import transformers as tf
 from oracles.fixture import Fixture
-from oracles.vision import TEXT_WIDTH, pixels_of, size
+from oracles.vision import GRIDS, TEXT_WIDTH, pixels_of, size
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 ROWS: dict[str, Callable[[Fixture], np.ndarray]] = {}
 TEXT = {
@@ -105,3 +107,46 @@ def idefics3(m: Fixture) -> np.ndarray:
         made(tf.Idefics3ForConditionalGeneration, config), state, ("model.vision", "model.connector")
     )
     return features(network.get_image_features(planes(m)[None]))
+
+
+QWEN = {
+    "ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
+    "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2",
+}  # fmt: skip
+
+
+def qwen_patches(m: Fixture) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the patches as Qwen's preprocessing does, twice as frames, and the grid."""
+    p, (height, width) = size(m, "patch_size"), GRIDS[m.name]
+    squares = pixels_of(m.name, p).reshape(height // 2, 2, p, width // 2, 2, p, 3)
+    cut = squares.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, 3, 1, p, p)
+    return torch.from_numpy(cut.repeat(2, axis=2).reshape(len(cut), -1)), torch.tensor([[1, height, width]])
+
+
+def qwen_state(m: Fixture, names: Mapping[str, str], outer: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Join the two convolutions of frames."""
+    second = m.tensors.pop("v.patch_embd.weight.1")
+    state = renamed(m, "blocks", names, outer)
+    name = "patch_embed.proj.weight"
+    state[name] = np.stack([state[name], second], axis=2)
+    return state
+
+
+@oracle("qwen3vl")
+@torch.no_grad()
+def qwen3vl(m: Fixture) -> np.ndarray:
+    config = Qwen3VLVisionConfig(
+        depth=4, hidden_size=64, intermediate_size=size(m, "feed_forward_length"), num_heads=4,
+        out_hidden_size=TEXT_WIDTH, patch_size=16,
+        num_position_embeddings=64, deepstack_visual_indexes=[0, 2],
+    )  # fmt: skip
+    outer = {
+        "v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed", "v.post_ln": "merger.norm",
+        "mm.0": "merger.linear_fc1", "mm.2": "merger.linear_fc2",
+    }  # fmt: skip
+    for k, il in enumerate((0, 2)):
+        for ours, theirs in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
+            outer[f"v.deepstack.{il}.{ours}"] = f"deepstack_merger_list.{k}.{theirs}"
+    network = load(made(Qwen3VLVisionModel, config), qwen_state(m, QWEN, outer), ("",))
+    out = network(*qwen_patches(m))
+    return np.concatenate([part.numpy() for part in (out.pooler_output, *out.deepstack_features)], axis=1)

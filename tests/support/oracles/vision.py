@@ -102,3 +102,36 @@ def idefics3(m: Fixture) -> None:
     layers(m)
     layer_norm(m, "v.post_ln", 64)
     m.matrix("mm.model.fc", TEXT_WIDTH, 9 * 64)
+
+
+def qwen(m: Fixture, projector: str, patch: int, **how: int) -> None:
+    keys(m, projector, patch=patch, **how)
+    m.keys["vision.spatial_merge_size"] = 2
+    patches(m)
+    patches(m, bias=False, name="v.patch_embd.weight.1")
+    d = size(m, "embedding_length")
+    m.matrix("mm.0", 4 * d, 4 * d, bias=True)
+    m.matrix("mm.2", TEXT_WIDTH, 4 * d, bias=True)
+
+
+def fuse_qkv(m: Fixture) -> None:
+    for il in range(size(m, "block_count")):
+        at = f"v.blk.{il}."
+        for kind in ("weight", "bias"):
+            m.put(
+                f"{at}attn_qkv.{kind}", np.concatenate([m.tensors.pop(f"{at}attn_{x}.{kind}") for x in "qkv"])
+            )
+
+
+@builder("qwen3vl", (6, 10))
+def qwen3vl(m: Fixture) -> None:
+    qwen(m, "qwen3vl_merger", 16, n_layer=4, image=128)
+    m.keys |= {"use_gelu": True, "vision.is_deepstack_layers": [True, False, True, False]}
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 64, 64))
+    layers(m)
+    fuse_qkv(m)
+    layer_norm(m, "v.post_ln", 64)
+    for il in (0, 2):
+        layer_norm(m, f"v.deepstack.{il}.norm", 256)
+        m.matrix(f"v.deepstack.{il}.fc1", 256, 256, bias=True)
+        m.matrix(f"v.deepstack.{il}.fc2", TEXT_WIDTH, 256, bias=True)
