@@ -14,6 +14,9 @@ from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 
 ARCHITECTURE = "clip"
+# Patches of a row's side, if the file does not state them.
+MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
+MERGES |= {"lfm2": 2, "internvl": 2}
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
 
@@ -79,10 +82,11 @@ class VisionConfig:
                 f"{path}: {n_head} heads of an encoder {n_embd} wide; supported are head sizes that are "
                 f"multiples of 8 up to {MAX_HEAD_DIM}"
             )
-        scale = read_count(gguf, "vision.projector.scale_factor", 1, 64)
+        projector = projector_type(gguf)
+        scale = read_count(gguf, "vision.projector.scale_factor", MERGES.get(projector, 1), 64)
         image_size = read_count(gguf, "vision.image_size", limit=MAX_SIDE)
         return cls(
-            projector=projector_type(gguf),
+            projector=projector,
             n_embd=n_embd,
             n_ff=read_count(gguf, "vision.feed_forward_length"),
             n_layer=read_count(gguf, "vision.block_count", limit=MAX_LAYERS),

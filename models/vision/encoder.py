@@ -55,6 +55,22 @@ class Encoder:
     def check(self) -> None:
         """Raise an error if the file's hyper-parameters do not suit the family."""
 
+    def check_square(self) -> None:
+        """Raise GGUFError if pictures are not squares of `image_size`, which the projector divides evenly and
+        for which the file has positions."""
+        c = self.config
+        side = c.image_size // c.patch_size
+        if c.image_size % c.patch_size or side % c.merge:
+            raise GGUFError(
+                f"{self._path}: squares of {c.merge} x {c.merge} patches of {c.patch_size} pixels do not "
+                f"fill {c.image_size} pixels (clip.vision.image_size)"
+            )
+        shape = None if self.positions is None else self.positions.shape
+        if shape != (side**2, c.n_embd):
+            raise GGUFError(
+                f"{self._path}: the table of positions has shape {shape}, expected {side**2, c.n_embd}"
+            )
+
     # ---- sizes ----
 
     @property
@@ -98,6 +114,10 @@ class Encoder:
         if self.positions is None:
             return None
         return self.positions[patch_order(grid, self.config.merge)]
+
+    def arranged(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        """Return the results in the order of the text model's rows. The default returns `rows`."""
+        return rows
 
     def windows(self, grid: tuple[int, int]) -> list[int]:
         """Return the first patch of each window."""
@@ -211,10 +231,18 @@ class Encoder:
         return x
 
     def feed_forward(self, x: Tensor, w: Weights) -> Tensor:
+        if self.gated:
+            gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
+            return linear(self.gated_product(gate, up), w, "ffn_down")
         return linear(self.activate(linear(x, w, "ffn_up")), w, "ffn_down")
 
     def activate(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.config.activation](x)
+
+    def gated_product(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.config.activation == "silu":
+            return ops.silu_mul(gate, up)
+        return ops.mul(self.activate(gate), up)
 
     def norm(self, x: Tensor, w: Weights, name: str) -> Tensor:
         return ops.layer_norm(x, w(name), w.bias(name), self.config.eps)

@@ -5,7 +5,6 @@ Marafioti et al. 2025, arXiv:2504.05299; Laurençon et al. 2024, arXiv:2408.1263
 
 from __future__ import annotations
 
-from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
@@ -17,18 +16,7 @@ class Model(Encoder):
     text_architectures = ("llama", "smollm3")
 
     def check(self) -> None:
-        c = self.config
-        side = c.image_size // c.patch_size
-        if c.image_size % c.patch_size or side % c.merge:
-            raise GGUFError(
-                f"{self._path}: tiles of {c.image_size} pixels with patches of {c.patch_size} are not "
-                f"divided into squares of {c.merge} x {c.merge} patches (clip.vision.projector.scale_factor)"
-            )
-        if self.positions is None or self.positions.shape != (side**2, c.n_embd):
-            shape = None if self.positions is None else self.positions.shape
-            raise GGUFError(
-                f"{self._path}: the table of positions has shape {shape}, expected {side**2, c.n_embd}"
-            )
+        self.check_square()
 
     def projector_weights(self) -> list[WeightSpec]:
         c = self.config

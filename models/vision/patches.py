@@ -20,6 +20,14 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
     return np.stack(np.divmod(patch_order(grid, merge), grid[1]), axis=1)
 
 
+def patch_windows(grid: tuple[int, int], side: int) -> list[np.ndarray]:
+    """Return the raster indices of each window of side x side, in raster order. Windows at the right and the
+    lower edge may be smaller. `grid` is (height, width)."""
+    raster = np.arange(grid[0] * grid[1]).reshape(grid)
+    corners = [(y, x) for y in range(0, grid[0], side) for x in range(0, grid[1], side)]
+    return [raster[y : y + side, x : x + side].reshape(-1) for y, x in corners]
+
+
 def cut_patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
     """Return the patches of pixels f32 [height, width, 3] in `patch_order`, f32 [n_patches, 3 * patch^2]. The
     columns are in the order (channel, y, x)."""

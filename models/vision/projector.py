@@ -137,7 +137,8 @@ class Projector:
         parts = self._mesh.outputs.read_hidden(kind.n_outputs)
         n_rows = n // encoder.n_merged
         parts = parts.reshape(encoder.n_parts, -1, parts.shape[1])[:, :n_rows]
-        return np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_rows, -1)
+        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_rows, -1)
+        return encoder.arranged(rows, tile.grid)
 
     def close(self) -> None:
         self._mesh.close()

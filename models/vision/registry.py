@@ -10,6 +10,10 @@ from vkbackend.errors import UnsupportedModel
 FAMILIES = {  # projector type -> module
     "idefics3": "idefics3",
     "qwen3vl_merger": "qwen3vl",
+    "gemma3": "gemma3",
+    "qwen2.5vl_merger": "qwen25vl",
+    "qwen2vl_merger": "qwen2vl",
+    "pixtral": "pixtral",
 }
 
 

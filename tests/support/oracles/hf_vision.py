@@ -9,7 +9,15 @@ import numpy as np
 import torch
 import transformers as tf
 from oracles.fixture import Fixture
-from oracles.vision import GRIDS, TEXT_WIDTH, pixels_of, size
+from oracles.vision import GRIDS, TEXT_WIDTH, fuse_qkv, pixels_of, size
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel as Qwen25Vision,
+)
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import (
+    Qwen2VisionTransformerPretrainedModel as Qwen2Vision,
+)
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -109,6 +117,10 @@ def idefics3(m: Fixture) -> np.ndarray:
     return features(network.get_image_features(planes(m)[None]))
 
 
+MERGER = {
+    "v.patch_embd": "patch_embed.proj", "v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0",
+    "mm.2": "merger.mlp.2",
+}  # fmt: skip
 QWEN = {
     "ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
     "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2",
@@ -150,3 +162,95 @@ def qwen3vl(m: Fixture) -> np.ndarray:
     network = load(made(Qwen3VLVisionModel, config), qwen_state(m, QWEN, outer), ("",))
     out = network(*qwen_patches(m))
     return np.concatenate([part.numpy() for part in (out.pooler_output, *out.deepstack_features)], axis=1)
+
+
+@oracle("gemma3")
+@torch.no_grad()
+def gemma3(m: Fixture) -> np.ndarray:
+    vision = {**sizes(m), "image_size": size(m, "image_size"), "patch_size": size(m, "patch_size")}
+    vision |= {"hidden_act": "gelu_pytorch_tanh", "vision_use_head": False}
+    config = tf.Gemma3Config(
+        text_config={**TEXT, "head_dim": 16}, vision_config=vision, mm_tokens_per_image=4
+    )
+    outer = {
+        "v.patch_embd": "vision_tower.embeddings.patch_embedding",
+        "v.position_embd": "vision_tower.embeddings.position_embedding",
+        "v.post_ln": "vision_tower.post_layernorm",
+        "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+    }
+    projection = m.tensors.pop("mm.input_projection.weight")
+    state = renamed(m, "vision_tower.encoder.layers", SIGLIP, outer)
+    state["multi_modal_projector.mm_soft_emb_norm.weight"] -= 1
+    state["multi_modal_projector.mm_input_projection_weight"] = projection
+    network = load(made(tf.Gemma3Model, config), state, ("vision_tower", "multi_modal"))
+    return features(network.get_image_features(planes(m)))
+
+
+@oracle("qwen2.5vl")
+@torch.no_grad()
+def qwen25vl(m: Fixture) -> np.ndarray:
+    config = Qwen2_5_VLVisionConfig(
+        depth=4, hidden_size=64, intermediate_size=size(m, "feed_forward_length"), num_heads=4,
+        out_hidden_size=TEXT_WIDTH, patch_size=14, window_size=112, fullatt_block_indexes=[1, 3],
+    )  # fmt: skip
+    names = QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    fuse_qkv(m)
+    network = load(made(Qwen25Vision, config), qwen_state(m, names, MERGER), ("",))
+    return features(network(*qwen_patches(m)))
+
+
+@oracle("qwen2vl")
+@torch.no_grad()
+def qwen2vl(m: Fixture) -> np.ndarray:
+    config = Qwen2VLVisionConfig(
+        depth=3, embed_dim=64, hidden_size=TEXT_WIDTH, mlp_ratio=2, num_heads=4, patch_size=14
+    )
+    names = QWEN | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+    fuse_qkv(m)
+    network = load(made(Qwen2Vision, config), qwen_state(m, names, MERGER), ("",))
+    return features(network(*qwen_patches(m)))
+
+
+PIXTRAL = {
+    "ln1": "attention_norm", "ln2": "ffn_norm", "attn_q": "attention.q_proj", "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
+}  # fmt: skip
+
+
+def pixtral_rows(m: Fixture, class_: Any, config_class: Any, act: str, **how: Any) -> np.ndarray:
+    """Undo the permutation of q and k, whose rotated pairs are adjacent in the file, and add [IMG_BREAK]."""
+    vision = tf.PixtralVisionConfig(
+        **sizes(m), image_size=256, patch_size=16, head_dim=16, hidden_act=act, rope_theta=10_000.0
+    )
+    config = config_class(text_config=tf.MistralConfig(**TEXT, head_dim=16), vision_config=vision, **how)
+    outer = {
+        "v.patch_embd": "vision_tower.patch_conv", "v.pre_ln": "vision_tower.ln_pre",
+        "mm.1": "multi_modal_projector.linear_1", "mm.2": "multi_modal_projector.linear_2",
+        "mm.input_norm": "multi_modal_projector.norm",
+        "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+    }  # fmt: skip
+    end = m.tensors.pop("v.token_embd.img_break")
+    for name, values in m.tensors.items():
+        if "attn_q" in name or "attn_k" in name:
+            m.tensors[name] = values.reshape(4, 8, 2, 64).transpose(0, 2, 1, 3).reshape(64, 64)
+    state = renamed(m, "vision_tower.transformer.layers", PIXTRAL, outer)
+    network = load(made(class_, config), state, ("vision_tower", "multi_modal"))
+    image = planes(m)
+    rows = features(network.get_image_features(image, image_sizes=torch.tensor([image.shape[2:]])))
+    lines = rows.reshape(GRIDS[m.name][0] // how.get("spatial_merge_size", 1), -1, TEXT_WIDTH)
+    ends = np.broadcast_to(end, (len(lines), 1, TEXT_WIDTH))
+    return np.concatenate([lines, ends], axis=1).reshape(-1, TEXT_WIDTH)[:-1]
+
+
+@oracle("pixtral")
+@torch.no_grad()
+def pixtral(m: Fixture) -> np.ndarray:
+    how = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    return pixtral_rows(m, tf.LlavaModel, tf.LlavaConfig, "gelu", **how)
+
+
+@oracle("pixtral+merger")
+@torch.no_grad()
+def mistral3(m: Fixture) -> np.ndarray:
+    return pixtral_rows(m, tf.Mistral3Model, tf.Mistral3Config, "silu", spatial_merge_size=2)

@@ -81,7 +81,13 @@ def patches(m: Fixture, bias: bool = True, name: str = "v.patch_embd.weight") ->
         m.bias("v.patch_embd", d)
 
 
-def layers(m: Fixture, *, norm: Callable[[Fixture, str, int], None] = layer_norm, bias: bool = True) -> None:
+def layers(
+    m: Fixture,
+    *,
+    norm: Callable[[Fixture, str, int], None] = layer_norm,
+    bias: bool = True,
+    gated: bool = False,
+) -> None:
     d, ff = size(m, "embedding_length"), size(m, "feed_forward_length")
     for il in range(size(m, "block_count")):
         at = f"v.blk.{il}."
@@ -89,6 +95,8 @@ def layers(m: Fixture, *, norm: Callable[[Fixture, str, int], None] = layer_norm
         norm(m, at + "ln2", d)
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             m.matrix(at + name, d, d, bias=bias)
+        if gated:
+            m.matrix(at + "ffn_gate", ff, d, bias=bias)
         m.matrix(at + "ffn_up", ff, d, bias=bias)
         m.matrix(at + "ffn_down", d, ff, bias=bias)
 
@@ -135,3 +143,57 @@ def qwen3vl(m: Fixture) -> None:
         layer_norm(m, f"v.deepstack.{il}.norm", 256)
         m.matrix(f"v.deepstack.{il}.fc1", 256, 256, bias=True)
         m.matrix(f"v.deepstack.{il}.fc2", TEXT_WIDTH, 256, bias=True)
+
+
+@builder("gemma3", (8, 8))
+def gemma3(m: Fixture) -> None:
+    keys(m, "gemma3", image=112, patch=14)
+    m.keys["use_gelu"] = True
+    patches(m)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 64, 64))
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+    m.norm("mm.soft_emb_norm", 64)
+    m.matrix("mm.input_projection", 64, TEXT_WIDTH)
+
+
+@builder("qwen2.5vl", (18, 12))
+def qwen25vl(m: Fixture) -> None:
+    """Windows of 8 x 8 patches cover the picture 2.25 times in height and 1.5 times in width."""
+    qwen(m, "qwen2.5vl_merger", 14, n_layer=4)
+    m.keys |= {"use_silu": True, "vision.n_wa_pattern": 2}
+    m.tensors.pop("v.patch_embd.bias")
+    layers(m, norm=Fixture.norm, gated=True)
+    m.norm("v.post_ln", 64)
+
+
+@builder("qwen2vl", (4, 6))
+def qwen2vl(m: Fixture) -> None:
+    qwen(m, "qwen2vl_merger", 14, n_ff=128)
+    m.tensors.pop("v.patch_embd.bias")
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+
+
+def pixtral_of(m: Fixture, merge: int) -> None:
+    keys(m, "pixtral", image=256, eps=1e-5)
+    patches(m, bias=False)
+    m.norm("v.pre_ln", 64)
+    layers(m, norm=Fixture.norm, bias=False, gated=True)
+    m.put("v.token_embd.img_break", m.normal("v.token_embd.img_break", TEXT_WIDTH))
+    m.matrix("mm.1", TEXT_WIDTH, 64, bias=merge == 1)
+    m.matrix("mm.2", TEXT_WIDTH, TEXT_WIDTH, bias=merge == 1)
+
+
+@builder("pixtral", (3, 5))
+def pixtral(m: Fixture) -> None:
+    pixtral_of(m, 1)
+    m.keys["use_gelu"] = True
+
+
+@builder("pixtral+merger", (6, 4))
+def mistral3(m: Fixture) -> None:
+    pixtral_of(m, 2)
+    m.keys |= {"use_silu": True, "vision.spatial_merge_size": 2}
+    m.norm("mm.input_norm", 64)
+    m.matrix("mm.patch_merger", 64, 256)
