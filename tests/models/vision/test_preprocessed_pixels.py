@@ -1,0 +1,47 @@
+"""Pictures are preprocessed as transformers' processors do."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from picture_goldens import in_raster_order, limits_of, pixels_of, samples
+from places import GOLDEN
+from vision_configs import SMALL, vision_config
+
+from vkbackend.models.vision.preprocess.prepare import prepare
+
+pytestmark = pytest.mark.no_vulkan
+
+
+@cache
+def golden(name: str) -> np.ndarray:
+    with np.load(GOLDEN / "pictures.npz") as file:
+        array: np.ndarray = file[name]
+    return array
+
+
+def check(projector: str, numbers: range) -> None:
+    config = vision_config(projector)
+    ends = golden(f"{projector}/n_tiles").cumsum()
+    for number in numbers:
+        picture = prepare(pixels_of(projector, number), config, limits_of(projector))
+        theirs = slice(ends[number] - golden(f"{projector}/n_tiles")[number], ends[number])
+        tiles = [in_raster_order(tile, config) for tile in picture.tiles]
+        assert [t.shape[1:] for t in tiles] == list(map(tuple, golden(f"{projector}/sizes")[theirs]))
+        off = samples(tiles, config, number) - golden(f"{projector}/samples")[theirs]
+        assert np.abs(off).max() < 1.01, number
+        if projector != "lfm2":  # Its reference resizes with torch.
+            assert np.abs(off).max() < 0.01, number
+
+
+@pytest.mark.parametrize("projector", SMALL)
+def test_pixels_are_the_reference_s(projector: str) -> None:
+    check(projector, range(2))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("projector", SMALL)
+def test_pixels_of_200_pictures(projector: str) -> None:
+    check(projector, range(200))

@@ -1,0 +1,67 @@
+"""Pictures of one or two shapes and sentences about them, the training data of the vision demo."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+SIDE = 48  # pixels
+COLOURS = {
+    "red": (215, 40, 40),
+    "green": (40, 165, 60),
+    "blue": (45, 80, 220),
+    "yellow": (235, 215, 45),
+    "purple": (150, 55, 185),
+    "orange": (240, 135, 35),
+}
+SHAPES = "circle", "square", "triangle"
+PLACES = "top left", "top right", "bottom left", "bottom right"
+TWO = 0.7  # share of pictures with two shapes
+_Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Shapes as (colour, shape, place), in the order of the places."""
+
+    shapes: tuple[tuple[str, str, str], ...]
+
+    @property
+    def sentence(self) -> str:
+        parts = [
+            f"{_article(colour)} {colour} {shape} in the {place}" for colour, shape, place in self.shapes
+        ]
+        return " and ".join(parts) + "."
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
+def random_scene(rng: random.Random) -> Scene:
+    places = sorted(rng.sample(range(len(PLACES)), 2 if rng.random() < TWO else 1))
+    return Scene(tuple((rng.choice([*COLOURS]), rng.choice(SHAPES), PLACES[place]) for place in places))
+
+
+def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+    """Return pixels u8 [SIDE, SIDE, 3]: shapes of random size and shade on a grey background, with noise."""
+    pixels = np.empty((SIDE, SIDE, 3), np.float32)
+    pixels[:] = rng.uniform(10, 245) + rng.uniform(-10, 10, 3)
+    for colour, shape, place in scene.shapes:
+        radius, quarter = rng.uniform(6, 10), SIDE / 4
+        room = quarter - 1 - radius
+        y = (1 if place.startswith("top") else 3) * quarter + rng.uniform(-room, room)
+        x = (1 if place.endswith("left") else 3) * quarter + rng.uniform(-room, room)
+        pixels[_inside(shape, _X - x, _Y - y, radius)] = COLOURS[colour] + rng.uniform(-15, 15, 3)
+    pixels += rng.normal(0, rng.uniform(0, 10), pixels.shape).astype(np.float32)
+    return pixels.round().clip(0, 255).astype(np.uint8)
+
+
+def _inside(shape: str, x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
+    if shape == "circle":
+        return x * x + y * y < radius * radius
+    if shape == "square":
+        return np.maximum(np.abs(x), np.abs(y)) < 0.88 * radius
+    return (np.abs(y) < radius) & (2 * np.abs(x) < y + radius)
