@@ -13,6 +13,8 @@ import pytest
 from device_sets import DEVICE_SETS, nmse, wide
 from drafts import Guesses
 from material import DATA
+from oracles.fixture import write
+from oracles.fixtures import build
 from runners import F32, load_runner
 from scheduling import GREEDY, Everything, drafting, finish, tokens_of
 
@@ -261,3 +263,38 @@ def test_a_saved_state_with_an_image(tmp_path: Path) -> None:
         )
         assert w.run([*prompt, 12, 13], n=3) == [want] and w.n_rows[0] == 2
         assert nmse(np.array(w.logits), np.array(logits)) <= 1e-9
+
+
+@pytest.fixture(scope="module")
+def qwen3vl_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fixture = build("qwen3vl")
+    fixture.keys["n_deepstack_layers"] = 2
+    return write(fixture, tmp_path_factory.mktemp("images") / "qwen3vl.gguf")
+
+
+def qwen3vl_case(
+    width: int,
+) -> tuple[list[int | ImageRows], dict[int, np.ndarray], list[tuple[int, int, int]]]:
+    """Return a prompt with two images, their rows by first token, and the position of each token (Qwen3-VL
+    counts from 5: an image of 3 x 4, two tokens from 9, an image of 5 x 2)."""
+    images = [image_of(1, 12, width, grid=(3, 4)), image_of(2, 10, width, grid=(5, 2))]
+    positions = [(i, i, i) for i in range(5)]
+    positions += [(5, 5 + y, 5 + x) for y in range(3) for x in range(4)]
+    positions += [(9, 9, 9), (10, 10, 10)]
+    positions += [(11, 11 + y, 11 + x) for y in range(5) for x in range(2)]
+    positions += [(i, i, i) for i in range(16, 30)]
+    rows = {5: images[0].values, 19: images[1].values}
+    return [*TEXT, images[0], 11, 12, images[1], 13], rows, positions
+
+
+@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
+@pytest.mark.parametrize("n_ubatch", [64, 7])
+def test_positions_and_deepstack_rows(qwen3vl_path: Path, devices: list[str], n_ubatch: int) -> None:
+    with watched(qwen3vl_path, devices, n_ubatch=n_ubatch, n_ctx=64) as w:
+        prompt, rows, positions = qwen3vl_case(w.runner.image_width)
+        assert w.runner.image_width == 3 * w.runner.n_embd
+        [answer] = w.run(prompt, n=4)
+        tokens = [*TEXT, *[0] * 12, 11, 12, *[0] * 10, 13, *answer[:-1]]
+        at = np.array(positions[: len(tokens)])
+        want = llama_float64.forward(qwen3vl_path, tokens, images=rows, positions=at)
+        assert nmse(np.array(w.logits), want[-4:]) <= 1e-9
