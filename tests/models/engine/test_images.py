@@ -23,7 +23,7 @@ from vkbackend.formats import dequantize
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.drafting.ngram import Ngrams
 from vkbackend.models.engine.cache import image_spans
-from vkbackend.models.engine.cache.image_spans import Span, row_ids, with_row_ids
+from vkbackend.models.engine.cache.image_spans import SequenceImages, Span, row_ids, with_row_ids
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, LoadState, SaveState
 from vkbackend.models.gguf.reader import GGUF
@@ -298,3 +298,30 @@ def test_positions_and_deepstack_rows(qwen3vl_path: Path, devices: list[str], n_
         at = np.array(positions[: len(tokens)])
         want = llama_float64.forward(qwen3vl_path, tokens, images=rows, positions=at)
         assert nmse(np.array(w.logits), want[-4:]) <= 1e-9
+
+
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
+def test_images_in_both_halves_of_a_step(qwen3vl_path: Path, devices: list[str]) -> None:
+    """A step of 90 rows has 48 in its first half, and the image has rows in both."""
+    image = image_of(3, 70, 3 * 64, grid=(7, 10))
+    with watched(qwen3vl_path, devices, n_ubatch=128, n_ctx=128, interleave=True) as w:
+        w.run([*LONG[:15], image, *TEXT])
+        assert any(kind.halves and kind.images for kind in w.runner.mesh.steps.by_kind)
+        positions = SequenceImages([Span(15, image)], has_sections=True).positions(0, 90)
+        tokens = [*LONG[:15], *[0] * 70, *TEXT]
+        rows = {15: image.values}
+        want = llama_float64.forward(qwen3vl_path, tokens, images=rows, positions=positions)
+        assert nmse(w.logits[-1], want[-1]) <= 1e-9
+
+
+@pytest.mark.parametrize("devices", QUICK)
+def test_an_image_with_positions_continues_after_cached_rows(qwen3vl_path: Path, devices: list[str]) -> None:
+    with watched(qwen3vl_path, devices, n_ctx=128) as w:
+        image = image_of(3, 48, w.runner.image_width, grid=(6, 8))
+        prompt = [*TEXT, image, 11, 12]
+        alone = w.run(prompt, n=4)
+        logits = w.logits
+        other = [*prompt[:-1], 13]
+        # The second sequence shares one block with the first, and begins at row 27 of the image.
+        assert w.run(prompt, other, n=4)[0] == alone[0] and sum(w.n_rows) == 1 + 23 + 2 * 3
+        assert nmse(np.array(w.run(prompt, n=4) and w.logits), np.array(logits)) <= 1e-9
