@@ -44,7 +44,8 @@ class StepKind(NamedTuple):
     """If `halves` is set, two halves of the rows alternate, and the second half contains the output rows. If
     `masked` is set, a mask limits the candidates. `adapters` is the maximum number of adapters of a row: 0,
     1, 2 or 4. An encoder's `stage` computes one layer for a part of a text (-1: all layers, complete
-    texts). If `images` is set, some rows have the embedding of an image's row instead of a token's."""
+    texts). If `images` is set, some rows have the embedding of an image's row instead of a token's. If
+    `sees_end` is set, rows of some images attend to later rows of their image."""
 
     n_rows: int
     n_outputs: int
@@ -55,6 +56,7 @@ class StepKind(NamedTuple):
     adapters: int = 0
     stage: int = -1
     images: bool = False
+    sees_end: bool = False
 
     @property
     def adapter_words(self) -> int:

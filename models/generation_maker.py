@@ -103,7 +103,8 @@ class GenerationMaker:
         text = iter(token_ids("prompt", [p for p in prompt if not isinstance(p, ImageRows)], PROMPT))
         ids, images = with_row_ids([p if isinstance(p, ImageRows) else next(text) for p in prompt])
         check_tokens(ids, self._info.n_vocab, self._info.n_ctx, images)
-        check_images(ids, images, self._info.image_width, self._info.n_ubatch)
+        n_free = self._info.n_ubatch - self._info.n_slots + 1
+        check_images(ids, images, self._info.image_width, n_free)
         return ids, images
 
     def resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation:

@@ -12,6 +12,7 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.decoder_weights import RESIDUALS, DecoderWeights
 from vkbackend.models.architectures.memory_specs import KeyRotation, LayerCache, LayerMemory
+from vkbackend.step import MAX_RUNS
 
 
 def tap_of(il: int) -> str:
@@ -147,9 +148,15 @@ class Decoder(DecoderWeights):
             softcap=self.config.attn_softcap,
             sinks=w.get("attn_sinks.weight"),
             causal=not self.encodes,
+            sees_end=q.graph.kind.sees_end and self.sees_end(il),
+            n_runs=MAX_RUNS if q.graph.kind.sees_end else 0,
             slopes=w.get("attn_slopes.weight"),
         )
         return linear(self.gate(a, x, w), w, "attn_output")
+
+    def sees_end(self, il: int) -> bool:
+        """Return whether rows of an image attend to its later rows in this layer, if the image wants that."""
+        return True
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
         """Apply the output gate to attention's result `a`. The default returns `a`."""

@@ -122,6 +122,9 @@ class Model(PerLayerInputs):
                 self.tap(before, il)
         return h
 
+    def sees_end(self, il: int) -> bool:
+        return self.config.layers[il].window > 0
+
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         eps, mixture = self.config.eps, self.config.layers[il].mixture
         if not mixture:

@@ -58,6 +58,7 @@ from vkbackend.models.engine.step_times import Mark, StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.sampler import Sampler
+from vkbackend.step import MAX_RUNS
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner.group import Group
@@ -251,7 +252,7 @@ class Engine:
             if runner.encodes and len(request.tokens) > runner.n_ubatch:
                 sequence.stage, sequence.n_stages = 0, runner.n_stages
             if isinstance(request, Generate) and request.images:
-                sequence.show(SequenceImages(request.images, runner.has_sections))
+                sequence.show(SequenceImages(request.images, runner.has_sections, MAX_RUNS // runner.n_slots))
             if request.adapters:
                 sequence.mark = mark_of(request.tokens, request.adapters, runner.adapters)
             has_to_wait = self.grammars.compile(sequence)
@@ -272,7 +273,8 @@ class Engine:
         spans = request.images if isinstance(request, Generate) else ()
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx, spans)
         if spans:
-            check_images(request.tokens, spans, runner.image_width, runner.n_ubatch)
+            n_free = runner.n_ubatch - runner.n_slots + 1  # Every other slot may need a row.
+            check_images(request.tokens, spans, runner.image_width, n_free)
         check_adapters(request.adapters, runner.adapters)
         if runner.encodes:
             check_encoder(request, self._n_text)
@@ -348,7 +350,7 @@ class Engine:
 
     def _launch(self, batch: Batch, composed: Mark) -> None:
         tokens, runs, outputs, n_decode = rows_of(batch)
-        images = images_of(batch, tokens) if self._reads_images else None
+        images = images_of(batch, tokens, runs) if self._reads_images else None
         began = self._times.mark()
         try:
             masks = self.grammars.masks(batch)

@@ -52,16 +52,20 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
     return tokens, runs, outputs, n_decode
 
 
-def images_of(batch: Batch, tokens: list[int]) -> BatchImages | None:
-    """Return the images of a batch, if its sequences have any. In `tokens`, ids of images' rows become 0."""
+def images_of(batch: Batch, tokens: list[int], runs: list[Run]) -> BatchImages | None:
+    """Return the images of a batch, if its sequences have any. In `tokens`, ids of images' rows become 0. In
+    `runs`, an image whose rows attend to each other gets a run of its own."""
     if not any(sequence.images for sequence, *_ in batch):
         return None
+    whole, runs[:] = runs[:], []
     rows: list[tuple[int, np.ndarray]] = []
     positions: list[np.ndarray] = []
     first, has_positions = 0, False
-    for sequence, n, _ in batch:
+    for (sequence, n, _), run in zip(batch, whole, strict=True):
         start, at = sequence.n_stored, None
-        if images := sequence.images:
+        images = sequence.images
+        runs += images.runs(run) if images else [run]
+        if images:
             at = images.positions(start, n)
             for offset, values in images.rows(start, n):
                 begin, end = first + offset, first + offset + len(values)
@@ -70,7 +74,8 @@ def images_of(batch: Batch, tokens: list[int]) -> BatchImages | None:
         has_positions |= at is not None
         positions.append(np.repeat(np.arange(start, start + n)[:, None], 3, axis=1) if at is None else at)
         first += n
-    return BatchImages(rows, np.concatenate(positions) if has_positions else None)
+    sees_end = any(run.end for run in runs)
+    return BatchImages(rows, np.concatenate(positions) if has_positions else None, sees_end)
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:

@@ -55,12 +55,16 @@ class RowsLeft:
             start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
             if is_recurrent and start < last < start + n:
                 n = last - start
+            if sequence.images:
+                n_free = min(self.n, max(1, self.n - self.n_decode))
+                n = sequence.images.fitting(start, n, n_free)
         n_outputs = min(self.n_outputs, max(1, self.n_outputs - self.n_decode))
         if sequence.n_outputs(n) <= n_outputs:
             return n
         if sequence.needs_all_rows:
             return min(n, n_outputs)
-        return n - (self.n_outputs == 0)  # the last row of a prompt needs an output
+        n -= self.n_outputs == 0  # the last row of a prompt needs an output
+        return sequence.images.fitting(sequence.n_stored, n, n) if sequence.images else n
 
     def take(self, n: int, n_outputs: int, decodes: bool) -> None:
         self.n -= n

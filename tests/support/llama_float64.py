@@ -32,6 +32,7 @@ def forward(
     states: list[np.ndarray] | None = None,
     images: Mapping[int, np.ndarray] | None = None,
     positions: np.ndarray | None = None,
+    both_ways: bool = False,
 ) -> np.ndarray:
     """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
     have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
@@ -39,7 +40,8 @@ def forward(
     vectors to add to the residual after each layer. For each matrix, `squares` receives the sum over all
     tokens of x * x, where x is the matrix's input. `states` receives the residual before each layer and after
     the last. `images` maps the first token of an image to its rows [n, n_embd * (1 + deepstack layers)], and
-    `positions` [n_tokens, 3] are M-RoPE's time, height and width."""
+    `positions` [n_tokens, 3] are M-RoPE's time, height and width. If `both_ways`, rows of an image attend to
+    each other."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -114,6 +116,8 @@ def forward(
         seen = np.tril(np.ones((n, n), bool))
         if windows and windows[il]:
             seen &= ~np.tril(seen, -windows[il])
+        for first, rows in (images or {}).items() if both_ways else ():
+            seen[first : first + len(rows), first : first + len(rows)] = True
         s = np.where(seen, s, -np.inf)
         p_ = np.exp(s - s.max(-1, keepdims=True))
         a = (p_ @ v.transpose(1, 0, 2) / p_.sum(-1, keepdims=True)).transpose(1, 0, 2).reshape(n, -1)

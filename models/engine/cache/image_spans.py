@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision.rows import ImageRows
+from vkbackend.step import MAX_RUNS, Run
 
 ID_NBYTES = 7  # 56 bits of a row's id: two of 2^28 rows share an id with a probability of 1/2.
 
@@ -54,9 +55,9 @@ def without_images(tokens: Sequence[int]) -> list[int]:
     return [token for token in tokens if token >= 0]
 
 
-def check_images(tokens: Sequence[int], spans: Sequence[Span], width: int, n_ubatch: int) -> None:
+def check_images(tokens: Sequence[int], spans: Sequence[Span], width: int, n_free: int) -> None:
     """Raises InvalidArgument for images that the model or a step cannot take. `width` is the number of values
-    of a row."""
+    of a row, and `n_free` the rows that a step always has for one sequence."""
     if not width:
         raise InvalidArgument("the model was opened without a projector (mmproj), so it reads no images")
     end = 0
@@ -74,10 +75,11 @@ def check_images(tokens: Sequence[int], spans: Sequence[Span], width: int, n_uba
             raise InvalidArgument(f"an image has {n} rows and a grid of {image.grid[0]} x {image.grid[1]}")
         if span.first < end or list(tokens[span.first : span.end]) != row_ids(image.key, n):
             raise InvalidArgument(f"the tokens from {span.first} on are not the rows of their image")
-        if image.both_ways and n > n_ubatch:
+        if image.both_ways and n > n_free:
             raise InvalidArgument(
-                f"an image has {n} rows, which attend to each other and need one step; a step has {n_ubatch} "
-                f"rows: open the model with n_ubatch (-ub) of at least {n}, or limit the image's tokens"
+                f"an image has {n} rows, which attend to each other and need one step, and a step has "
+                f"{n_free} rows besides a row of each other slot; open the model with more rows (n_ubatch, "
+                "-ub), or limit the image's tokens"
             )
         end = span.end
 
@@ -85,13 +87,13 @@ def check_images(tokens: Sequence[int], spans: Sequence[Span], width: int, n_uba
 class SequenceImages:
     """The images of a sequence. If `has_sections`, RoPE positions have three components (M-RoPE): rows of an
     image at position p have (p, p + y, p + x), and the next position is p + max(height, width) (Wang et al.
-    2024, arXiv:2409.12191)."""
+    2024, arXiv:2409.12191). A step has at most `n_runs` runs of the sequence."""
 
-    def __init__(self, spans: Sequence[Span], has_sections: bool) -> None:
+    def __init__(self, spans: Sequence[Span], has_sections: bool, n_runs: int = MAX_RUNS) -> None:
         self._spans, self._end = spans, spans[-1].end
         self._positions: np.ndarray | None = _positions(spans) if has_sections else None
         self._next = 0 if self._positions is None else int(self._positions.max()) + 1
-        self.both_ways = any(span.image.both_ways for span in spans)
+        self._n_runs, self._whole = n_runs, [span for span in spans if span.image.both_ways]
 
     def rows(self, start: int, n: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (offset from `start`, values) of the images' rows among tokens `start` to `start` + n - 1."""
@@ -99,6 +101,53 @@ class SequenceImages:
             first, end = max(start, span.first), min(start + n, span.end)
             if first < end:
                 yield first - start, span.image.values[first - span.first : end - span.first]
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield (first token, end, whether it is an image whose rows attend to each other) of each piece of
+        tokens `start` to `end` - 1."""
+        for span in self._whole:
+            if start < min(end, span.first):
+                yield start, min(end, span.first), False
+            start = max(start, span.first)
+            if start < min(end, span.end):
+                yield start, min(end, span.end), True
+                start = span.end
+        if start < end:
+            yield start, end, False
+
+    def fitting(self, start: int, n: int, n_free: int) -> int:
+        """Return how many of the next `n` tokens a step may compute. A step computes an image whose rows
+        attend to each other to its end, or not at all. The first image may have up to `n_free` rows."""
+        if not self._whole:
+            return n
+        end = start
+        for number, (begin, stop, is_image) in enumerate(self._pieces(start, start + n)):
+            if number == self._n_runs:
+                break
+            if is_image and begin == start:
+                stop = next(span.end for span in self._whole if begin < span.end)
+                if stop - start > n_free:
+                    break
+            elif is_image and stop not in {span.end for span in self._whole}:
+                break
+            end = stop
+        return end - start
+
+    def runs(self, run: Run) -> list[Run]:
+        """Divide a run of the sequence, so that an image whose rows attend to each other has its own."""
+        if not self._whole:
+            return [run]
+        first = run.first_pos
+        return [
+            replace(
+                run,
+                first_row=run.first_row + begin - first,
+                n_rows=end - begin,
+                first_pos=begin,
+                end=end if is_image and end - begin > 1 else 0,
+            )
+            for begin, end, is_image in self._pieces(first, first + run.n_rows)
+        ]
 
     def positions(self, start: int, n: int) -> np.ndarray | None:
         """Return RoPE positions (time, height, width), int64 [n, 3], or None if they are the cells."""

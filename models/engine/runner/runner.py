@@ -240,6 +240,8 @@ class Runner:
             kind = kind._replace(adapters=width)
         if batch.images and batch.images.rows:
             kind = kind._replace(images=True)
+            if batch.images.sees_end:  # Halves would store K and V of later rows too late.
+                kind = kind._replace(mix=Mix.PREFILL, halves=False, sees_end=True)
         return self.mesh.recorded_step(kind._replace(stage=batch.stage) if batch.stage >= 0 else kind)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
@@ -279,6 +281,8 @@ class Runner:
             front, back = cut_runs(runs, half)
             self._params.fill(tokens[:half], front, [], mix)
             second.fill(tokens[half:], back, [i - half for i in outputs], mix)
+        elif images:
+            self._params.fill(tokens, runs, outputs, mix, ends=step.kind.sees_end)
         else:
             self._params.fill(tokens, runs, outputs, mix, typed=self.encodes)
         positions = self._params.rows[: half or n_rows, 0]

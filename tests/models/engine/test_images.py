@@ -229,7 +229,7 @@ def test_drafts_after_an_image() -> None:
         (ImageRows(b"k" * 16, np.zeros((5, 64)), (1, 5), False), "rows float64 (5, 64)"),
         (ImageRows(b"k" * 16, np.full((5, 64), np.nan, np.float32), (1, 5), False), "not finite"),
         (ImageRows(b"k" * 16, np.zeros((5, 64), np.float32), (2, 2), False), "a grid of 2 x 2"),
-        (image_of(1, 17, 64, both_ways=True), "n_ubatch (-ub) of at least 17"),
+        (image_of(1, 17, 64, both_ways=True), "more rows (n_ubatch, -ub)"),
     ],
 )  # fmt: skip
 def test_images_that_do_not_fit_are_refused(image: ImageRows, words: str) -> None:
@@ -325,3 +325,37 @@ def test_an_image_with_positions_continues_after_cached_rows(qwen3vl_path: Path,
         # The second sequence shares one block with the first, and begins at row 27 of the image.
         assert w.run(prompt, other, n=4)[0] == alone[0] and sum(w.n_rows) == 1 + 23 + 2 * 3
         assert nmse(np.array(w.run(prompt, n=4) and w.logits), np.array(logits)) <= 1e-9
+
+
+@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
+@pytest.mark.parametrize("n_ubatch", [64, 12])
+def test_rows_of_an_image_attend_to_each_other(devices: list[str], n_ubatch: int) -> None:
+    """With 12 rows per step, a text of 20 tokens is cut and the images are not."""
+    images = [image_of(1, 10, 64, both_ways=True), image_of(2, 9, 64, both_ways=True)]
+    prompt = [*LONG, images[0], images[1], 11, 12]
+    rows = {20: images[0].values, 30: images[1].values}
+    with watched(MODEL, devices, n_ubatch=n_ubatch) as w:
+        [answer] = w.run(prompt, n=3)
+        assert w.n_rows == ([41, 1, 1] if n_ubatch == 64 else [12, 8, 10, 11, 1, 1])
+        tokens = [*LONG, *[0] * 19, 11, 12, *answer[:-1]]
+        want = llama_float64.forward(MODEL, tokens, images=rows, both_ways=True)[-3:]
+        assert nmse(np.array(w.logits), want) <= 1e-9
+        causal = llama_float64.forward(MODEL, tokens, images=rows)[-3:]
+        assert nmse(causal, want) > 1e-4
+        # The cache has rows 20 to 31, so 8 rows of the second image are left.
+        logits = w.logits
+        w.run(prompt, [*prompt[:-1], 13])
+        assert sum(w.n_rows) == 1 + 9 and nmse(w.logits[0], logits[0]) <= 1e-9
+
+
+def test_images_that_need_one_step_and_other_sequences() -> None:
+    prompts: list[list[int | ImageRows]] = [
+        [*TEXT, image_of(1, 13, 64, both_ways=True), image_of(4, 12, 64, both_ways=True)],
+        [*LONG, 7],
+        [image_of(2, 13, 64, both_ways=True), image_of(3, 1, 64, both_ways=True), 9],
+        [*TEXT, 8, *LONG],
+    ]
+    with watched(MODEL, ["numpy"], n_slots=4, n_ubatch=16, prefix_cache=False) as w:
+        alone = [w.run(prompt, n=6)[0] for prompt in prompts]
+        assert w.run(*prompts, n=6) == alone
+        assert w.run(*reversed(prompts), n=6) == alone[::-1]
