@@ -16,9 +16,11 @@ from vkbackend.models.gguf.reader import GGUF
 ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
-MERGES |= {"lfm2": 2, "internvl": 2}
+MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2}
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
+MAX_TILES = 64  # of a picture
+MAX_TOKENS = 2048  # Rows of a picture by default, in families whose pictures vary; llama.cpp has 4,096.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,9 @@ class VisionConfig:
         projector = projector_type(gguf)
         scale = read_count(gguf, "vision.projector.scale_factor", MERGES.get(projector, 1), 64)
         image_size = read_count(gguf, "vision.image_size", limit=MAX_SIDE)
+        min_tiles, max_tiles = (int(gguf.u32(f"clip.vision.preproc_{m}_tiles", 0)) for m in ("min", "max"))
+        if max(min_tiles, max_tiles) > MAX_TILES or (max_tiles and min_tiles > max_tiles):
+            raise GGUFError(f"{path}: {min_tiles} to {max_tiles} tiles per picture, at most {MAX_TILES}")
         return cls(
             projector=projector,
             n_embd=n_embd,
@@ -105,8 +110,8 @@ class VisionConfig:
             min_pixels=int(gguf.u32("clip.vision.image_min_pixels", 0)),
             max_pixels=int(gguf.u32("clip.vision.image_max_pixels", 0)),
             preproc_size=int(gguf.u32("clip.vision.preproc_image_size", 0)),
-            min_tiles=int(gguf.u32("clip.vision.preproc_min_tiles", 0)),
-            max_tiles=int(gguf.u32("clip.vision.preproc_max_tiles", 0)),
+            min_tiles=min_tiles,
+            max_tiles=max_tiles,
             identity=bytes.fromhex(fingerprint(gguf)),
             path=str(path),
         )

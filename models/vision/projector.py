@@ -20,7 +20,7 @@ from vkbackend.meta.step_kind import StepKind, Wanted, bucket
 from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import FileSource, check_weights
-from vkbackend.models.vision.config import TokenLimits, VisionConfig, projector_type
+from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig, projector_type
 from vkbackend.models.vision.encoder import CELLS, Encoder
 from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.registry import family
@@ -28,8 +28,6 @@ from vkbackend.models.vision.rows import KEY_NBYTES, ImageRows
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, step_words
-
-MAX_TOKENS = 2048  # rows of a picture, in families whose pictures vary
 
 
 class Projector:

@@ -10,9 +10,7 @@ from pictures import blocks
 
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.picture import Tile
-from vkbackend.models.vision.preprocess.cut import merge_of
 
-DEFAULT_MERGE = {"gemma3": 4}
 N_SAMPLES = 16  # of each tile
 LIMITS = {"qwen3vl_merger": TokenLimits(8, 100), "qwen2.5vl_merger": TokenLimits(8, 100)}
 
@@ -37,8 +35,7 @@ def pixels_of(projector: str, number: int) -> np.ndarray:
 def in_raster_order(tile: Tile, config: VisionConfig) -> np.ndarray:
     """Return the normalized pixels of a tile, f32 [3, height, width]."""
     patch = math.isqrt(tile.patches.shape[1] // 3)
-    merge = 1 if patch != config.patch_size else merge_of(config, DEFAULT_MERGE.get(config.projector, 1))
-    (rows, columns), m = tile.grid, merge
+    (rows, columns), m = tile.grid, config.merge if patch == config.patch_size else 1
     values = tile.patches.reshape(rows // m, columns // m, m, m, 3, patch, patch)
     return values.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
 

@@ -42,7 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
         "image_mean": CLIP_MEAN,
         "image_std": CLIP_STD,
     },
-    "gemma3": {"image_size": 112, "patch_size": 14},
+    "gemma3": {"image_size": 112, "patch_size": 14, "merge": 4},
     "pixtral": {
         "image_size": 224,
         "patch_size": 14,

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from vkbackend.models.vision.config import VisionConfig
-
 Size = tuple[int, int]  # height, width
 BILINEAR, BICUBIC, LANCZOS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS
 
@@ -68,27 +66,14 @@ class Cut:
         return image.resize((size[1], size[0]), self.filter)
 
 
-def patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
-    """Return the patches of a tile, u8 [n_patches, 3, patch, patch], in the order of `Tile.patches`."""
-    height, width, _ = pixels.shape
-    side = patch * merge
-    squares = pixels.reshape(height // side, merge, patch, width // side, merge, patch, 3)
-    return squares.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, patch, patch)
-
-
-def normalized(values: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """Return (values / 255 - mean) / std, f32 [n, 3 * patch * patch], for values u8 [n, 3, patch, patch].
+def normalized(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """Return (pixels / 255 - mean) / std, f32 [height, width, 3], of pixels u8.
 
     The 256 values of a channel are computed once, in transformers' order: scaled in double precision, then in
     single precision.
     """
     levels = (np.arange(256) * (1 / 255)).astype(np.float32)
-    out = np.empty(values.shape, np.float32)
+    out = np.empty(pixels.shape, np.float32)
     for c in range(3):
-        np.take((levels - np.float32(mean[c])) / np.float32(std[c]), values[:, c], out=out[:, c])
-    return out.reshape(len(values), -1)
-
-
-def merge_of(config: VisionConfig, default: int) -> int:
-    """Return the patches of a row's side. Files state it unless it is the family's default."""
-    return config.merge if config.merge > 1 else default
+        np.take((levels - np.float32(mean[c])) / np.float32(std[c]), pixels[..., c], out=out[..., c])
+    return out

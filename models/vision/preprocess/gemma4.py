@@ -9,14 +9,14 @@ import math
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
-from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size, merge_of
+from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size
 
 MAX_TOKENS = 280  # rows of a picture
 LAYOUT = "<|image>", 0, "<image|>"
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
-    merge = merge_of(config, 3)
+    merge = config.merge
     side = config.patch_size * merge
     size = largest(height, width, side, limits.max_tokens or MAX_TOKENS)
     if config.projector == "gemma4uv":

@@ -6,7 +6,7 @@ As transformers' GotOcr2ImageProcessorPil, with `crop_to_patches`.
 from __future__ import annotations
 
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
-from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Overview, merge_of
+from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Overview
 from vkbackend.models.vision.preprocess.rules import nearest_grid
 
 MIN_TILES, MAX_TILES = 1, 12
@@ -20,5 +20,5 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
     n = rows * columns
     overview = Overview((tile, tile), from_original=True) if n > 1 else None
     layout = "<img>", *range(n + (n > 1)), "</img>"
-    size, merge = (rows * tile, columns * tile), merge_of(config, 2)
+    size, merge = (rows * tile, columns * tile), config.merge
     return Cut(BICUBIC, (size,), layout, config.patch_size, merge, (rows, columns), overview)

@@ -6,7 +6,7 @@ As transformers' Lfm2VlImageProcessor, which resizes with torch; here Pillow doe
 from __future__ import annotations
 
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
-from vkbackend.models.vision.preprocess.cut import BILINEAR, Cut, Overview, merge_of
+from vkbackend.models.vision.preprocess.cut import BILINEAR, Cut, Overview
 from vkbackend.models.vision.preprocess.rules import nearest_grid, tile_texts, within_limits
 
 MIN_TOKENS, MAX_TOKENS = 64, 256  # rows of a tile
@@ -16,7 +16,7 @@ TOLERANCE = 2.0  # A picture with more pixels than this times the limit is cut.
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
-    patch, merge = config.patch_size, merge_of(config, 2)
+    patch, merge = config.patch_size, config.merge
     side = patch * merge
     most = limits.max_tokens or MAX_TOKENS
     least = min(limits.min_tokens or MIN_TOKENS, most)

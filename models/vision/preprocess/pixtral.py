@@ -1,14 +1,14 @@
 """Pixtral and Mistral Small 3: shrunk to a longest side, then stretched to complete merged patches.
 
 As transformers' PixtralImageProcessorPil. The projector adds the embedding of [IMG_BREAK] after each row of
-merged patches but the last.
+merged patches but the last. The longest side is shorter if the picture would have more rows than the limit.
 """
 
 from __future__ import annotations
 
 import math
 
-from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size
 
 
@@ -16,7 +16,7 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
     side = config.patch_size * config.merge
     longest = config.image_size
     rows, columns = complete(height, width, longest, side)
-    while limits.max_tokens and rows * (columns + 1) - 1 > limits.max_tokens and longest > side:
+    while rows * (columns + 1) - 1 > (limits.max_tokens or MAX_TOKENS) and longest > side:
         longest -= side
         rows, columns = complete(height, width, longest, side)
     size = rows * side, columns * side

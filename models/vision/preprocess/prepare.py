@@ -9,8 +9,9 @@ import numpy as np
 
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.patches import cut_patches
 from vkbackend.models.vision.picture import Picture, Tile
-from vkbackend.models.vision.preprocess.cut import Cut, normalized, patches
+from vkbackend.models.vision.preprocess.cut import Cut, normalized
 from vkbackend.models.vision.rows import KEY_NBYTES
 
 VERSION = 1  # Of the rules; part of a picture's key.
@@ -60,7 +61,7 @@ def prepare(pixels: np.ndarray, config: VisionConfig, limits: TokenLimits) -> Pi
         mean = std = (0.5, 0.5, 0.5)
     tiles = tuple(
         Tile(
-            normalized(patches(tile, cut.patch, cut.merge), mean, std),
+            cut_patches(normalized(tile, mean, std), cut.patch, cut.merge),
             (tile.shape[0] // cut.patch, tile.shape[1] // cut.patch),
         )
         for tile in cut.tiles(pixels)
@@ -72,5 +73,5 @@ def key_of(pixels: np.ndarray, config: VisionConfig, limits: TokenLimits) -> byt
     """Return a hash of the pixels, the projector's file and the parameters of the rules."""
     parameters = VERSION, pixels.shape, config.projector, limits.min_tokens, limits.max_tokens
     digest = hashlib.sha256(repr(parameters).encode() + config.identity)
-    digest.update(np.ascontiguousarray(pixels))
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()[:KEY_NBYTES]

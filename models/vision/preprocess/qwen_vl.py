@@ -5,15 +5,15 @@ As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`).
 
 from __future__ import annotations
 
-from vkbackend.models.vision.config import TokenLimits, VisionConfig
-from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, merge_of
+from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig
+from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut
 from vkbackend.models.vision.preprocess.rules import within_limits
 
-MIN_TOKENS, MAX_TOKENS = 8, 2048  # rows of a picture; llama.cpp has 8 to 4,096
+MIN_TOKENS = 8  # rows of a picture, as in llama.cpp
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
-    merge = merge_of(config, 2)
+    merge = config.merge
     side = config.patch_size * merge
     least, most = token_range(config, limits, side**2)
     size = within_limits(height, width, side, least * side**2, most * side**2)

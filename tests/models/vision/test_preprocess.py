@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from oracles.fixture import write
+from oracles.vision import build
 from picture_goldens import pixels_of
 from pictures import blocks
 from vision_configs import SMALL, vision_config
 
-from vkbackend.errors import InvalidArgument, UnsupportedModel
-from vkbackend.models.vision.config import TokenLimits
+from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.prepare import count, cut_of, prepare
 
 pytestmark = pytest.mark.no_vulkan
@@ -75,7 +80,7 @@ def test_the_text_around_tiles() -> None:
         ("idefics3", 480, 640, 13 * 64),
         ("idefics3", 2048, 2048, 17 * 64),
         ("gemma3", 480, 640, 256),
-        ("pixtral", 1540, 1540, 55 * 56 - 1),
+        ("pixtral", 1540, 1000, 55 * 37 - 1),
         ("gemma4v", 1000, 1000, 256),
         ("internvl", 448, 896, 3 * 256),
         ("lfm2", 512, 512, 256),
@@ -125,3 +130,13 @@ def test_what_cannot_be_prepared_is_refused() -> None:
         prepare(np.zeros((4, 4, 3), np.float32), config, NONE)
     with pytest.raises(UnsupportedModel, match="no preprocessing for projectors of type 'other'"):
         count(4, 4, vision_config("idefics3", projector="other"), NONE)
+
+
+@pytest.mark.parametrize("tiles", [{"min": 3, "max": 2}, {"max": 65}, {"min": 1 << 31}])
+def test_a_file_with_impossible_tiles_is_refused(tmp_path: Path, tiles: dict[str, int]) -> None:
+    fixture = build("idefics3")
+    fixture.keys |= {f"vision.preproc_{name}_tiles": n for name, n in tiles.items()}
+    path = tmp_path / "mmproj.gguf"
+    write(fixture, path)
+    with GGUF.open(path) as gguf, pytest.raises(GGUFError, match="tiles per picture, at most 64"):
+        VisionConfig.from_gguf(gguf)
