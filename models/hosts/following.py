@@ -17,7 +17,7 @@ from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import Wanted, bucket
-from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.hosts.calls import JOIN_S
 from vkbackend.models.hosts.group import Group
@@ -25,6 +25,7 @@ from vkbackend.models.hosts.node_messages import (
     AskMemory,
     CopyRanges,
     End,
+    Images,
     Measure,
     MemoryReport,
     Open,
@@ -82,8 +83,16 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
     """Execute a call. Raises DeviceLost for a call that does not fit the loaded model."""
     mesh = runner.mesh
     match call:
+        case Images():
+            width = runner.image_width
+            n_known = sum(len(values) for _, values in group.images)
+            _require(0 < width and len(call.values) == 4 * call.n_rows * width, call)
+            _require(n_known + call.n_rows <= runner.n_ubatch, call)
+            rows = np.frombuffer(call.values, np.float32).reshape(call.n_rows, width)
+            group.images.append((call.first_row, rows))
         case Step():
-            _step(runner, call)
+            images, group.images = group.images, []
+            _step(runner, call, images)
         case Record():
             most = runner.max_hidden if call.hidden else runner.max_outputs
             _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= most, call)
@@ -91,6 +100,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             _require(call.adapters <= bucket(len(runner.adapters)), call)
             _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
             _require(not call.ahead or runner.model.n_ahead > 0, call)
+            _require(call.images >= call.sees_end and runner.image_width >= call.images, call)
             mesh.recorded_step(call.kind())
             group.recorded()
         case Shift():
@@ -132,7 +142,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             _require(False, call)
 
 
-def _step(runner: Runner, call: Step) -> None:
+def _step(runner: Runner, call: Step, images: list[tuple[int, np.ndarray]]) -> None:
     n_rows = len(call.tokens)
     most = runner.max_hidden if call.hidden else runner.max_outputs
     _require(n_rows <= runner.n_ubatch and len(call.outputs) <= most, call)
@@ -147,8 +157,11 @@ def _step(runner: Runner, call: Step) -> None:
         _require(run.first_pos + run.n_rows <= runner.n_ctx, call)
         _require(all(0 <= i < len(runner.adapters) for i, _ in run.adapters), call)
         _require(-1 <= run.read < n_cells and -1 <= run.written < n_cells, call)
+        _require(run.end == 0 or (call.sees_end and run.end <= runner.n_ctx), call)
         at += run.n_rows
     _require(at == n_rows, call)
+    _require(call.images == bool(images) and call.images >= call.sees_end, call)
+    _require(all(first + len(values) <= n_rows for first, values in images), call)
     masks = None
     if call.masks is not None:
         words = -(-runner.n_vocab // 32)
@@ -170,11 +183,13 @@ def _step(runner: Runner, call: Step) -> None:
             (r.read, r.written) if r.written >= 0 else None,
             adapters=tuple(r.adapters),
             second=r.second,
+            end=r.end,
         )
         for r in call.runs
     ]
     wanted = Wanted(call.top_k, call.summed, call.ahead, call.hidden)
-    batch = MicroBatch(call.tokens, runs, call.outputs, masks)
+    of_images = BatchImages(images, None, call.sees_end) if images else None
+    batch = MicroBatch(call.tokens, runs, call.outputs, masks, images=of_images)
     runner.compute(batch, runner.recorded_step(batch, wanted), tables)
     if call.outputs:
         runner.mesh.outputs.collect(len(call.outputs), wanted)

@@ -32,6 +32,7 @@ class Group(Calls):
         self.joining, self.where = Joining(self), where
         self.pulse = Pulse(transport) if pulse else None
         self._ended = False
+        self.images: list[tuple[int, np.ndarray]] = []  # Node 0 has sent these rows for the next step.
 
     @property
     def nodes(self) -> Nodes:
@@ -63,6 +64,11 @@ class Group(Calls):
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """`tables` contains rows of cos and sin for the other nodes."""
+        for first, values in batch.images.rows if batch.images else ():
+            n = max(1, PIECE_NBYTES // values[0].nbytes)
+            for at in range(0, len(values), n):
+                piece = np.ascontiguousarray(values[at : at + n])
+                self.tell(node_messages.Images(first + at, len(piece), piece.tobytes()))
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     def shift(

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import MAX_ADAPTERS, StepKind, Wanted
-from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
 from vkbackend.models.options import Options
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
@@ -103,18 +103,21 @@ class Record(_Call):
     ahead: bool = False
     adapters: Literal[0, 1, 2, 4] = 0
     hidden: bool = False
+    images: bool = False
+    sees_end: bool = False
 
     @classmethod
     def of(cls, kind: StepKind) -> Record:
         top_k, summed, ahead, hidden = kind.wanted
         counts = kind.n_rows, kind.n_outputs, int(kind.mix), top_k
-        rest = kind.masked, kind.halves, ahead, kind.adapters, hidden
+        rest = kind.masked, kind.halves, ahead, kind.adapters, hidden, kind.images, kind.sees_end
         return cls(*counts, summed, *rest)  # type: ignore[arg-type]
 
     def kind(self) -> StepKind:
         wanted = Wanted(self.top_k, self.summed, self.ahead, self.hidden)
         rest = self.masked, self.halves, self.adapters
-        return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, *rest)
+        kind = StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, *rest)
+        return kind._replace(images=self.images, sees_end=self.sees_end)
 
 
 class RunData(Struct, array_like=True, forbid_unknown_fields=True):
@@ -127,6 +130,15 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     adapters: Annotated[list[tuple[U32, float]], Meta(max_length=MAX_ADAPTERS)] = []
     second: Annotated[int, Meta(ge=0, lt=MAX_ROWS)] = 0
+    end: U32 = 0
+
+
+class Images(_Call):
+    """Rows of an image in the next Step, float32 [n_rows, values of a row]. Several calls add their rows."""
+
+    first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
+    n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+    values: Piece
 
 
 class Step(_Call):
@@ -139,6 +151,8 @@ class Step(_Call):
     rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
     ahead: bool = False
     hidden: bool = False
+    images: bool = False
+    sees_end: bool = False
 
     @classmethod
     def of(cls, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None) -> Step:
@@ -151,6 +165,7 @@ class Step(_Call):
                 *(r.states or (-1, -1)),
                 list(r.adapters),
                 r.second,
+                r.end,
             )
             for r in batch.runs
         ]
@@ -158,7 +173,9 @@ class Step(_Call):
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None
         tokens, outputs = list(batch.tokens), list(batch.outputs)
         k, summed, ahead, hidden = wanted
-        return cls(tokens, runs, outputs, k, masks, summed, rope, ahead, hidden)
+        images = batch.images or BatchImages(())
+        flags = bool(images.rows), images.sees_end
+        return cls(tokens, runs, outputs, k, masks, summed, rope, ahead, hidden, *flags)
 
 
 class Shift(_Call):
@@ -226,6 +243,7 @@ Call = (
     | Reduces
     | Settle
     | Record
+    | Images
     | Step
     | Shift
     | Write

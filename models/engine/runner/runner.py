@@ -194,11 +194,11 @@ class Runner:
             advance = self.kv.states.slots.advance
             batch = batch._replace(runs=[replace(run, states=advance(run)) for run in batch.runs])
         if self.group:
-            tables = None
-            if self.group.joining.sends_tables:
+            tables = self._ropes.of_images(batch.images)
+            if tables is None and self.group.joining.sends_tables:
                 runs = batch.runs
                 positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
-                tables = self._ropes.of_images(batch.images) or self._ropes.at(positions)
+                tables = self._ropes.at(positions)
             self.group.step(batch, computed, tables)
         if n_outputs:
             self.mesh.outputs.expect(n_outputs, computed, handle.place)

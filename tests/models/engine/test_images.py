@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import llama_float64
 import numpy as np
@@ -26,10 +26,12 @@ from vkbackend.models.engine.cache import image_spans
 from vkbackend.models.engine.cache.image_spans import SequenceImages, Span, row_ids, with_row_ids
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, LoadState, SaveState
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.rows import ImageRows
+from vkbackend.tools.measure.twin_nodes import twin_runner
 
 MODEL = DATA / "stories-narrow-F16.gguf"
 TEXT = [5, 17, 40, 33, 21]
@@ -45,9 +47,13 @@ def image_of(seed: int, n_rows: int, width: int, **how: Any) -> ImageRows:
 class Watched:
     """An engine whose logits rows are kept."""
 
+    OPTIONS: ClassVar = {"n_ctx": 96, "n_slots": 2, "mmproj": "x", "exact": True, **F32}
+
     def __init__(self, path: Path, devices: list[str], **options: Any) -> None:
-        options = {"n_ctx": 96, "n_slots": 2, "mmproj": "x", "exact": True, **F32, **options}
-        self.runner = load_runner(path, devices=devices, **options)
+        self.watch(load_runner(path, devices=devices, **Watched.OPTIONS | options))
+
+    def watch(self, runner: Runner) -> None:
+        self.runner = runner
         self.engine = Engine(self.runner, Everything())
         self.logits: list[np.ndarray] = []
         self.n_rows: list[int] = []  # of each step
@@ -78,6 +84,14 @@ class Watched:
             if of_request[-1].error:
                 raise of_request[-1].error.exception()
         return [tokens_of(events[request.id]) for request in requests]
+
+
+@contextmanager
+def on_hosts(path: Path, places: list[str], **options: Any) -> Iterator[Watched]:
+    engine = object.__new__(Watched)
+    with twin_runner(path, places, **Watched.OPTIONS, **options) as runner:
+        engine.watch(runner)
+        yield engine
 
 
 @contextmanager
@@ -359,3 +373,16 @@ def test_images_that_need_one_step_and_other_sequences() -> None:
         alone = [w.run(prompt, n=6)[0] for prompt in prompts]
         assert w.run(*prompts, n=6) == alone
         assert w.run(*reversed(prompts), n=6) == alone[::-1]
+
+
+@pytest.mark.parametrize("split_mode", ["tensor", "hosts"])
+def test_images_on_two_hosts(qwen3vl_path: Path, split_mode: str) -> None:
+    places = ["0/numpy", "1/numpy"]
+    both = [image_of(4, 9, 3 * 64, both_ways=True, grid=(3, 3))]
+    with on_hosts(qwen3vl_path, places, split_mode=split_mode) as hosts:
+        prompt, *_ = qwen3vl_case(hosts.runner.image_width)
+        answers = hosts.run(prompt, [*TEXT, *both, 3], n=3)
+        logits = hosts.logits
+    with watched(qwen3vl_path, ["numpy"]) as w:
+        assert w.run(prompt, [*TEXT, *both, 3], n=3) == answers
+        assert nmse(np.array(logits), np.array(w.logits)) <= 1e-9

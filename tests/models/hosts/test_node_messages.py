@@ -30,6 +30,8 @@ GOOD = [
     node_messages.Step([1, 2], [node_messages.RunData(0, 0, 2, 0)], [1]),
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
     node_messages.Record.of(StepKind.of_run(8, 1, 4)),
+    node_messages.Record.of(StepKind.of_run(8, 1, 4)._replace(images=True, sees_end=True)),
+    node_messages.Images(3, 2, b"12345678"),
     node_messages.Shift(0, 20, 40, 10, {"rope": b"1234"}),
     node_messages.Write(1, "cells.4", 0, b"1234"),
     node_messages.Read(1, "cache_k_l0", 0, 64),
@@ -132,6 +134,10 @@ UNFIT = [
     node_messages.Step([1], [RUN], [0], 0, b"1234"),
     node_messages.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
     node_messages.Step([1] * 200, [node_messages.RunData(0, 0, 200, 0, 0, 0)], []),
+    node_messages.Images(0, 1, b"1234"),  # the model was loaded without a projector
+    node_messages.Step([1], [RUN], [0], images=True),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 0, end=1)], [0]),
+    node_messages.Record(1, 1, 1, 0, False, False, False, images=True),
     node_messages.Shift(0, 20, 40, 10, {}),  # the model was loaded without context_shift
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
