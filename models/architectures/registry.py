@@ -20,6 +20,7 @@ MODELS = {
     "llama4": "Llama 4 Scout, Maverick, their text part",
     "mistral3": "Ministral 3",
     "qwen2": "Qwen2, Qwen2.5",
+    "qwen2vl": "Qwen2-VL, Qwen2.5-VL, their text part",
     "qwen2moe": "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
     "qwen3": "dense Qwen3",
     "qwen3moe": "Qwen3-30B-A3B, Qwen3-235B-A22B",

@@ -89,6 +89,14 @@ def qwen2(m: Fixture) -> None:
         feed_forward(m, il)
 
 
+@fixture("qwen2vl")
+def qwen2vl(m: Fixture) -> None:
+    base(m, 3, rope__dimension_sections=[2, 3, 3, 0])
+    for il in range(3):
+        attention(m, il, bias="qkv")
+        feed_forward(m, il)
+
+
 @fixture("qwen3")
 def qwen3(m: Fixture) -> None:
     base(m, 4, n_kv=1)

@@ -68,7 +68,7 @@ def mistral3(m: Fixture) -> tuple[Any, State]:
     return transformers.Ministral3Config(**common(m, rope_parameters=scaled)), state
 
 
-@builder("qwen2")
+@builder("qwen2", "qwen2vl")
 def qwen2(m: Fixture) -> tuple[Any, State]:
     return transformers.Qwen2Config(**common(m), use_sliding_window=False), renamed(m)
 

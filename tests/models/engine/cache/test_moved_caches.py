@@ -55,6 +55,7 @@ REFUSED = {
     "glm-dsa": "indexer",
     "glm-dsa+shared": "indexer",
     "mistral4": "MLA",
+    "qwen2vl": "M-RoPE",
     "qwen3vl": "M-RoPE",
     "qwen3vlmoe": "M-RoPE",
     **dict.fromkeys(
