@@ -71,6 +71,7 @@ class FakeModel:
     adapters: tuple[dict[str, Any], ...] = ()
     heads: Heads = field(default_factory=lambda: Heads(None, (), None, None, 8))
     is_encoder: bool = False
+    pictures: Any = None
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode("utf-8", "replace"))

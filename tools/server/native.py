@@ -52,13 +52,22 @@ async def models(service: Service, request: Request) -> Response:
         "description": "", "tags": [""], "capabilities": capabilities_of(llm), "parameters": "",
         "details": details,
     }  # fmt: skip
-    entries = [_model_entry(service) | {"meta": meta}, *_adapter_entries(service, llm)]
+    entry = _model_entry(service) | {"meta": meta, "architecture": architecture_of(llm)}
+    entries = [entry, *_adapter_entries(service, llm)]
     return Json({"models": [shown], "object": "list", "data": entries})
 
 
 def capabilities_of(llm: LLM) -> list[str]:
     classifies = ["rerank"] if llm.heads.classifier else []
-    return [*(["embedding"] if llm.is_encoder else ["completion"]), *classifies]
+    sees = ["multimodal"] if llm.pictures is not None else []  # llama-server's word
+    return [*(["embedding"] if llm.is_encoder else ["completion"]), *classifies, *sees]
+
+
+def architecture_of(llm: LLM) -> dict[str, list[str]]:
+    return {
+        "input_modalities": ["text", *(["image"] if llm.pictures is not None else [])],
+        "output_modalities": ["text"],
+    }
 
 
 async def one_model(service: Service, request: Request) -> Response:
@@ -118,7 +127,7 @@ async def props(service: Service, request: Request) -> Response:
             "pooling": config.pooling or llm.heads.pooling,
             "n_embd": llm.heads.n_embd,
             "capabilities": capabilities_of(llm),
-            "modalities": {"vision": False, "video": False, "audio": False},
+            "modalities": {"vision": llm.pictures is not None, "video": False, "audio": False},
             "devices": llm.device_names,
             "build_info": FINGERPRINT,
             "is_sleeping": False,

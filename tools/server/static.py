@@ -19,7 +19,7 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 CSP = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 

@@ -140,7 +140,26 @@ def test_messages_of_a_request(run: Run) -> None:
         for i, (role, content) in enumerate(texts)
     }
     chat = {"system": "s", "nodes": nodes | {"": {"id": ""}}}
-    messages = run("chat.js", "(m, chat) => m.requestOf(chat, '4').messages", chat)
+    messages = run("chat.js", "async (m, chat) => (await m.requestOf(chat, '4')).messages", chat)
     assert [(message["role"], message["content"]) for message in messages] == [
         ("system", "s"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d"),
     ]  # fmt: skip
+
+
+def test_images_of_a_request(run: Run) -> None:
+    """Images precede the text. An image that the browser no longer has is left out."""
+    nodes = {
+        "": {"id": ""},
+        "0": {"id": "0", "parent": "", "role": "user", "content": "a", "images": ["i", "gone"]},
+        "1": {"id": "1", "parent": "0", "role": "assistant", "content": ""},
+        "2": {"id": "2", "parent": "1", "role": "user", "content": "b"},
+        "3": {"id": "3", "parent": "2", "role": "user", "content": "", "images": ["i"]},
+    }
+    function = """async (m, chat) => {
+        const images = {get: async (id) => (id === "i" ? new Blob(["abc"], {type: "image/webp"}) : null)};
+        return (await m.requestOf(chat, '3', images)).messages;
+    }"""
+    (message,) = run("chat.js", function, {"system": "", "nodes": nodes})
+    image = {"type": "image_url", "image_url": {"url": "data:image/webp;base64,YWJj"}}
+    texts = [{"type": "text", "text": text} for text in "ab"]
+    assert message == {"role": "user", "content": [image, *texts, image]}

@@ -2,6 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
+import { dataUrl } from "./image_store.js";
 import { Titles } from "./titles.js";
 import { ROOT, add, openCalls, path, pathTo, place, remove, titleOf, turn } from "./tree.js";
 
@@ -12,10 +13,10 @@ const SHOW_SHARE = 4; // Showing a long answer takes at most a quarter of the ti
 export class Chat {
   /**
    * `show()` redraws the page, `tell(text)` shows an error, `settings()` returns request fields, `writesTitles()`
-   * whether the model writes titles.
+   * whether the model writes titles. `images` is an ImageStore.
    */
-  constructor({ api, store, messages, settings, writesTitles, show, tell }) {
-    Object.assign(this, { api, store, messages, settings, writesTitles, show, tell });
+  constructor({ api, store, images, messages, settings, writesTitles, show, tell }) {
+    Object.assign(this, { api, store, images, messages, settings, writesTitles, show, tell });
     this.titles = new Titles(api, (chat) => (this.keep(chat), this.show()));
     this.runs = new Map(); // conversation id -> {node, controller}
     this.current = null;
@@ -42,16 +43,17 @@ export class Chat {
     if (this.store.get(chat.id)) this.save(chat);
   }
 
-  /** Send the text as a question, or as the result of the first tool call that has no result. */
-  send(text) {
+  /** Send the text as a question, or as the result of the first tool call that has no result. `images` are ids. */
+  send(text, images = []) {
     const chat = this.current;
-    if (this.isRunning() || !text.trim()) return false;
+    if (this.isRunning() || !(text.trim() || images.length)) return false;
     const shown = path(chat);
     const above = shown.at(-1)?.id ?? ROOT;
     const [call, ...others] = openCalls(shown);
+    const more = images.length ? { images } : {};
     const node = call
-      ? add(chat, above, "tool", text, { tool_call_id: call.id, name: call.name })
-      : add(chat, above, "user", text);
+      ? add(chat, above, "tool", text, { tool_call_id: call.id, name: call.name, ...more })
+      : add(chat, above, "user", text, more);
     this.messages.follows = true;
     if (others.length) this.saved(chat);
     else this.answer(chat, node.id);
@@ -60,7 +62,8 @@ export class Chat {
 
   edit(node, text) {
     if (this.isRunning()) return;
-    this.answer(this.current, add(this.current, node.parent, "user", text).id);
+    const more = node.images ? { images: node.images } : {};
+    this.answer(this.current, add(this.current, node.parent, "user", text, more).id);
   }
 
   again(node) {
@@ -114,7 +117,7 @@ export class Chat {
     };
     let body = null;
     try {
-      body = { ...requestOf(chat, above), ...this.settings() };
+      body = { ...(await requestOf(chat, above, this.images)), ...this.settings() };
       for await (const chunk of this.api.chat(body, run.controller.signal)) {
         this.take(run, chunk);
         due ||= setTimeout(draw, showMs);
@@ -181,6 +184,7 @@ const statsOf = (timings) => ({
   cached: timings.cache_n,
   drafted: timings.draft_n ?? 0,
   accepted: timings.draft_n_accepted ?? 0,
+  imageMs: timings.image_ms ?? 0,
 });
 
 function reason(error) {
@@ -189,10 +193,13 @@ function reason(error) {
   return error.message;
 }
 
-/** Return request fields with the messages up to `last`. */
-export function requestOf(chat, last) {
-  const messages = pathTo(chat, last).map((node) => {
-    const { role, content } = node;
+/** Return request fields with the messages up to `last`. `images` is an ImageStore. */
+export async function requestOf(chat, last, images) {
+  const nodes = pathTo(chat, last);
+  const contents = await Promise.all(nodes.map((node) => contentOf(node, images)));
+  const messages = nodes.map((node, i) => {
+    const { role } = node;
+    const content = contents[i];
     if (role === "tool") return { role, content, tool_call_id: node.tool_call_id, name: node.name };
     if (role === "user") return { role, content };
     const message = { role, content };
@@ -204,12 +211,27 @@ export function requestOf(chat, last) {
   for (const one of messages) {
     const before = said.at(-1);
     if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // has no token
-    if (one.role === "user" && before?.role === "user") before.content += `\n\n${one.content}`;
+    if (one.role === "user" && before?.role === "user") before.content = joined(before.content, one.content);
     else said.push(one); // many templates refuse consecutive questions
   }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   const stream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
   return { messages: [...system, ...said], ...stream };
+}
+
+/** Return a message's content: its text, or a list of its images and its text. */
+async function contentOf(node, images) {
+  const blobs = await Promise.all((node.images ?? []).map((id) => images.get(id)));
+  const known = blobs.filter(Boolean); // others were removed from this browser
+  if (!known.length) return node.content;
+  const urls = await Promise.all(known.map(dataUrl));
+  const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  return node.content ? [...parts, { type: "text", text: node.content }] : parts;
+}
+
+function joined(before, after) {
+  if (typeof before === "string" && typeof after === "string") return `${before}\n\n${after}`;
+  return [before, after].flatMap((content) => (typeof content === "string" ? { type: "text", text: content } : content));
 }
 
 const callOf = (call) => ({

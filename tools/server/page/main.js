@@ -1,9 +1,11 @@
 // Connects the open conversation, buttons, keys and the server's state.
 
 import { Api } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { Devices } from "./devices.js";
 import { find, number } from "./dom.js";
+import { ImageStore } from "./image_store.js";
 import { askKey } from "./key.js";
 import { isSend } from "./message.js";
 import { Messages } from "./messages.js";
@@ -18,6 +20,7 @@ import { compare } from "./versions.js";
 const RETRY_MS = 1000; // while the model loads
 
 const store = new Store(localStorage);
+const images = new ImageStore(indexedDB);
 const api = new Api(async (isWrong) => {
   const key = await askKey(isWrong);
   if (key && !contextSize) setTimeout(askServer); // unknown until now
@@ -32,11 +35,13 @@ const messages = new Messages({
   turn: (node, step) => chat.turn(node, step),
   compare: (node) => chat.isRunning() || compare(chat.current, node, (step) => chat.turn(node, step)),
   remove: (node) => chat.remove(node),
+  imageUrl: (id) => images.url(id),
 });
+const attachments = new Attachments(tell);
 const settings = new Settings(store, () => chat.current, () => chat.current.title && chat.save(chat.current));
 const models = new Models(api, localStorage, () => askModel());
 const fields = () => ({ ...settings.fields(), ...models.fields() });
-const chat = new Chat({ api, store, messages, settings: fields, writesTitles: () => settings.writesTitles(), show, tell });
+const chat = new Chat({ api, store, images, messages, settings: fields, writesTitles: () => settings.writesTitles(), show, tell });
 const sidebar = new Sidebar(store, {
   open,
   tell,
@@ -131,15 +136,19 @@ async function askModel() {
 
 function showModel(props) {
   contextSize = props.default_generation_settings?.n_ctx ?? 0;
+  attachments.allow(Boolean(props.modalities?.vision));
   settings.showDefaults(props.default_generation_settings?.params ?? {});
   show();
 }
 
 // ---- the composer ----
 
-function send() {
-  if (!chat.send(input.value)) return;
+async function send() {
+  const text = input.value;
+  if (chat.isRunning() || !(text.trim() || attachments.images.length)) return;
   input.value = "";
+  const ids = await Promise.all(attachments.clear().map((blob) => images.add(blob)));
+  if (!chat.send(text, ids)) return;
   history.replaceState(null, "", `#${chat.current.id}`);
 }
 
@@ -233,5 +242,6 @@ const wanted = location.hash.slice(1);
 const draft = new URLSearchParams(location.search).get("q");
 if (store.get(wanted)) open(wanted);
 else openNew();
+images.clean((id) => store.hasImage(id));
 if (draft) input.value = draft; // a link only fills the field; the user sends it
 askServer();

@@ -11,6 +11,7 @@ export class MessageView {
     this.node = node;
     this.actions = actions;
     this.body = element("div", { className: "body" });
+    this.images = element("ul", { className: "images", "aria-label": "Images", hidden: !node.images?.length });
     this.thought = element("div", { className: "body" });
     this.thinking = element("details", { className: "thinking", hidden: true }, element("summary", {}, "Thoughts"), this.thought);
     this.calls = element("div", { className: "calls" });
@@ -33,6 +34,7 @@ export class MessageView {
       { className: `message ${node.role}`, tabIndex: -1, "aria-label": name },
       element("h2", {}, name),
       this.thinking,
+      this.images,
       this.body,
       this.calls,
       this.stopped,
@@ -43,7 +45,15 @@ export class MessageView {
       this.live = new LiveText(this.body);
       this.liveThought = new LiveText(this.thought);
     } else this.fill();
+    if (node.images?.length) this.showImages();
     this.update(isRunning);
+  }
+
+  async showImages() {
+    const urls = await Promise.all(this.node.images.map((id) => this.actions.imageUrl(id)));
+    const missing = () => element("span", { className: "quiet" }, "An image that this browser no longer has.");
+    const images = urls.map((src, i) => (src ? element("img", { src, alt: `Image ${i + 1}` }) : missing()));
+    this.images.replaceChildren(...images.map((image) => element("li", {}, image)));
   }
 
   buttons() {
@@ -61,6 +71,7 @@ export class MessageView {
     const { node } = this;
     if (node.role === "assistant") this.body.replaceChildren(markdown(node.content));
     else this.body.replaceChildren(...folded(node.role === "tool" ? "pre" : "p", node.content));
+    this.body.hidden = Boolean(node.images?.length) && !node.content;
     if (node.reasoning) this.thought.replaceChildren(markdown(node.reasoning));
   }
 
@@ -112,7 +123,7 @@ export class MessageView {
     };
     const send = () => {
       close();
-      if (area.value.trim()) this.actions.edit(this.node, area.value);
+      if (area.value.trim() || this.node.images) this.actions.edit(this.node, area.value);
     };
     const form = element(
       "form",
@@ -151,6 +162,7 @@ function statsText(stats) {
   if (stats.tokens) parts.push(`${number(stats.tokens)} tokens`);
   if (stats.perSecond) parts.push(`${number(stats.perSecond)} tokens/s`);
   if (stats.drafted) parts.push(`${number((100 * stats.accepted) / stats.drafted)} % of drafts accepted`);
+  if (stats.imageMs) parts.push(`images ${number(stats.imageMs / 1000)} s`);
   if (stats.prompt) {
     const kept = stats.cached ? `, ${number(stats.cached)} cached` : "";
     parts.push(`prompt ${number(stats.prompt)}${kept}`);

@@ -7,7 +7,10 @@ import { path, place } from "./tree.js";
 const NEAR_PX = 80; // Within this distance from the end, the view scrolls with a growing answer.
 
 export class Messages {
-  /** `actions` provides edit(node, text), again(node), turn(node, step), compare(node) and remove(node). */
+  /**
+   * `actions` provides edit(node, text), again(node), turn(node, step), compare(node), remove(node) and
+   * imageUrl(id).
+   */
   constructor(actions) {
     this.actions = actions;
     this.log = find("messages");

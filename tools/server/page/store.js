@@ -53,6 +53,12 @@ export class Store {
     }
   }
 
+  /** Return whether a message has this image. */
+  hasImage(id) {
+    const has = (chat) => Object.values(chat.nodes).some((node) => node.images?.includes(id));
+    return [...this.chats.values()].some(has);
+  }
+
   delete(id) {
     this.chats.delete(id);
     this.storage.removeItem(CHAT + id);

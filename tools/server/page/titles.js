@@ -22,7 +22,7 @@ export function titleFrom(text) {
     .replace(/^(?:#+\s*|\*+|title\s*:\s*|["'“”«»„`*\s]+)+/i, "")
     .replace(/["'“”«»„`*.\s]+$/, "");
   const isShort = plain.split(/\s+/).length <= MAX_WORDS;
-  return isShort ? titleOf(plain) : "";
+  return isShort && plain ? titleOf(plain) : "";
 }
 
 export class Titles {

@@ -43,7 +43,7 @@ export function add(conversation, parent, role, content, more = {}) {
 }
 
 export function titleOf(text) {
-  const line = text.trim().replace(/\s+/g, " ");
+  const line = text.trim().replace(/\s+/g, " ") || "Image";
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
@@ -111,6 +111,7 @@ export function checked(value) {
       if (from[name] !== undefined) node[name] = text(from[name], name);
     }
     if (from.stopped === true) node.stopped = true;
+    if (Array.isArray(from.images)) node.images = from.images.map((one) => text(one, "an image's id"));
     if (Array.isArray(from.tool_calls)) {
       node.tool_calls = from.tool_calls.map((call) => ({
         id: text(call?.id, "a call's id"),
