@@ -40,7 +40,9 @@ class Completion:
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean
-    host time of an all-reduce). If tokens were drafted, draft_n and draft_n_accepted count them.
+    host time of an all-reduce). If tokens were drafted, draft_n and draft_n_accepted count them. If the
+    prompt has images: image_n, image_cache_n (images that were computed earlier), image_ms and its parts
+    image_decode_ms, image_preprocess_ms and image_encode_ms. Rows of images have negative `prompt_tokens`.
     """
 
     text: str
@@ -79,7 +81,8 @@ def total(reports: Sequence[dict[str, float]]) -> dict[str, float]:
     def summed(name: str) -> float:
         return sum(r.get(name, 0) for r in reports)
 
-    return report(
+    images = {name: summed(name) for r in reports for name in r if name.startswith("image_")}
+    return images | report(
         Timings(
             int(summed("prompt_n")), summed("prompt_ms") / 1e3, int(summed("decode_n")),
             summed("decode_ms") / 1e3, int(summed("n_reduces")),

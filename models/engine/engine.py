@@ -1,7 +1,8 @@
 """Runs many sequences with continuous batching in the slots of one runner.
 
 Engine and caller exchange only messages, so the engine can run in its own process. The engine knows tokens,
-slots and sampling, but no text and no devices.
+slots and sampling, but no text and no devices. The file is long, because every kind of request and of failure
+ends here.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
-from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, QueueFull, Timeout, UnsupportedModel, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.host_tier import tier_of
@@ -28,6 +30,7 @@ from vkbackend.models.engine.messages import (
     Close,
     CopySlot,
     Embed,
+    EncodeTile,
     EngineInfo,
     EraseSlot,
     ErrorData,
@@ -48,6 +51,7 @@ from vkbackend.models.engine.messages import (
     check_slot,
     check_tokens,
 )
+from vkbackend.models.engine.projectors import open_projector
 from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
@@ -58,6 +62,7 @@ from vkbackend.models.engine.step_times import Mark, StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.sampler import Sampler
+from vkbackend.models.vision.projector import Projector
 from vkbackend.step import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -70,8 +75,13 @@ class Engine:
     micro-batches as the runner accepts, and waits for the oldest."""
 
     def __init__(
-        self, runner: Runner, budget: PrefillBudget | None = None, speculation: Speculation | None = None
+        self,
+        runner: Runner,
+        budget: PrefillBudget | None = None,
+        speculation: Speculation | None = None,
+        projector: Projector | None = None,
     ) -> None:
+        self._projector = projector
         self.runner, states = runner, runner.states
         share = runner.options.prefix_cache
         self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
@@ -110,20 +120,21 @@ class Engine:
     def open(cls, options: Options, progress: Progress | None = None, group: Group | None = None) -> Engine:
         from vkbackend.models.engine.runner.runner import Runner
 
-        draft = open_draft(options)
-        try:
-            return cls.of(Runner(options, progress=progress, group=group), draft)
-        except BaseException:
-            if draft is not None:
-                draft.close()
-            raise
+        with ExitStack() as opened:  # closes them after an error
+            if (draft := open_draft(options)) is not None:
+                opened.callback(draft.close)
+            if (projector := open_projector(options)) is not None:
+                opened.callback(projector.close)
+            engine = cls.of(Runner(options, progress=progress, group=group), draft, projector)
+            opened.pop_all()
+        return engine
 
     @classmethod
-    def of(cls, runner: Runner, draft: Runner | None = None) -> Engine:
-        """Serve a model. `draft` is its draft model, which the engine closes. After an error, the runner is
-        closed."""
+    def of(cls, runner: Runner, draft: Runner | None = None, projector: Projector | None = None) -> Engine:
+        """Serve a model. The engine closes `draft`, its draft model, and `projector`. After an error, the
+        runner is closed."""
         try:
-            return cls(runner, speculation=speculation_of(runner, draft))
+            return cls(runner, speculation=speculation_of(runner, draft), projector=projector)
         except BaseException:
             runner.close()
             raise
@@ -184,6 +195,8 @@ class Engine:
         self.grammars.close()
         if self._speculation is not None:
             self._speculation.close()
+        if self._projector is not None:
+            self._projector.close()
         self.runner.close()
 
     def work_ahead(self, is_awaited: Callable[[], bool]) -> bool:
@@ -226,10 +239,12 @@ class Engine:
                 if (sequence := self._by_id.get(request.id)) is not None:
                     sequence.is_paused = isinstance(request, Pause)
             case SaveState() | LoadState() | CopySlot() | EraseSlot():
-                self._run_on_slot(request)
+                self._add(request.id, partial(self._run_on_slot, request))
             case SetVocabulary():
                 self.grammars.set_vocabulary(request.vocabulary)
                 self._news.add(Event(request.id))
+            case EncodeTile():
+                self._add(request.id, partial(self._encode, request))
             case Memory():
                 self._news.add(Event(request.id, memory=self.runner.memory()))
             case Stats():
@@ -268,8 +283,7 @@ class Engine:
 
     def _check(self, request: Generate | Logits | Embed) -> None:
         runner = self.runner
-        if self._broken:
-            raise self._broken.exception()
+        self._check_whole()
         spans = request.images if isinstance(request, Generate) else ()
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx, spans)
         if spans:
@@ -287,20 +301,35 @@ class Engine:
                 "try again later, or open the model with more slots (n_slots)"
             )
 
-    def _run_on_slot(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> None:
+    def _run_on_slot(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> Event:
+        while self._in_flight:  # steps in flight still write into slots
+            self._land()
+        self._check_whole()
         try:
-            while self._in_flight:  # steps in flight still write into slots
-                self._land()
-            if self._broken:
-                raise self._broken.exception()
-            self._news.add(Event(request.id, slot=request.slot, tokens=self._slots.run(request)))
+            return Event(request.id, slot=request.slot, tokens=self._slots.run(request))
+        except MemoryError as error:  # numpy cannot allocate a copy of the state
+            message = f"slot {request.slot}: the host has too little memory for its state ({error})"
+            return Event(request.id, error=ErrorData("StateError", message))
+
+    def _encode(self, request: EncodeTile) -> Event:
+        self._check_whole()
+        if self._projector is None:
+            raise UnsupportedModel("the model was opened without a projector (mmproj)")
+        rows = self._projector.encode_tile(request.key, request.index, request.tile)
+        return Event(request.id, image=rows)
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise self._broken.exception()
+
+    def _add(self, id_: int, answer: Callable[[], Event]) -> None:
+        """Add the answer to a request, or its error."""
+        try:
+            self._news.add(answer())
         except VkbackendError as error:
             if isinstance(error, DeviceLost | Timeout):
                 self._broken = ErrorData.of(error)
-            self._news.add(Event(request.id, error=ErrorData.of(error)))
-        except MemoryError as error:  # numpy cannot allocate a copy of the state
-            message = f"slot {request.slot}: the host has too little memory for its state ({error})"
-            self._news.add(Event(request.id, error=ErrorData("StateError", message)))
+            self._news.add(Event(id_, error=ErrorData.of(error)))
 
     def step(self) -> News:
         if self._deadlines:

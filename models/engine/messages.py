@@ -19,6 +19,8 @@ from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.vision.picture import Tile
+from vkbackend.models.vision.rows import ImageRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,17 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeTile:
+    """Compute the rows of tile `index` of the picture with `key`. Between two tiles, steps of other requests
+    continue."""
+
+    id: int
+    key: bytes
+    index: int
+    tile: Tile
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     id: int
 
@@ -162,7 +175,7 @@ class Close:
 
 
 Request = (
-    Generate | SetVocabulary | Logits | Embed | Memory | Stats
+    Generate | SetVocabulary | Logits | Embed | EncodeTile | Memory | Stats
     | SaveState | LoadState | CopySlot | EraseSlot | Cancel | Pause | Resume | Close
 )  # fmt: skip
 
@@ -226,6 +239,7 @@ class Event:
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this event, n_vocab]
     hidden: np.ndarray | None = None  # float32 [rows of this event, n_embd]
+    image: ImageRows | None = None  # of a tile
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
     logprobs: Logprobs | None = None

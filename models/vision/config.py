@@ -68,11 +68,7 @@ class VisionConfig:
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> VisionConfig:
         """Raises GGUFError, and UnsupportedModel for a file that is no projector of pictures."""
-        path = gguf.paths[0]
-        if gguf.architecture != ARCHITECTURE:
-            raise UnsupportedModel(
-                f"{path}: architecture {gguf.architecture!r} is no projector (mmproj); text models go with -m"
-            )
+        path, projector = gguf.paths[0], projector_type(gguf)
         if not gguf.boolean("clip.has_vision_encoder", False):
             raise UnsupportedModel(f"{path}: the file has no encoder of pictures (clip.has_vision_encoder)")
         n_embd, n_head = (
@@ -118,7 +114,13 @@ class VisionConfig:
 
 
 def projector_type(gguf: GGUF) -> str:
-    """Return the projector's type. Files with pictures and sound have a key for each."""
+    """Return the projector's type. Files with pictures and sound have a key for each. Raises GGUFError, and
+    UnsupportedModel for a file that is not a projector."""
+    if gguf.architecture != ARCHITECTURE:
+        raise UnsupportedModel(
+            f"{gguf.paths[0]}: architecture {gguf.architecture!r} is no projector (mmproj); a text model is "
+            "given with -m"
+        )
     keys = "clip.vision.projector_type", "clip.projector_type"
     for key in keys:
         if name := gguf.string(key, ""):

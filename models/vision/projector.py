@@ -102,14 +102,14 @@ class Projector:
         return StepKind(n_rows, n_outputs, Mix.PREFILL, Wanted(hidden=True))
 
     def encode(self, picture: Picture) -> list[ImageRows]:
-        """Return the rows of each tile. Raises InvalidArgument for a tile with too many patches, and
-        DeviceLost."""
-        return [
-            ImageRows(
-                tile_key(picture, i), self._encode(tile), self.encoder.grid(tile), self.encoder.both_ways
-            )
-            for i, tile in enumerate(picture.tiles)
-        ]
+        """Return the rows of each tile. Raises the errors of `encode_tile`."""
+        return [self.encode_tile(picture.key, i, tile) for i, tile in enumerate(picture.tiles)]
+
+    def encode_tile(self, key: bytes, index: int, tile: Tile) -> ImageRows:
+        """Return the rows of tile `index` of the picture with `key`. Raises InvalidArgument for a tile with
+        too many patches, and DeviceLost."""
+        encoder = self.encoder
+        return ImageRows(tile_key(key, index), self._encode(tile), encoder.grid(tile), encoder.both_ways)
 
     def _encode(self, tile: Tile) -> np.ndarray:
         """Return f32 [n_rows, n_embd * (1 + n_deepstack)]."""
@@ -148,9 +148,9 @@ class Projector:
         self.close()
 
 
-def tile_key(picture: Picture, index: int) -> bytes:
-    """Return the key of a tile's rows."""
-    return hashlib.sha256(picture.key + index.to_bytes(4, "little")).digest()[:KEY_NBYTES]
+def tile_key(key: bytes, index: int) -> bytes:
+    """Return the key of the rows of a tile of the picture with `key`."""
+    return hashlib.sha256(key + index.to_bytes(4, "little")).digest()[:KEY_NBYTES]
 
 
 def check_text_model(encoder: Encoder, text: GGUF) -> None:

@@ -1,0 +1,25 @@
+"""Opens the projector that the options ask for."""
+
+from __future__ import annotations
+
+from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.models.vision.projector import Projector
+
+
+def open_projector(options: Options) -> Projector | None:
+    """Open the projector of the options, if there is one. Open it before the model, whose layout then uses
+    the remaining memory. The default device is the first of the model's devices."""
+    if options.mmproj is None:
+        return None
+    first = next(iter(options.devices or ()), None)
+    word = first if options.mmproj_device is None else options.mmproj_device
+    (device,) = open_devices(
+        None if word is None else [HOST if word == "none" else word.removeprefix("0/")],
+        options.runtime,
+        exact=options.exact,
+    )
+    with GGUF.open(options.path) as text:
+        return Projector.open(options.mmproj, device, text=text, limits=options.image_limits)
