@@ -119,6 +119,13 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(words)
 
 
+def one_device(name: str, value: Any) -> str | None:
+    devices = device_list(name, value if value is None or isinstance(value, str) else [value])
+    if devices is not None and len(devices) > 1:
+        raise refused(name, value, "expected one device")
+    return devices[0] if devices else None
+
+
 def unlike(names: Sequence[str] | None) -> bool:
     """Return whether the devices may differ in speed: several different devices, and no numpy devices."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]

@@ -225,7 +225,7 @@ class Chat:
         for *_, key in markers.places(prompt.text):
             assert self._llm.pictures is not None
             if key not in prepared:
-                prepared[key] = self._llm.pictures.prepared(self._images.by_key[key], times)
+                prepared[key] = self._llm.pictures.prepared(self._images.by_key[key], times, "images")
         pieces = self._prompts.pieces(prompt, markers, prepared)
         return self._prompts.with_bos(pieces) if first else pieces
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Generation:
     adapters: tuple[tuple[int, float], ...] = ()
     resumed: tuple[int, ...] = ()  # Tokens of a lost engine. Their chunks are repeated.
     images: tuple[Span, ...] = ()  # Their rows have negative `ids`.
+    image_times: Mapping[str, float] = field(default_factory=dict)  # as in ImageTimes.report
 
     @property
     def seed(self) -> int:
@@ -80,6 +81,7 @@ class Chunks:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
         self._decoder = tokenizer.stream(at_start=False) if tokenizer else None
         self._slot, self._shown = 0, generation.shown
+        self._image_times = generation.image_times
         self._timed = generation.options.timings_per_token
         self._is_plain = not (generation.options.stop or self._shown)
 
@@ -105,7 +107,8 @@ class Chunks:
             piece += self._decoder.flush()
         piece = self._text.push(piece, last=done)
         reason = "stop" if self._text.found else event.finish_reason if event else None
-        timings = _timings(event) if reason or (self._timed and token is not None) else None
+        is_timed = reason or (self._timed and token is not None)
+        timings = {**_timings(event), **self._image_times} if is_timed else None
         logprobs, progress = (event.logprobs, event.progress) if event else (None, None)
         n_discarded = event.n_discarded if event else 0
         return Chunk(piece, token, reason, timings, self._slot, logprobs, None, progress, n_discarded)
@@ -209,7 +212,7 @@ def are_prompts(prompt: object) -> bool:
     return (
         isinstance(prompt, list | tuple)
         and bool(prompt)
-        and isinstance(prompt[0], str | list | tuple | np.ndarray)
+        and isinstance(prompt[0], str | list | tuple | np.ndarray | Mapping)
     )
 
 

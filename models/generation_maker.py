@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
 from vkbackend.checks import refused
 from vkbackend.errors import UnsupportedModel
@@ -23,18 +24,21 @@ from vkbackend.models.engine.messages import SetVocabulary, check_tokens
 from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Batch, Generation, are_prompts
 from vkbackend.models.model_tokens import ModelTokens, vocabulary_of
-from vkbackend.models.pictures import MediaPrompt
+from vkbackend.models.pictures import ImageTimes, MediaPrompt, Pictures
+from vkbackend.models.prompt_pieces import read_media_prompt
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.vision.rows import ImageRows
 
 PROMPT = "expected a text or a sequence of token ids"
-Prompt = str | Sequence[int | ImageRows] | MediaPrompt
-Prompts = list[str] | list[list[int]]
+# A mapping has the keys `prompt_string` and `multimodal_data` (prompt_pieces.py).
+Prompt = str | Sequence[int | ImageRows] | MediaPrompt | Mapping[str, Any]
+Prompts = list[str] | list[list[int]] | list[Mapping[str, Any]]
 
 
 class GenerationMaker:
     """Makes generations for the engine of `mailbox`. `n_keep` is the default of the option. `apart` is True
-    if the engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer."""
+    if the engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer.
+    `pictures` is None if the model reads only text."""
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class GenerationMaker:
         n_keep: int,
         apart: bool,
         no_tokenizer: str,
+        pictures: Pictures | None = None,
     ) -> None:
+        self.pictures = pictures
         self._mailbox, self._tokens, self._info = mailbox, tokens, mailbox.info
         self._adapters = adapters
         self._n_keep, self._apart, self._no_tokenizer = n_keep, apart, no_tokenizer
@@ -82,6 +88,11 @@ class GenerationMaker:
         checked = self._tokens.resolved(checked, self._info.n_vocab)
         if checked.structure:
             self._send_vocabulary()
+        times = ImageTimes()
+        if isinstance(prompt, Mapping):
+            prompt = read_media_prompt(self.tokenizer, self.pictures, prompt, checked.parse_special)
+        if isinstance(prompt, MediaPrompt):
+            times, prompt = prompt.times, self._encoded(prompt)
         if isinstance(prompt, list | tuple) and any(isinstance(piece, ImageRows) for piece in prompt):
             ids, images = self._ids_with_images(prompt)
             if checked.prompt_logprobs is not None:
@@ -94,7 +105,20 @@ class GenerationMaker:
             echo = prompt if isinstance(prompt, str) else self.tokenizer.decode(text, skip_special=False)
         kept, adapters = self._kept(checked, len(ids)), self._adapters.resolved(checked.lora)
         stop_ids = frozenset(checked.stop_token_ids)
-        return Generation(ids, most, kept, stop_ids, echo, adapters=adapters, images=images)
+        return Generation(ids, most, kept, stop_ids, echo, adapters=adapters, images=images,
+                          image_times=times.report())  # fmt: skip
+
+    def _encoded(self, prompt: MediaPrompt) -> list[int | ImageRows]:
+        """Return the prompt with the rows of its images. Its length is checked before images are encoded."""
+        assert self.pictures is not None
+        check_tokens([0] * len(prompt), self._info.n_vocab, self._info.n_ctx)
+        pieces: list[int | ImageRows] = []
+        for piece in prompt.pieces:
+            if isinstance(piece, int):
+                pieces.append(piece)
+            else:
+                pieces.append(self.pictures.rows(piece.image, prompt.times)[piece.tile])
+        return pieces
 
     def _ids_with_images(self, prompt: Sequence[int | ImageRows]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         self._mailbox.check_open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument, VkbackendError
@@ -17,6 +17,7 @@ from vkbackend.models.arguments import text_of
 
 CONNECT_S = 8.0
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp
+PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
@@ -25,10 +26,30 @@ def fetch(name: str, file: str | None = None) -> str:
     """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (the first part
     of a split model). Raises InvalidArgument if the name, repository or file does not exist, and
     VkbackendError if there is no connection or not enough disk space."""
+    repo, tag = _named(name)
+    return _fetched(repo, lambda sizes: chosen(repo, sizes, tag, file))[0]
+
+
+def fetch_projector(name: str, file: str | None = None) -> str | None:
+    """Download the projector (mmproj) of the model that `fetch` chooses, and return its path, or None if the
+    repository has none. Raises the errors of `fetch`."""
+    repo, tag = _named(name)
+
+    def projector(sizes: Mapping[str, int]) -> list[str]:
+        return projectors(sizes, chosen(repo, sizes, tag, file)[0])[:1]
+
+    return next(iter(_fetched(repo, projector)), None)
+
+
+def _named(name: str) -> tuple[str, str | None]:
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
-    repo = match["repo"]
+    return match["repo"], match["tag"]
+
+
+def _fetched(repo: str, choose: Callable[[Mapping[str, int]], list[str]]) -> list[str]:
+    """Download the files that `choose` selects from the sizes of a repository's files. Return their paths."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -39,12 +60,11 @@ def fetch(name: str, file: str | None = None) -> str:
 
     try:
         sizes = _offline(repo) if constants.HF_HUB_OFFLINE else _online(repo)
-        parts = chosen(repo, sizes, match["tag"], file)
+        parts = choose(sizes)
         cached = {part for part in parts if isinstance(try_to_load_from_cache(repo, part), str)}
         if not constants.HF_HUB_OFFLINE:
             _check_room(constants.HF_HUB_CACHE, sum(sizes[part] for part in parts if part not in cached))
-        paths = [hf_hub_download(repo, part) for part in parts]
-        return paths[0]
+        return [hf_hub_download(repo, part) for part in parts]
     except RepositoryNotFoundError:
         raise InvalidArgument(
             f"{repo} does not exist or is private; check the name, or set HF_TOKEN"
@@ -103,6 +123,18 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
     if missing := [path for path in parts if path not in sizes]:
         raise InvalidArgument(f"{repo} lacks a part of {first!r}: {missing[0]}")
     return parts
+
+
+def projectors(sizes: Mapping[str, int], model: str) -> list[str]:
+    """Return the projectors among a repository's files, the best for `model` first: of the same folder, then
+    by type."""
+    files = [path for path in sizes if path.lower().endswith(".gguf") and "mmproj" in path.lower()]
+
+    def rank(path: str) -> tuple[bool, int, str]:
+        types = [i for i, wish in enumerate(PROJECTORS) if _tagged([path], wish)]
+        return os.path.dirname(path) != os.path.dirname(model), min(types, default=len(PROJECTORS)), path
+
+    return sorted(files, key=rank)
 
 
 def _tagged(models: Iterable[str], tag: str) -> list[str]:

@@ -101,6 +101,15 @@ class ModelKeywords(TypedDict, total=False):
     mmproj: File | None
     """The .gguf file of the model's projector (mmproj), which turns images into rows that the model reads.
     None (default): the model reads only text."""
+    mmproj_device: str | int | None
+    """The device of the projector, named as in `devices`; "none" or "numpy": the processor. None (default):
+    the first of `devices`."""
+    image_min_tokens: int | None
+    """How many rows an image has at least, if the projector accepts several sizes: smaller images are
+    enlarged. None (default): as the projector's family does."""
+    image_max_tokens: int | None
+    """How many rows an image has at most, if the projector accepts several sizes: larger images are shrunk.
+    None (default): as the projector's family does."""
     control_vectors: Sequence[File | tuple[File, float]]
     """Files of control vectors, or (file, scale) pairs. Several vectors are added."""
     control_vector_layer_range: tuple[int, int] | None

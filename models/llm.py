@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Self, Unpack, overload
 
@@ -38,6 +38,7 @@ from vkbackend.models.hub import fetch
 from vkbackend.models.keywords import Keywords
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import Options
+from vkbackend.models.pictures import KEPT_NBYTES, MediaPrompt, Pictures, vision_steps
 from vkbackend.models.slots import Slots
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
@@ -89,8 +90,12 @@ class LLM(Chats, Slots, Embeddings):
         tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
         info = self._mailbox.info
         self._adapters = ActiveAdapters(info.adapters)
+        pictures = None
+        if wanted.mmproj is not None:
+            steps = vision_steps(wanted, partial(self._mailbox.ask, eager=True))
+            pictures = Pictures(steps, KEPT_NBYTES if wanted.prefix_cache else 0)
         self._maker = GenerationMaker(
-            self._mailbox, tokens, self._adapters, self.n_keep, self._apart, no_tokenizer
+            self._mailbox, tokens, self._adapters, self.n_keep, self._apart, no_tokenizer, pictures
         )
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.is_encoder, self.n_text = info.encodes, info.n_text
@@ -136,6 +141,11 @@ class LLM(Chats, Slots, Embeddings):
     def tokenizer(self) -> Tokenizer:
         """Raises UnsupportedModel without a usable tokenizer."""
         return self._maker.tokenizer
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """None if the model reads only text."""
+        return self._maker.pictures
 
     @property
     def adapters(self) -> list[dict[str, Any]]:
@@ -258,7 +268,9 @@ class LLM(Chats, Slots, Embeddings):
     ) -> Generator[Chunk, None, None]:
         """Yield a Chunk per token. The joined texts equal `Completion.text`.
 
-        If `max_tokens` is None or -1, the text continues to a stop token or the end of the context.
+        If `max_tokens` is None or -1, the text continues to a stop token or the end of the context. A prompt
+        with images has llama-server's form: {"prompt_string": "<__media__> is a", "multimodal_data": [image]}
+        (docs/vision.md).
         `GenerateKeywords` describes the other keywords. Streams that are read alternately are computed
         together. Closing a stream frees its slot.
 
@@ -273,15 +285,31 @@ class LLM(Chats, Slots, Embeddings):
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
+        if isinstance(prompt, Mapping | MediaPrompt):
+            return self._astream_images(prompt, max_tokens, options)
         generation = self._generation(prompt, max_tokens, options)
         # An engine in another process always computes ahead, so `eager` only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
+    async def _astream_images(
+        self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords
+    ) -> AsyncGenerator[Chunk, None]:
+        """Encode images in a thread when the first chunk is requested."""
+        generation = await asyncio.to_thread(self._generation, prompt, max_tokens, options)
+        chunks = astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
     def generation(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generation:
-        """Return the checked request of `stream`, for `aresume`."""
+        """Return the checked request of `stream`, for `stream_of` and `aresume`. Images are encoded."""
         return self._generation(prompt, max_tokens, options)
+
+    def stream_of(self, generation: Generation) -> Generator[Chunk, None, None]:
+        """Run a generation of `generation`, like `stream`."""
+        return stream(self._open_mailbox(), generation, self._tokenizer)
 
     def aresume(self, generation: Generation, tokens: Sequence[int]) -> AsyncGenerator[Chunk, None]:
         """Run a generation of `generation`, or continue it after the loss of another engine of this model.

@@ -25,6 +25,7 @@ from vkbackend.models.arguments import (
     margin_list,
     mebibytes,
     not_given,
+    one_device,
     optional_path,
     override_list,
     path_string,
@@ -34,6 +35,7 @@ from vkbackend.models.arguments import (
 )
 from vkbackend.models.draft_options import DraftOptions
 from vkbackend.models.keywords import File, Keywords
+from vkbackend.models.vision.config import TokenLimits
 from vkbackend.open_device import RUNTIMES
 from vkbackend.options_class import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
@@ -90,6 +92,9 @@ class Options(DraftOptions):
     exact: bool = option(False, switch)
     runtime: str | None = option(None, _runtime)
     mmproj: str | None = option(None, optional_path("a projector's .gguf file"))
+    mmproj_device: str | None = option(None, one_device)
+    image_min_tokens: int | None = option(None, optional(whole(1, MAX_ROWS)))
+    image_max_tokens: int | None = option(None, optional(whole(1, MAX_ROWS)))
     control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)
     control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
     lora: tuple[tuple[str, str, float], ...] = option((), adapter_files)
@@ -97,6 +102,10 @@ class Options(DraftOptions):
     fit: tuple[str, ...] = option((), fitted_names)
     fit_target: tuple[float, ...] = option((1024.0,), margin_list)
     fit_ctx: int = option(4096, whole(1, MAX_CONTEXT))
+
+    @property
+    def image_limits(self) -> TokenLimits:
+        return TokenLimits(self.image_min_tokens, self.image_max_tokens)
 
     @property
     def moe_cache_nbytes(self) -> int:
@@ -114,6 +123,9 @@ class Options(DraftOptions):
             )
         if (self.exact or env.exact()) and self.reduce_type == "auto":
             object.__setattr__(self, "reduce_type", "f32")
+        if (self.image_min_tokens or 0) > (self.image_max_tokens or MAX_ROWS):
+            expected = f"at most image_max_tokens, which is {self.image_max_tokens}"
+            raise refused("image_min_tokens", self.image_min_tokens, expected)
         if self.mmproj is not None and self.context_shift:
             expected = "positions of images cannot be shifted; leave it out, or mmproj"
             raise refused("context_shift", self.context_shift, expected)

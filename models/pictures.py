@@ -14,12 +14,20 @@ from threading import Lock
 import numpy as np
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.engine.answers import Answers
+from vkbackend.models.engine.messages import EncodeTile
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.models.vision.config import VisionConfig
+from vkbackend.models.vision.decode import Decoder
 from vkbackend.models.vision.images import Image
-from vkbackend.models.vision.picture import Picture
+from vkbackend.models.vision.picture import Picture, Tile
+from vkbackend.models.vision.preprocess.prepare import count, prepare
 from vkbackend.models.vision.rows import ImageRows
 
 MAX_IMAGES = 128  # of a prompt
 KEPT_NBYTES = 256 << 20
+NO_VISION = "this model was opened without a projector, which images need; give its file (--mmproj, mmproj=)"
 
 
 @dataclass(slots=True)
@@ -102,19 +110,40 @@ class VisionSteps:
     prepare: Callable[[np.ndarray], Picture]
     count: Callable[[int, int], int]
     encode: Callable[[Picture], list[ImageRows]]
-    close: Callable[[], None] = lambda: None
+
+
+def vision_steps(options: Options, ask: Callable[[Callable[[int], EncodeTile]], Answers]) -> VisionSteps:
+    """Return the steps of the projector's family. `ask` sends a request to the engine, which has the
+    projector. Raises GGUFError, UnsupportedModel."""
+    assert options.mmproj is not None
+    limits = options.image_limits
+    with GGUF.open(options.mmproj) as gguf:
+        config = VisionConfig.from_gguf(gguf)
+
+    def rows_of(key: bytes, index: int, tile: Tile) -> ImageRows:
+        (event,) = ask(lambda id_: EncodeTile(id_, key, index, tile)).events()
+        assert event.image is not None
+        return event.image
+
+    return VisionSteps(
+        decode=Decoder().decode,
+        prepare=lambda pixels: prepare(pixels, config, limits),
+        count=lambda height, width: count(height, width, config, limits),
+        encode=lambda picture: [rows_of(picture.key, i, tile) for i, tile in enumerate(picture.tiles)],
+    )
 
 
 class Pictures:
-    """Threads may share it."""
+    """Threads may share it. `kept_nbytes` limits the patches and rows that are kept; 0: no image is kept."""
 
     def __init__(self, steps: VisionSteps, kept_nbytes: int = KEPT_NBYTES) -> None:
         self._steps, self._kept_nbytes = steps, kept_nbytes
         self._kept: OrderedDict[str, PreparedImage] = OrderedDict()
         self._lock = Lock()
 
-    def prepared(self, image: Image, times: ImageTimes) -> PreparedImage:
-        """Decode and preprocess an image, unless it is kept. Raises InvalidArgument, Timeout."""
+    def prepared(self, image: Image, times: ImageTimes, name: str = "image") -> PreparedImage:
+        """Decode and preprocess an image, unless it is kept. Raises InvalidArgument with the argument's
+        `name`, and Timeout."""
         times.n += 1
         with self._lock:
             if (kept := self._kept.get(image.digest)) is not None:
@@ -122,9 +151,12 @@ class Pictures:
                 times.n_kept += 1
                 return kept
         began = time.perf_counter()
-        pixels = self._steps.decode(image.data) if isinstance(image.data, bytes) else image.data
-        decoded = time.perf_counter()
-        picture = self._steps.prepare(pixels)
+        try:
+            pixels = self._steps.decode(image.data) if isinstance(image.data, bytes) else image.data
+            decoded = time.perf_counter()
+            picture = self._steps.prepare(pixels)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}", argument=name) from None
         times.decode_s += decoded - began
         times.preprocess_s += time.perf_counter() - decoded
         n_rows = _of_tiles(picture, self._steps.count(*pixels.shape[:2]))
@@ -141,10 +173,9 @@ class Pictures:
             image.picture = None
         return rows
 
-    def close(self) -> None:
-        self._steps.close()
-
     def _keep(self, digest: str, image: PreparedImage) -> PreparedImage:
+        if not self._kept_nbytes:
+            return image
         with self._lock:
             image = self._kept.setdefault(digest, image)
             self._kept.move_to_end(digest)

@@ -10,7 +10,7 @@ from typing import Any
 from vkbackend.checks import items, refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.prompt import PromptMaker
-from vkbackend.models.pictures import check_count
+from vkbackend.models.pictures import NO_VISION, check_count
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.markers import Markers
 from vkbackend.models.text.protection import UNTRUSTED
@@ -19,7 +19,6 @@ from vkbackend.models.vision.images import Image, image_of_part
 
 MAX_MESSAGES = 10_000
 WITH_IMAGES = ("user", "tool")  # the roles whose messages may contain images
-NO_VISION = "this model was opened without a projector, which images need; give its file (--mmproj, mmproj=)"
 TOOLS = """\
 You can call functions. To call one, answer with nothing but JSON of this form:
 {{"name": "the function", "arguments": {{"an argument": "its value"}}}}
@@ -33,9 +32,11 @@ class MessageImages:
     def __init__(self, markers: Markers | None = None) -> None:
         self.markers = markers or Markers()
         self.by_key: dict[str, Image] = {}
+        self.names: dict[str, str] = {}  # the part that contains an image, for errors
 
-    def marker(self, image: Image) -> str:
+    def marker(self, image: Image, name: str) -> str:
         self.by_key[image.digest] = image
+        self.names[image.digest] = name
         return self.markers.of(image.digest)
 
 
@@ -92,7 +93,7 @@ def _image(name: str, part: Mapping[str, Any], role: str, images: MessageImages 
         why = f"only messages of {' and '.join(WITH_IMAGES)} may have images, and not of {role!r}"
     if why or images is None:
         raise InvalidArgument(f"{name}.{part['type']}: {why}", argument=name)
-    return images.marker(image_of_part(name, part))
+    return images.marker(image_of_part(name, part), f"{name}.{part['type']}")
 
 
 def _call(name: str, value: Any) -> dict[str, Any]:

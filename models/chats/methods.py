@@ -36,11 +36,14 @@ class Chats(ABC):
     n_slots: int
     _apart: bool
     _makers: PromptMakers | None = None
-    pictures: Pictures | None = None  # None if the model reads only text
 
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    @abstractmethod
+    def pictures(self) -> Pictures | None: ...
 
     @abstractmethod
     def _open_mailbox(self) -> Mailbox: ...
@@ -141,7 +144,8 @@ class Chats(ABC):
         assert self.pictures is not None
         images.markers.check((message["content"] for message in messages), prompt.text)
         times = ImageTimes()
-        prepared = {key: self.pictures.prepared(image, times) for key, image in images.by_key.items()}
+        prepare, names = self.pictures.prepared, images.names
+        prepared = {key: prepare(image, times, names[key]) for key, image in images.by_key.items()}
         return media_prompt(maker.with_bos(maker.pieces(prompt, images.markers, prepared)), times)
 
     def resume_chat(self, chat: PreparedChat, tokens: Sequence[int]) -> PreparedChat:

@@ -9,7 +9,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from vkbackend.models.chats.options import ChatOptions
-from vkbackend.models.pictures import Piece, PreparedImage, TileRows
+from vkbackend.models.pictures import Piece, PreparedImage
+from vkbackend.models.prompt_pieces import pieces_of
 from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
 from vkbackend.models.text.markers import Markers
 from vkbackend.models.text.protection import Prompt, Protection
@@ -69,26 +70,13 @@ class PromptMaker:
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the prompt's tokens. Add BOS if the model wants it and the template does not write it."""
-        return self.with_bos(self._encode(prompt))
+        return self.with_bos(self.tokenizer.encode(prompt.text, False, True, prompt.plain))
 
     def pieces(self, prompt: Prompt, markers: Markers, images: Mapping[str, PreparedImage]) -> list[Piece]:
         """Return the prompt's tokens without BOS, with the rows of `images` (by key) in place of their
-        markers. Special tokens are parsed in the text around the rows, which the model's family defines."""
-        pieces: list[Piece] = []
-        text, done = Prompt(""), 0
-        for begin, end, key in markers.places(prompt.text):
-            text += prompt.part(done, begin)
-            done = end
-            for item in images[key].layout:
-                if isinstance(item, str):
-                    text += Prompt(item)
-                else:
-                    pieces += [*self._encode(text), TileRows(images[key], item)]
-                    text = Prompt("")
-        return [*pieces, *self._encode(text + prompt.part(done, len(prompt.text)))]
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
+        markers."""
+        places = [(begin, end, images[key]) for begin, end, key in markers.places(prompt.text)]
+        return pieces_of(self.tokenizer, prompt, places)
 
     def with_bos(self, pieces: list[P]) -> list[P]:
         tok = self.tokenizer

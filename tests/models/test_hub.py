@@ -19,7 +19,7 @@ from places import ROOT
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.hub import chosen, fetch
+from vkbackend.models.hub import chosen, fetch, fetch_projector, projectors
 
 DEMO = (ROOT / "models" / "demo" / "demo.gguf").read_bytes()
 PARTS = [f"demo-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
@@ -187,3 +187,24 @@ def test_the_chosen_file() -> None:
         chosen("r", sizes, "Q4_K_M", None)
     with pytest.raises(InvalidArgument, match=r"no \.gguf"):
         chosen("r", {"a.txt": 1}, None, None)
+
+
+def test_the_projector_of_a_model() -> None:
+    sizes = dict.fromkeys(
+        ["q4/x-Q4_0.gguf", "q4/mmproj-x-Q8_0.gguf", "mmproj-x-f16.gguf", "MMPROJ-bf16.gguf", "mmproj.txt"], 1
+    )
+    assert projectors(sizes, "q4/x-Q4_0.gguf") == [
+        "q4/mmproj-x-Q8_0.gguf", "mmproj-x-f16.gguf", "MMPROJ-bf16.gguf",
+    ]  # fmt: skip
+    assert projectors(sizes, "x.gguf")[0] == "mmproj-x-f16.gguf"
+    assert projectors({"x.gguf": 1}, "x.gguf") == []
+
+
+def test_a_projector_is_fetched_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"x-Q8_0.gguf": 1, "mmproj-x-F16.gguf": 1}
+    monkeypatch.setattr("vkbackend.models.hub._online", lambda repo: sizes)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, part: f"/{repo}/{part}")
+    assert fetch_projector("me/x") == "/me/x/mmproj-x-F16.gguf"
+    assert fetch("me/x:Q8_0") == "/me/x/x-Q8_0.gguf"
+    del sizes["mmproj-x-F16.gguf"]
+    assert fetch_projector("me/x") is None

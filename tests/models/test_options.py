@@ -160,7 +160,6 @@ def test_every_option_has_a_flag() -> None:
         "n_slots",
         "n_queue",
         "attention",
-        "mmproj",
     }
     sampling = set(fields_given(args, SamplingParams))
     assert sampling == set(get_type_hints(SamplingKeywords)) - {"logits_processors"} and sampling < set(flags)

@@ -34,6 +34,14 @@ def test_images_that_were_used_least_recently_are_dropped() -> None:
     assert double.decoded == [b"aaa", b"bbb", b"ccc", b"bbb"]
 
 
+def test_nothing_is_kept_without_sharing() -> None:
+    double = VisionDouble()
+    pictures = double.pictures(0)
+    for _ in range(2):
+        pictures.prepared(Image.of_bytes("i", b"aaa"), ImageTimes())
+    assert double.decoded == [b"aaa", b"aaa"]
+
+
 def test_the_length_of_a_prompt_counts_rows() -> None:
     image = VisionDouble().pictures().prepared(Image.of_bytes("i", b"abcd"), ImageTimes())
     prompt = MediaPrompt((1, TileRows(image, 0), 2, TileRows(image, 1), 3))

@@ -23,7 +23,7 @@ model = words_model  # pytest finds the fixture by this name
 @pytest.fixture
 def llm(model: Path) -> Iterator[LLM]:
     with LLM(model, n_ctx=256) as llm:
-        llm.pictures = VisionDouble().pictures()
+        llm._maker.pictures = VisionDouble().pictures()
         yield llm
 
 
@@ -75,7 +75,7 @@ def test_several_images_keep_their_order(llm: LLM) -> None:
 def test_a_conversation_without_images_has_plain_ids(llm: LLM) -> None:
     messages = [{"role": "user", "content": [text("w1."), text("w2.")]}]
     with_vision = llm.chat_prompt(messages).ids
-    llm.pictures = None
+    llm._maker.pictures = None
     assert with_vision == llm.chat_prompt(messages).ids
 
 
@@ -115,6 +115,6 @@ def test_a_template_that_leaves_out_an_image_is_refused(llm: LLM) -> None:
 
 
 def test_without_a_projector_the_error_names_the_flag(llm: LLM) -> None:
-    llm.pictures = None
+    llm._maker.pictures = None
     with pytest.raises(InvalidArgument, match="--mmproj"):
         llm.chat_prompt([{"role": "user", "content": [{"type": "image", "image": image_of("i", b"a")}]}])
