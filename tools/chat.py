@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -28,7 +30,9 @@ from vkbackend.models.arguments import token_limit
 from vkbackend.models.conversation import Chat
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
+from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.reasoning import ReasoningSplit
+from vkbackend.models.vision.images import image_of
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
@@ -44,6 +48,7 @@ from vkbackend.tools.flags.text import (
     show_timings,
     write_text,
 )
+from vkbackend.tools.flags.vision import add_image_argument, image_files
 from vkbackend.tools.message_lines import messages
 
 N_CTX = 4096
@@ -53,6 +58,7 @@ COMMANDS = {
     "/help": "show these commands",
     "/clear": "forget the conversation; the system prompt stays",
     "/regen": "answer the last message once more",
+    "/image": "FILE [TEXT]: show an image with TEXT, or with the next message",
     "/save": "FILE: write the conversation to a JSON file",
     "/exit": "end, as Ctrl-D does",
 }
@@ -68,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     first = parser.add_mutually_exclusive_group().add_argument
     first("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     first("-f", "--file", metavar="FILE", help="read the first message from a UTF-8 file")
+    add_image_argument(parser, "an image of the first message")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add_template_arguments(parser)
     add("--parse-special", action="store_true",
@@ -100,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
         tell_notes(chat.notes, err)
         options = {"ignore_eos": args.ignore_eos, "stop": args.stop, **structure_given(args)}
         conversation = Conversation(chat, sampling, most, options, err)
+        conversation.images = image_files(args)
         try:
             conversation.hold(args.prompt, args.single_turn)
         finally:
@@ -121,6 +129,7 @@ class Conversation:
         self.chat, self.err, self.most = chat, err, most
         self._options = asdict(sampling) | dict(options)
         self.timings: list[dict[str, float]] = []
+        self.images: list[str] = []  # files of the next message
 
     def hold(self, first: str | None, single_turn: bool) -> None:
         """Answer `first`, then the messages of the input. If `single_turn` is set, answer only one
@@ -134,7 +143,7 @@ class Conversation:
                     self.obey(name, rest.strip())
                     continue
                 if text:
-                    self.answer(partial(self.chat.send, text, self.most, **self._options))
+                    self.send(text)
             except InvalidArgument as error:
                 if single_turn or not sys.stdin.isatty():
                     raise
@@ -150,16 +159,39 @@ class Conversation:
             tell_notes(["the conversation is forgotten"], self.err)
         elif name == "/regen":
             self.answer(partial(self.chat.regenerate, self.most, **self._options))
+        elif name == "/image":
+            self.attach(rest)
         elif name == "/save":
             tell_notes([self.save(rest)], self.err)
         else:
             tell_notes([f"{name} is not a command; /help lists them"], self.err)
 
+    def send(self, text: str) -> None:
+        """Send a message with the attached images."""
+        images, self.images = self.images, []
+        self.answer(partial(self.chat.send, text, self.most, images=images, **self._options))
+
+    def attach(self, rest: str) -> None:
+        """Read the file and the text after /image. Quotes may surround a file with spaces."""
+        try:
+            path, *_ = words = shlex.split(rest) or [""]
+        except ValueError:
+            path, words = rest, [rest]
+        if os.path.exists(rest):
+            path, words = rest, [rest]
+        image_of("/image", path)  # refuses a file that cannot be read
+        self.images.append(path)
+        if text := " ".join(words[1:]):
+            self.send(text)
+        else:
+            tell_notes([f"{len(self.images)} images go with the next message"], self.err)
+
     def save(self, path: str) -> str:
         if not path:
             return "/save needs the name of a file"
         try:
-            text = json.dumps(self.chat.messages, ensure_ascii=False, indent=1)
+            messages = [with_urls(message) for message in self.chat.messages]
+            text = json.dumps(messages, ensure_ascii=False, indent=1)
             Path(path).write_text(text + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
             return f"{path!r} cannot be written: {error}"
@@ -188,6 +220,17 @@ class Conversation:
             tell_notes([f"the context is full: its {n} oldest messages have left it"], self.err)
         if last.finish_reason == "length" and len(chunks) != self.most:
             tell_notes([f"ended  because the context is full: {FRESH}"], self.err)
+
+
+def with_urls(message: Message) -> Message:
+    """Return a message in OpenAI's format, in which images are data URLs."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [
+        {"type": "image_url", "image_url": {"url": part["image"].data_url()}} if "image" in part else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:

@@ -16,6 +16,8 @@ from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import VkbackendError
 from vkbackend.models.arguments import HOST, token_limit
 from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.generation_maker import Prompt
+from vkbackend.models.llm import LLM
 from vkbackend.tools.console import console, tell_notes, write_json
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.prompt import add_prompt_arguments, read_prompt
@@ -30,12 +32,14 @@ from vkbackend.tools.flags.text import (
     show_timings,
     write_text,
 )
+from vkbackend.tools.flags.vision import add_image_argument, image_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", metavar="FILE", help="the model, a .gguf file (default: the embedded demo model)")
     add_prompt_arguments(parser, "the text to continue (default: piped text, or nothing)")
+    add_image_argument(parser, "an image that replaces <__media__> in the prompt, or precedes the prompt")
     add("--no-parse-special", dest="parse_special", action="store_false",
         help="treat special tokens in the prompt, for example <|im_start|>, as plain text")  # fmt: skip
     add("--display-prompt", action="store_true", help="write the prompt before the text")
@@ -58,6 +62,13 @@ def describe(info: DeviceInfo | None) -> dict[str, Any]:
     }
 
 
+def prompt_of(llm: LLM, text: str, args: argparse.Namespace) -> Prompt:
+    images = image_files(args)
+    if not images:
+        return llm.tokenize(text, parse_special=args.parse_special)
+    return {"prompt_string": text, "multimodal_data": images}
+
+
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     settle(args, demo_model())
@@ -65,12 +76,14 @@ def run(args: argparse.Namespace) -> None:
     prompt, cache = read_prompt(args), args.prompt_cache
     llm, infos = open_model(args, err)
     with llm:
-        ids = llm.tokenize(prompt, parse_special=args.parse_special)
+        given = prompt_of(llm, prompt, args)
         if cache is not None and os.path.exists(cache):
             llm.load_state(cache)
         options = asdict(sampling) | {"ignore_eos": args.ignore_eos, "stop": args.stop}
         options |= structure_given(args)
-        stream = llm.stream(ids, most, slot=None if cache is None else 0, **options)
+        options |= {"slot": None if cache is None else 0, "parse_special": args.parse_special}
+        generation = llm.generation(given, most, **options)
+        stream = llm.stream_of(generation)
         show_model(llm, infos, args, err)
         if args.display_prompt and not args.json:
             write_text(prompt)
@@ -95,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
             "text": "".join(chunk.text for chunk in chunks),
             "tokens": [chunk.token for chunk in chunks if chunk.token is not None],
             "logprobs": [asdict(chunk.logprobs) for chunk in chunks if chunk.logprobs] or None,
-            "prompt_tokens": ids, "finish_reason": chunks[-1].finish_reason, "seed": sampling.seed,
+            "prompt_tokens": generation.ids, "finish_reason": chunks[-1].finish_reason, "seed": sampling.seed,
             "devices": [describe(info) for info in infos], "memory": memory, "timings": timings,
         }  # fmt: skip
         write_json(result)

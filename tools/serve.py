@@ -187,7 +187,9 @@ def share_context(args: argparse.Namespace, path: str) -> None:
 def config_of(args: argparse.Namespace, path: str) -> Config:
     from vkbackend.tools.server.front import Config
     from vkbackend.tools.server.guard import Guard, default_origins, is_loopback, read_keys
+    from vkbackend.tools.server.images import BODY_NBYTES
     from vkbackend.tools.server.limits import Limits
+    from vkbackend.tools.server.media_fetch import checked_hosts
     from vkbackend.tools.server.sockets import is_file
 
     whole_number("port", args.port, 0, 65535)
@@ -237,6 +239,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         shutdown_s=args.shutdown_timeout,
         ping_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
         **({} if args.timeout is None else {"body_s": args.timeout, "drain_s": args.timeout}),
+        **({} if args.mmproj is None else {"body_nbytes": BODY_NBYTES}),
     )
     return Config(
         path,
@@ -262,6 +265,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.embd_normalize,
         args.embedding,
         args.reranking,
+        checked_hosts(args.allowed_media_host),
     )
 
 

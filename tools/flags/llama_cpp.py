@@ -17,6 +17,7 @@ from vkbackend.tools.flags.log_file import log_to
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.placement import host_patterns
 from vkbackend.tools.flags.speculation import settle_draft
+from vkbackend.tools.flags.vision import settle_projector
 
 LOAD_MODES = {"auto": True, "none": False, "mmap": True, "mlock": True, "mmap+mlock": True, "dio": False}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
@@ -94,6 +95,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
     settle_common(args)
     if args.hf_repo is not None:
         args.model = fetch(args.hf_repo, args.hf_file)
+        settle_projector(args)
     settle_draft(args)
     if args.host_tensors:
         with GGUF.open(args.model or path) as gguf:

@@ -52,6 +52,9 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     add("--allowed-host", action="append", default=[], metavar="NAME",
         help="another name of this server, besides addresses, localhost and the machine's own; may be "
         "repeated")  # fmt: skip
+    add("--allowed-media-host", action="append", default=[], metavar="NAME",
+        help="fetch images that requests name by https URLs of this host; may be repeated (default: nothing "
+        "is fetched)")  # fmt: skip
     add("--cors-origins", action="append", default=[], metavar="ORIGIN,...",
         help="allow requests from pages of ORIGIN, for example https://chat.example; localhost: of this "
         "machine; *: all; may be repeated (default: localhost, and * with an API key)")  # fmt: skip

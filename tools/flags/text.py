@@ -27,6 +27,7 @@ from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
 from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.flags.structure import add_structure_arguments
+from vkbackend.tools.flags.vision import add_vision_arguments
 
 NO_MODEL = "no model given (-m): using the embedded demo model"
 MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
@@ -73,6 +74,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add_rope_arguments(parser)
     add_control_arguments(parser)
     add_adapter_arguments(parser)
+    add_vision_arguments(parser)
     add_speculation_arguments(parser)
     add_llama_cpp_arguments(parser)
     add_experiment_arguments(parser)
@@ -139,6 +141,11 @@ def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> N
     for part in ("prompt", "decode"):
         rate = t[f"{part}_tokens_per_second"]
         err.print(f"{part} {t[f'{part}_n']:6d} tokens {t[f'{part}_ms']:10.1f} ms {rate:10.1f} tokens/s")
+    if n := t.get("image_n"):
+        parts = ", ".join(
+            f"{part} {t[f'image_{part}_ms']:.1f}" for part in ("decode", "preprocess", "encode")
+        )
+        err.print(f"images {n:6.0f}        {t['image_ms']:10.1f} ms ({parts})")
     if n := t.get("draft_n"):
         right = t["draft_n_accepted"]
         err.print(f"draft  {n:6d} tokens {right:10d} accepted ({100 * right / n:.0f} %)")

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
+from vkbackend.models.pictures import MediaPrompt
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
@@ -113,7 +114,8 @@ class CheckedCompletion:
     def _table(self, job: Job, chunk: Chunk) -> dict[str, Any] | None:
         """Return OpenAI's `logprobs`, with llama-server's rows of generated tokens as `content`."""
         if chunk.prompt_logprobs is not None:
-            return self.logprobs[job.index].of(job.ids, chunk.prompt_logprobs) | {"content": []}
+            ids = () if isinstance(job.ids, MediaPrompt) else job.ids
+            return self.logprobs[job.index].of(ids, chunk.prompt_logprobs) | {"content": []}
         if chunk.logprobs is not None and chunk.token is not None:
             row = self.results.row(job, chunk.token, chunk.logprobs)
             return self.logprobs[job.index].of([chunk.token], [chunk.logprobs]) | {"content": [row]}

@@ -15,19 +15,26 @@ from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.engine.messages import PromptProgress, check_tokens
 from vkbackend.models.llm import LLM
+from vkbackend.models.pictures import MediaPrompt
+from vkbackend.models.prompt_pieces import read_media_prompt
 from vkbackend.models.sampling.params import MAX_SEED
+from vkbackend.models.vision.images import image_of_base64
+from vkbackend.tools.server.body import Fields
 
 SHORT_TEXT = 4096  # Tokenizing this many characters takes 1 ms. A thread tokenizes longer texts.
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
+Ids = list[int] | MediaPrompt
+MAX_IMAGES = 16
 EAGER_CHUNKS = 64  # A request's queue has at most this many chunks.
 
 
 @dataclass(slots=True)
 class Job:
-    """A sequence to generate. `index` is its position among the answer's choices."""
+    """A sequence to generate. `index` is its position among the answer's choices. Rows of images have
+    negative ids."""
 
-    ids: list[int]
+    ids: Ids
     max_tokens: int | None
     options: dict[str, Any]
     text: str | None = None  # a prompt string
@@ -96,15 +103,25 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
     return encode() if len(text) <= SHORT_TEXT else await asyncio.to_thread(encode)
 
 
-async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
+def media_of(llm: LLM, fields: Fields) -> Ids:
+    """Return a prompt with images, whose files are in base64. Raises InvalidArgument."""
+    name = fields.name("multimodal_data")
+    images = [image_of_base64(f"{name}[{i}]", text)
+              for i, text in enumerate(fields.items("multimodal_data", MAX_IMAGES))]  # fmt: skip
+    prompt = {"prompt_string": fields.text("prompt_string", ""), "multimodal_data": images}
+    return read_media_prompt(llm.tokenizer, llm.pictures, prompt)
+
+
+async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[Ids, str | None]:
     """Return the token ids of a prompt, and its text if it is a string. A list may mix strings and token
     ids."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            raise refused(f"{name}.multimodal_data", "...", "images and audio are not supported")
-        return await prompt_of(llm, name, value.get("prompt_string"))
+        if not value.get("multimodal_data"):
+            return await prompt_of(llm, name, value.get("prompt_string"))
+        media = await asyncio.to_thread(media_of, llm, Fields(value, f"{name}."))
+        return media, value["prompt_string"]
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
     if len(value) > llm.n_ctx:  # a body of 8 MiB may have four million tokens
@@ -120,9 +137,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
     return ids, None
 
 
-async def prompts_of(
-    llm: LLM, name: str, value: Any, most: int
-) -> tuple[list[tuple[list[int], str | None]], bool]:
+async def prompts_of(llm: LLM, name: str, value: Any, most: int) -> tuple[list[tuple[Ids, str | None]], bool]:
     """Return the prompts of a field, and whether the field is a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
@@ -130,7 +145,7 @@ async def prompts_of(
         raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} are allowed", argument=name)
     prompts = [await prompt_of(llm, name, part) for part in parts]
     for ids, _ in prompts:
-        check_tokens(ids, llm.n_vocab, llm.n_ctx)
+        check_tokens([0] * len(ids) if isinstance(ids, MediaPrompt) else ids, llm.n_vocab, llm.n_ctx)
     return prompts, is_list
 
 
@@ -230,6 +245,7 @@ def timings_of(tally: Tally) -> dict[str, float]:
         "predicted_per_token_ms": decode_ms / decode_n if decode_n else 0.0,
         "predicted_per_second": t.get("decode_tokens_per_second", 0.0),
         **{name: t[name] for name in ("draft_n", "draft_n_accepted") if name in t},
+        **{name: value for name, value in t.items() if name.startswith("image_")},
     }
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from vkbackend.models.engine.cache.image_spans import without_images
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.engine.messages import PromptProgress
 from vkbackend.models.llm import LLM
+from vkbackend.models.pictures import MediaPrompt
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.server.generations import Job, Tally, stop_met, timings_of
@@ -92,7 +94,7 @@ class LlamaResults:
             "tokens_predicted": tally.n_tokens,
             "tokens_evaluated": tally.prompt_n,
             "generation_settings": self.settings(job),
-            "prompt": self.llm.detokenize(job.ids, skip_special=False),
+            "prompt": self._prompt(job),
             "has_new_line": "\n" in text,
             "truncated": tally.n_discarded > 0 or (kind == "limit" and self._is_full(job, tally)),
             "stop_type": kind,
@@ -100,6 +102,11 @@ class LlamaResults:
             "tokens_cached": tally.prompt_n + max(0, tally.n_tokens - 1) - tally.n_discarded,
             "timings": timings_of(tally),
         }
+
+    def _prompt(self, job: Job) -> str:
+        if isinstance(job.ids, MediaPrompt):
+            return job.text or ""
+        return self.llm.detokenize(without_images(job.ids), skip_special=False)
 
     def _is_full(self, job: Job, tally: Tally) -> bool:
         return tally.n_tokens != job.max_tokens and tally.prompt_n + tally.n_tokens >= self.llm.n_ctx

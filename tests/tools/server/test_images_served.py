@@ -1,0 +1,168 @@
+"""Images in the requests of every API, answered by a real model and projector."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from serving import Address, served
+from tiny_vision import write_projector
+
+from vkbackend import LLM
+from vkbackend.tools.server.front import Config
+
+pytestmark = pytest.mark.no_vulkan
+
+N_ROWS = 4
+OPTIONS = {"max_tokens": 6, "temperature": 0}
+
+
+def png(*rgb: int) -> str:
+    buffer = BytesIO()
+    Image.new("RGB", (80, 50), rgb).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+RED, BLUE = png(200, 20, 20), png(20, 20, 200)
+URL = f"data:image/png;base64,{RED}"
+PARTS = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "Once upon"}]
+
+
+@pytest.fixture(scope="module")
+def llm(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    projector = write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf", 64)
+    path = models / "stories-narrow-F16.gguf"
+    with LLM(path, devices="numpy", mmproj=projector, n_ctx=256, n_slots=2) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def address(llm: LLM) -> Iterator[Address]:
+    config = Config(llm.path, "fake", is_verbose=True)
+    with served(llm, config) as address:  # type: ignore[arg-type]
+        yield address
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> Any:
+    return llm.chat([{"role": "user", "content": PARTS}], 6, temperature=0)
+
+
+def test_chat_completions(address: Address, expected: Any) -> None:
+    body = OPTIONS | {"messages": [{"role": "user", "content": PARTS}]}
+    status, answer, _ = address.request("POST", "/v1/chat/completions", body)
+    assert status == 200 and answer["choices"][0]["message"]["content"] == expected.content
+    n_prompt = len(expected.completion.prompt_tokens)
+    assert answer["usage"]["prompt_tokens"] == n_prompt
+    timings = answer["timings"]
+    assert timings["image_n"] == 1 and timings["image_cache_n"] == 1, "the fixture computed the image"
+    assert timings["image_ms"] == 0 == timings["image_encode_ms"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > N_ROWS
+    count = address.request("POST", "/v1/chat/completions/input_tokens", body)[1]
+    assert count["input_tokens"] == n_prompt
+    other = [{"type": "image_url", "image_url": f"data:;base64,{BLUE}"}, PARTS[1]]
+    answer = address.request("POST", "/v1/chat/completions", body | {"messages": [
+        {"role": "user", "content": other}]})[1]  # fmt: skip
+    assert answer["timings"]["image_cache_n"] == 0 and answer["timings"]["image_encode_ms"] > 0
+    assert answer["choices"][0]["message"]["content"] != expected.content
+
+
+def test_responses_and_messages(address: Address, expected: Any) -> None:
+    parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "Once upon"}]
+    body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 6, "temperature": 0}
+    status, answer, _ = address.request("POST", "/v1/responses", body)
+    assert status == 200, answer
+    assert answer["output"][0]["content"][0]["text"] == expected.content
+    source = {"type": "base64", "media_type": "image/png", "data": RED}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "Once upon"}]
+    body = OPTIONS | {"messages": [{"role": "user", "content": blocks}]}
+    status, answer, _ = address.request("POST", "/v1/messages", body)
+    assert status == 200, answer
+    assert answer["content"][0]["text"] == expected.content
+    count = address.request("POST", "/v1/messages/count_tokens", body)[1]
+    assert count["input_tokens"] == len(expected.completion.prompt_tokens)
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": blocks, "is_error": True}
+    body["messages"] = [{"role": "user", "content": [result]}]
+    assert address.request("POST", "/v1/messages", body)[0] == 200
+
+
+def test_completion_with_multimodal_data(address: Address, llm: LLM) -> None:
+    prompt = {"prompt_string": "Once <__media__> upon", "multimodal_data": [RED]}
+    body = {"prompt": prompt, "n_predict": 6, "temperature": 0}
+    status, answer, _ = address.request("POST", "/completion", body)
+    image = prompt | {"multimodal_data": [base64.b64decode(RED)]}
+    direct = llm.generate(image, 6, temperature=0)
+    assert status == 200 and answer["content"] == direct.text
+    assert answer["tokens_evaluated"] == len(direct.prompt_tokens)
+    assert answer["prompt"] == "Once <__media__> upon"
+    events = address.events("/v1/completions", {"prompt": prompt, "max_tokens": 6, "temperature": 0,
+                                                "stream": True})  # fmt: skip
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == direct.text
+    for wrong in ("/etc/passwd", "!", 3, URL):
+        refused = address.request("POST", "/completion", {"prompt": prompt | {"multimodal_data": [wrong]}})
+        assert refused[0] == 400 and "multimodal_data[0]" in refused[1]["error"]["message"]
+
+
+def url_part(url: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+SVG = "data:image/svg+xml;base64," + base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg'/>").decode()
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (url_part("https://images.example.com/a.png"), "nothing is fetched"),
+        (url_part("http://127.0.0.1/a.png"), "nothing is fetched"),
+        (url_part("file:///etc/passwd"), "nothing is fetched"),
+        (url_part("/etc/passwd"), "nothing is fetched"),
+        (url_part("data:image/png;base64,!!!!"), "not valid base64"),
+        (url_part("data:text/html;base64,PGh0bWw+"), "text/html"),
+        (url_part(SVG), "SVG"),
+        (url_part(URL[:-40]), "picture"),
+        (url_part(None), "expected a data URL"),
+        (url_part(URL) * 17, "17 images, at most 16"),
+        ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}], "image_url"),
+        ([{"role": "system", "content": PARTS}], "not of 'system'"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "input_audio"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ["x"]}}]}],
+            "expected a data",
+        ),
+    ],
+)
+def test_refused_images(address: Address, messages: list[Any], why: str) -> None:
+    status, answer, _ = address.request(
+        "POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}
+    )
+    assert status == 400 and why in answer["error"]["message"]
+    assert answer["error"]["param"].startswith("messages")
+
+
+def test_refused_forms_of_other_apis(address: Address) -> None:
+    for source, why in (
+        ({"type": "url", "url": "https://a.example/b.png"}, "nothing is fetched"),
+        ({"type": "file", "file_id": "f1"}, "expected base64"),
+        ({"type": "base64"}, "data is missing"),
+    ):
+        content = [{"type": "image", "source": source}]
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+        status, answer, _ = address.request("POST", "/v1/messages", body)
+        assert status == 400 and why in answer["error"]["message"], answer
+    item = {"role": "user", "content": [{"type": "input_image", "file_id": "f1"}]}
+    status, answer, _ = address.request("POST", "/v1/responses", {"input": [item]})
+    assert status == 400 and "files are not stored" in answer["error"]["message"]
+
+
+def test_the_server_says_that_the_model_sees(address: Address) -> None:
+    props = address.get("/props")[1]
+    assert props["modalities"] == {"vision": True, "video": False, "audio": False}
+    listed = address.get("/v1/models")[1]
+    assert listed["models"][0]["capabilities"] == ["completion", "multimodal"]
+    assert listed["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
