@@ -162,11 +162,20 @@ def attention(
 
 
 def self_attention(
-    q: Tensor, k: Tensor, v: Tensor, cells: Weight, *, head_dim: int, n_runs: int, sees_all: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Weight,
+    *,
+    head_dim: int,
+    n_runs: int,
+    sees_all: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
-    """Return softmax(q k^T / sqrt(head_dim)) v [rows, heads * head_dim] among the rows of a step, without
+    """Return softmax(scale q k^T) v [rows, heads * head_dim] among the rows of a step, without
     caches. A row attends to the positions that its run states (step.Run), or to all rows. Position p is row
-    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... There are as many heads of k and v as of q."""
+    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... There are as many heads of k and v as of q. `scale` is
+    1 / sqrt(head_dim) by default."""
     graph, rows = q.graph, q.rows
     assert graph.kind.mix is Mix.PREFILL, graph.kind
     q, k, v = whole(q), whole(k), whole(v)
@@ -183,7 +192,7 @@ def self_attention(
         shape = rows, heads, head_dim
         table = cells.whole(d)
         blocks = View(table.buffer, table.offset, (1, rows // device_ops.CELL_BLOCK), "u32")
-        how: dict[str, Any] = {"scale": head_dim**-0.5, "causal": False, "n_runs": n_runs}
+        how: dict[str, Any] = {"scale": scale or head_dim**-0.5, "causal": False, "n_runs": n_runs}
         how["sees_all"] = sees_all
         step = graph.inputs[d].step
         attend(q.on(d).reshape(*shape), k.on(d), v.on(d), blocks, out.reshape(*shape), step, **how)

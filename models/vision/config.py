@@ -17,6 +17,7 @@ ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
 MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2}
+NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patches
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
 MAX_TILES = 64  # of a picture
@@ -62,6 +63,11 @@ class VisionConfig:
         return self.n_embd // self.n_head
 
     @property
+    def patch_side(self) -> int:
+        """Return the pixels of the side of a patch that the encoder reads."""
+        return self.patch_size * self.merge if self.projector in NO_ENCODER else self.patch_size
+
+    @property
     def n_deepstack(self) -> int:
         return len(self.deepstack)
 
@@ -71,16 +77,13 @@ class VisionConfig:
         path, projector = gguf.paths[0], projector_type(gguf)
         if not gguf.boolean("clip.has_vision_encoder", False):
             raise UnsupportedModel(f"{path}: the file has no encoder of pictures (clip.has_vision_encoder)")
-        n_embd, n_head = (
-            read_count(gguf, "vision.embedding_length"),
-            read_count(gguf, "vision.attention.head_count"),
-        )
-        if n_embd % n_head or n_embd // n_head % 8 or n_embd // n_head > MAX_HEAD_DIM:
-            raise UnsupportedModel(
-                f"{path}: {n_head} heads of an encoder {n_embd} wide; supported are head sizes that are "
-                f"multiples of 8 up to {MAX_HEAD_DIM}"
-            )
-        projector = projector_type(gguf)
+        projector, n_embd = projector_type(gguf), read_count(gguf, "vision.embedding_length")
+        n_head, n_ff, n_layer = 1, 0, 0
+        if projector not in NO_ENCODER:
+            n_head = read_count(gguf, "vision.attention.head_count")
+            n_ff = read_count(gguf, "vision.feed_forward_length")
+            n_layer = read_count(gguf, "vision.block_count", limit=MAX_LAYERS)
+            _check_heads(path, n_embd, n_head)
         scale = read_count(gguf, "vision.projector.scale_factor", MERGES.get(projector, 1), 64)
         image_size = read_count(gguf, "vision.image_size", limit=MAX_SIDE)
         min_tiles, max_tiles = (int(gguf.u32(f"clip.vision.preproc_{m}_tiles", 0)) for m in ("min", "max"))
@@ -89,8 +92,8 @@ class VisionConfig:
         return cls(
             projector=projector,
             n_embd=n_embd,
-            n_ff=read_count(gguf, "vision.feed_forward_length"),
-            n_layer=read_count(gguf, "vision.block_count", limit=MAX_LAYERS),
+            n_ff=n_ff,
+            n_layer=n_layer,
             n_head=n_head,
             eps=read_float(gguf, "vision.attention.layer_norm_epsilon", 1e-6),
             projection_dim=read_count(gguf, "vision.projection_dim"),
@@ -126,6 +129,14 @@ def projector_type(gguf: GGUF) -> str:
         if name := gguf.string(key, ""):
             return name
     raise GGUFError(f"{gguf.paths[0]}: the metadata key {keys[1]!r} is missing, expected a string")
+
+
+def _check_heads(path: object, n_embd: int, n_head: int) -> None:
+    if n_embd % n_head or n_embd // n_head % 8 or n_embd // n_head > MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"{path}: {n_head} heads of an encoder {n_embd} wide; supported are head sizes that are "
+            f"multiples of 8 up to {MAX_HEAD_DIM}"
+        )
 
 
 def _activation(gguf: GGUF) -> str:

@@ -25,7 +25,7 @@ from vkbackend.models.vision.patches import patch_order
 from vkbackend.models.vision.picture import Tile
 from vkbackend.step import MAX_RUNS
 
-PATCHES, POSITIONS = "patches", "positions"  # tables that the host writes
+PATCHES, POSITIONS, ROPE = "patches", "positions", "rope"  # tables that the host writes
 CELLS = "cells"  # the identity table of cells for attention
 ACTIVATIONS = {"gelu": ops.gelu, "gelu_quick": ops.gelu_quick, "silu": ops.silu}
 POSITION_TABLE = "v.position_embd.weight"
@@ -40,6 +40,8 @@ class Encoder:
     both_ways = False  # rows of a picture see each other in the text model
     has_grid = False  # the text model has M-RoPE, so rows have a height and a width
     has_windows = False  # some layers attend only to windows
+    n_extra = 0  # rows of the encoder after the patches
+    scale: float | None = None  # the factor of q k^T, by default 1 / sqrt(head_dim)
     n_ahead = 0
     draft_head: Model | None = None
     low_rank: Sequence[WeightSpec] = ()
@@ -74,21 +76,29 @@ class Encoder:
     # ---- sizes ----
 
     @property
+    def merge(self) -> int:
+        """Return the patches of the side of a square that becomes a row."""
+        return self.config.merge
+
+    @property
     def n_merged(self) -> int:
         """Return the patches of a row of the result."""
-        return self.config.merge**2
+        return self.merge**2
 
     @property
     def n_parts(self) -> int:
         """Return the results per row: the projector's, and one per deepstack layer."""
         return 1 + self.config.n_deepstack
 
+    def sees_both_ways(self, text: GGUF | None) -> bool:
+        """Return whether the rows of a picture see each other in the text model `text`."""
+        return self.both_ways
+
     def grid(self, tile: Tile) -> tuple[int, int]:
         """Return the height and width of a tile's rows."""
         height, width = tile.grid
-        merge = self.config.merge
         if self.has_grid:
-            return height // merge, width // merge
+            return height // self.merge, width // self.merge
         return 1, height * width // self.n_merged
 
     def most_patches(self, max_tokens: int) -> int:
@@ -113,7 +123,7 @@ class Encoder:
         table, in the order of the patches."""
         if self.positions is None:
             return None
-        return self.positions[patch_order(grid, self.config.merge)]
+        return self.positions[patch_order(grid, self.merge)]
 
     def arranged(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the results in the order of the text model's rows. The default returns `rows`."""
@@ -125,16 +135,17 @@ class Encoder:
 
     @property
     def n_pixels(self) -> int:
-        return 3 * self.config.patch_size**2
+        return 3 * self.config.patch_side**2
 
     # ---- weights ----
 
     def unread(self) -> set[str]:
         """Return the tensors that only the host reads."""
-        return {POSITION_TABLE} & self._shapes.keys()
+        sound = {name for name in self._shapes if name.startswith(("a.", "mm.a."))}
+        return sound | ({POSITION_TABLE} & self._shapes.keys())
 
     def weights(self) -> list[WeightSpec]:
-        c, p = self.config, self.config.patch_size
+        c, p = self.config, self.config.patch_side
         specs = [
             WeightSpec(name, (c.n_embd, self.n_pixels), axes=(c.n_embd, 3, p, p))
             for name in self.patch_weights
@@ -204,7 +215,7 @@ class Encoder:
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         """Return the embeddings of the patches: a product with the pixels, plus the positions'."""
         patches = ops.host_rows(graph, PATCHES)
-        h = linear(patches, w, "v.patch_embd")
+        h = self.linear(patches, w, "v.patch_embd")
         for name in self.patch_weights[1:]:
             h = h + ops.linear(patches, w.tensor(name))
         if self.positions is not None:
@@ -216,11 +227,18 @@ class Encoder:
         return h + self.feed_forward(self.norm(h, w, "ln2"), w)
 
     def attention(self, x: Tensor, w: Weights, cells: Weight, il: int) -> Tensor:
-        q, k, v = (linear(x, w, f"attn_{name}") for name in "qkv")
+        q, k, v = (self.linear(x, w, f"attn_{name}") for name in "qkv")
         q, k = self.rotate(q, w, "attn_q"), self.rotate(k, w, "attn_k")
         how: dict[str, Any] = {"head_dim": self.config.head_dim, "sees_all": self.sees_all(il)}
-        how["n_runs"] = MAX_RUNS if self.has_windows else 1
-        return linear(ops.self_attention(q, k, v, cells, **how), w, "attn_out")
+        how |= {"n_runs": MAX_RUNS if self.has_windows else 1, "scale": self.scale}
+        a = ops.self_attention(q, k, self.values(v), cells, **how)
+        return self.linear(a, w, "attn_out")
+
+    def linear(self, x: Tensor, w: Weights, name: str) -> Tensor:
+        return linear(x, w, name)
+
+    def values(self, v: Tensor) -> Tensor:
+        return v
 
     def sees_all(self, il: int) -> bool:
         """Return whether layer il attends to the complete picture, not to the window."""
@@ -232,9 +250,9 @@ class Encoder:
 
     def feed_forward(self, x: Tensor, w: Weights) -> Tensor:
         if self.gated:
-            gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
-            return linear(self.gated_product(gate, up), w, "ffn_down")
-        return linear(self.activate(linear(x, w, "ffn_up")), w, "ffn_down")
+            gate, up = self.linear(x, w, "ffn_gate"), self.linear(x, w, "ffn_up")
+            return self.linear(self.gated_product(gate, up), w, "ffn_down")
+        return self.linear(self.activate(self.linear(x, w, "ffn_up")), w, "ffn_down")
 
     def activate(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.config.activation](x)

@@ -12,11 +12,11 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.vision.encoder import Encoder, read_matrix
+from vkbackend.models.vision.encoder import ROPE, Encoder, read_matrix
 from vkbackend.models.vision.patches import patch_positions
 from vkbackend.models.vision.picture import Tile
 
-ROPE, MERGER, BREAK = "rope", "mm.patch_merger.weight", "v.token_embd.img_break"
+MERGER, BREAK = "mm.patch_merger.weight", "v.token_embd.img_break"
 ROPE_BASE = 10_000.0
 
 
@@ -44,7 +44,7 @@ class Model(Encoder):
         return max_tokens * self.n_merged
 
     def grid(self, tile: Tile) -> tuple[int, int]:
-        height, width = (n // self.config.merge for n in tile.grid)
+        height, width = (n // self.merge for n in tile.grid)
         return 1, height * width + height - 1
 
     def table_widths(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class Model(Encoder):
         frequencies are base^(-2i / d), of which lines have the even i and columns the odd i."""
         d = self.config.head_dim
         frequencies = (ROPE_BASE ** (-np.arange(d // 2) / (d // 2))).reshape(-1, 2).T
-        at = patch_positions(tile.grid, self.config.merge)
+        at = patch_positions(tile.grid, self.merge)
         angles = (at[:, :, None] * frequencies).reshape(len(at), d // 2)
         rope = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
         return super().tables(tile) | {ROPE: rope}
@@ -92,6 +92,6 @@ class Model(Encoder):
         return linear(ops.gelu_erf(linear(h, w, "mm.1")), w, "mm.2")
 
     def arranged(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        lines = rows.reshape(grid[0] // self.config.merge, -1, rows.shape[1])
+        lines = rows.reshape(grid[0] // self.merge, -1, rows.shape[1])
         ends = np.broadcast_to(self._break, (len(lines), 1, rows.shape[1]))
         return np.concatenate([lines, ends], axis=1).reshape(-1, rows.shape[1])[:-1]

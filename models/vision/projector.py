@@ -38,7 +38,7 @@ class Projector:
         self.encoder, self._mesh = encoder, mesh
         self.limits = limits
         self._group = math.lcm(CELL_BLOCK, encoder.n_merged)
-        self.max_patches = self._rows(encoder.most_patches(limits.max_tokens or MAX_TOKENS))
+        self.max_patches = self._rows(encoder.most_patches(limits.max_tokens or MAX_TOKENS) + encoder.n_extra)
         self._step = StepParams(np.zeros(step_words(self.max_patches), np.uint32))
 
     @property
@@ -66,6 +66,7 @@ class Projector:
                 encoder: Encoder = family(projector_type(gguf), str(gguf.paths[0]))(gguf)
                 if text:
                     check_text_model(encoder, text)
+                encoder.both_ways = encoder.sees_both_ways(text)
                 types = check_weights(gguf, encoder)
                 projector = cls(encoder, mesh, limits or TokenLimits())
                 projector._load(gguf, types, progress)
@@ -114,28 +115,29 @@ class Projector:
     def _encode(self, tile: Tile) -> np.ndarray:
         """Return f32 [n_rows, n_embd * (1 + n_deepstack)]."""
         encoder, n = self.encoder, len(tile.patches)
-        if n != math.prod(tile.grid) or n > self.max_patches:
+        if n != math.prod(tile.grid) or n + encoder.n_extra > self.max_patches:
             raise InvalidArgument(
                 f"a picture of {tile.grid[0]} x {tile.grid[1]} = {n} patches; at most {self.max_patches} are "
                 "possible; use a smaller picture, or --image-max-tokens"
             )
-        kind = self._kind(self._rows(n))
+        n_rows = n + encoder.n_extra
+        kind = self._kind(self._rows(n_rows))
         step = self._mesh.recorded_step(kind)
         begins = encoder.windows(tile.grid)
-        ends = [*begins[1:], n]
+        ends = [*begins[1:], n_rows]
         runs = [Run(0, a, b - a, a, begin=a, end=b) for a, b in zip(begins, ends, strict=True)]
         if len(runs) > MAX_RUNS:
             raise InvalidArgument(
                 f"a picture of {tile.grid[0]} x {tile.grid[1]} patches has {len(runs)} windows; at most "
                 f"{MAX_RUNS} are possible; use a smaller picture, or --image-max-tokens"
             )
-        self._step.fill(np.zeros(n, np.uint32), runs, [], Mix.PREFILL, typed=True)
+        self._step.fill(np.zeros(n_rows, np.uint32), runs, [], Mix.PREFILL, typed=True)
         self._mesh.write_step(self._step, encoder.tables(tile))
         self._mesh.run(step)
         parts = self._mesh.outputs.read_hidden(kind.n_outputs)
-        n_rows = n // encoder.n_merged
-        parts = parts.reshape(encoder.n_parts, -1, parts.shape[1])[:, :n_rows]
-        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_rows, -1)
+        n_results = n // encoder.n_merged
+        parts = parts.reshape(encoder.n_parts, -1, parts.shape[1])[:, :n_results]
+        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_results, -1)
         return encoder.arranged(rows, tile.grid)
 
     def close(self) -> None:

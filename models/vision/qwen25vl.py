@@ -34,7 +34,7 @@ class Model(QwenVL):
         return il in c.full_layers if c.full_layers else (il + 1) % c.n_wa_pattern == 0
 
     def _windows(self, grid: tuple[int, int]) -> list[np.ndarray]:
-        merge = self.config.merge
+        merge = self.merge
         squares = grid[0] // merge, grid[1] // merge
         return patch_windows(squares, WINDOW // self.config.patch_size // merge)
 

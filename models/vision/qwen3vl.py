@@ -31,7 +31,7 @@ class Model(QwenVL):
     def position_rows(self, grid: tuple[int, int]) -> np.ndarray:
         assert self.positions is not None
         rows = resized(self.positions, grid, align_corners=True, antialias=False)
-        return rows[patch_order(grid, self.config.merge)]
+        return rows[patch_order(grid, self.merge)]
 
     def projector_weights(self) -> list[WeightSpec]:
         n_in, n_out = self.n_merged * self.config.n_embd, self.config.projection_dim

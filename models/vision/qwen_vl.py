@@ -11,11 +11,9 @@ from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.weight_specs import WeightSpec
-from vkbackend.models.vision.encoder import Encoder
+from vkbackend.models.vision.encoder import ROPE, Encoder
 from vkbackend.models.vision.patches import axial_rope, patch_positions
 from vkbackend.models.vision.picture import Tile
-
-ROPE = "rope"
 
 
 class QwenVL(Encoder):
@@ -30,7 +28,7 @@ class QwenVL(Encoder):
         return super().table_widths() | {ROPE: self.config.head_dim}
 
     def tables(self, tile: Tile) -> dict[str, np.ndarray]:
-        at = patch_positions(tile.grid, self.config.merge)
+        at = patch_positions(tile.grid, self.merge)
         return super().tables(tile) | {ROPE: axial_rope(at, self.config.head_dim, self.rope_base)}
 
     def projector_weights(self) -> list[WeightSpec]:

@@ -14,6 +14,10 @@ FAMILIES = {  # projector type -> module
     "qwen2.5vl_merger": "qwen25vl",
     "qwen2vl_merger": "qwen2vl",
     "pixtral": "pixtral",
+    "gemma4v": "gemma4",
+    "gemma4uv": "gemma4uv",
+    "lfm2": "lfm2",
+    "internvl": "internvl",
 }
 
 

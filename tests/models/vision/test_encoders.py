@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
 from oracles.fixture import write
-from oracles.vision import BUILDERS, GRIDS, build, pixels_of, size
+from oracles.vision import BUILDERS, GRIDS, build, pixels_of
 from places import GOLDEN
 
 from vkbackend.models.engine.runner.open_devices import open_devices
@@ -45,8 +45,8 @@ def open_projector(models: Path, name: str, on: str, **options: Any) -> Projecto
 
 
 def picture_of(name: str, projector: Projector) -> Picture:
-    patch, merge = size(build(name), "patch_size"), projector.config.merge
-    patches = cut_patches(pixels_of(name, patch), patch, merge)
+    patch = projector.config.patch_side
+    patches = cut_patches(pixels_of(name, patch), patch, projector.encoder.merge)
     return Picture(bytes(16), (Tile(patches, GRIDS[name]),), (0,))
 
 

@@ -10,6 +10,10 @@ import torch
 import transformers as tf
 from oracles.fixture import Fixture
 from oracles.vision import GRIDS, TEXT_WIDTH, fuse_qkv, pixels_of, size
+from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder, Gemma4VisionModel
+from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedVisionConfig
+from transformers.models.gemma4_unified.modeling_gemma4_unified import Gemma4UnifiedVisionEmbedder
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel as Qwen25Vision,
@@ -254,3 +258,140 @@ def pixtral(m: Fixture) -> np.ndarray:
 @torch.no_grad()
 def mistral3(m: Fixture) -> np.ndarray:
     return pixtral_rows(m, tf.Mistral3Model, tf.Mistral3Config, "silu", spatial_merge_size=2)
+
+
+GEMMA4 = {
+    "ln1": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm", "ln2": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_out": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def raster(m: Fixture, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the squares of a picture with columns in the order (y, x, channel), and their (x, y)."""
+    height, width = GRIDS[m.name]
+    pixels = pixels_of(m.name, side).reshape(height, side, width, side, 3)
+    squares = pixels.transpose(0, 2, 1, 3, 4).reshape(1, height * width, -1)
+    at = [[(i % width, i // width) for i in range(height * width)]]
+    return torch.from_numpy(np.ascontiguousarray(squares)), torch.tensor(at)
+
+
+def by_pixel(matrix: np.ndarray, side: int) -> np.ndarray:
+    """Return columns (channel, y, x) in the order (y, x, channel)."""
+    rows = matrix.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(rows).reshape(*matrix.shape[:-1] if matrix.ndim < 4 else matrix.shape[:1], -1)
+
+
+@oracle("gemma4v")
+@torch.no_grad()
+def gemma4v(m: Fixture) -> np.ndarray:
+    config = Gemma4VisionConfig(
+        **sizes(m), num_key_value_heads=4, head_dim=16, position_embedding_size=12, use_clipped_linears=True,
+        standardize=True,
+    )  # fmt: skip
+    tensors = {
+        name: m.tensors.pop(name) for name in ("v.std_bias", "v.std_scale", "mm.input_projection.weight")
+    }
+    state = {"std_bias": tensors["v.std_bias"], "std_scale": tensors["v.std_scale"]}
+    state["patch_embedder.input_proj.weight"] = by_pixel(m.tensors.pop("v.patch_embd.weight"), 16)
+    state["patch_embedder.position_embedding_table"] = m.tensors.pop("v.position_embd.weight")
+    for name, values in renamed(m, "encoder.layers", GEMMA4, {}).items():
+        linear = "_proj." in name
+        name = name.replace("_proj.weight", "_proj.linear.weight")
+        state[name] = values.reshape(()) if linear and not name.endswith("weight") else values
+    network = load(made(Gemma4VisionModel, config), state, ("",))
+    squares, at = raster(m, 16)
+    rows = network(squares / 2 + 0.5, at).last_hidden_state
+    embedder = Gemma4MultimodalEmbedder(config, tf.MistralConfig(**TEXT))
+    projection = {"embedding_projection.weight": tensors["mm.input_projection.weight"]}
+    return features(load(embedder, projection, ("",))(rows))
+
+
+@oracle("gemma4uv")
+@torch.no_grad()
+def gemma4uv(m: Fixture) -> np.ndarray:
+    vision = Gemma4UnifiedVisionConfig(patch_size=4, model_patch_size=12, mm_embed_dim=64, mm_posemb_size=12)
+    vision.output_proj_dims = 64
+    network = Gemma4UnifiedVisionEmbedder(vision, tf.MistralConfig(**TEXT))
+    t = m.tensors
+    state = {
+        "patch_dense.weight": by_pixel(t["v.patch_embd.weight"], 12),
+        "patch_dense.bias": t["v.patch_embd.bias"],
+        "pos_embedding": t["v.position_embd.weight"].transpose(1, 0, 2),
+        "multimodal_embedder.embedding_projection.weight": t["mm.input_projection.weight"],
+    }  # fmt: skip
+    for i, name in ((1, "patch_ln1"), (2, "patch_ln2"), (3, "pos_norm")):
+        for kind in ("weight", "bias"):
+            values = t[f"v.patch_norm.{i}.{kind}"]
+            state[f"{name}.{kind}"] = by_pixel(values[None], 12)[0] if i == 1 else values
+    return features(load(network, state, ("",))(*raster(m, 12)))
+
+
+@oracle("lfm2")
+@torch.no_grad()
+def lfm2(m: Fixture) -> np.ndarray:
+    vision = {**sizes(m), "patch_size": 16, "num_patches": 64, "hidden_act": "gelu_pytorch_tanh"}
+    config = tf.Lfm2VlConfig(
+        vision_config={"model_type": "siglip2_vision_model", "vision_use_head": False, **vision},
+        text_config={"model_type": "lfm2", **TEXT}, projector_hidden_size=80, downsample_factor=2,
+        projector_use_layernorm=True,
+    )  # fmt: skip
+    outer = {
+        "v.patch_embd": "vision_tower.embeddings.patch_embedding",
+        "v.position_embd": "vision_tower.embeddings.position_embedding",
+        "v.post_ln": "vision_tower.post_layernorm", "mm.input_norm": "multi_modal_projector.layer_norm",
+        "mm.1": "multi_modal_projector.linear_1", "mm.2": "multi_modal_projector.linear_2",
+    }  # fmt: skip
+    m.tensors["v.patch_embd.weight"] = by_pixel(m.tensors["v.patch_embd.weight"], 16)
+    state = renamed(m, "vision_tower.encoder.layers", SIGLIP, outer)
+    network = load(made(tf.Lfm2VlModel, config), state, ("vision_tower", "multi_modal"))
+    squares, _ = raster(m, 16)
+    shapes, mask = torch.tensor([GRIDS[m.name]]), torch.ones(squares.shape[:2], dtype=torch.int64)
+    return features(network.get_image_features(squares, spatial_shapes=shapes, pixel_attention_mask=mask))
+
+
+INTERNVL = {
+    "ln1": "layernorm_before", "ln2": "layernorm_after", "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj", "attn_v": "attention.v_proj", "attn_out": "attention.projection_layer",
+    "attn_q_norm": "attention.q_norm", "attn_k_norm": "attention.k_norm",
+    "ls1": "lambda_1", "ls2": "lambda_2",
+    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
+}  # fmt: skip
+
+
+def internvl_rows(m: Fixture, **how: Any) -> np.ndarray:
+    vision = {**sizes(m), "image_size": 64, "patch_size": 16, "attention_bias": True, **how}
+    config = tf.InternVLConfig(
+        vision_config={"model_type": "internvl_vision", **vision}, text_config={"model_type": "llama", **TEXT}
+    )
+    outer = {
+        "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
+        "mm.model.mlp.0": "multi_modal_projector.layer_norm",
+        "mm.model.mlp.1": "multi_modal_projector.linear_1",
+        "mm.model.mlp.3": "multi_modal_projector.linear_2",
+    }  # fmt: skip
+    token, table = m.tensors.pop("v.class_embd"), m.tensors.pop("v.position_embd.weight")
+    state = renamed(m, "vision_tower.encoder.layer", INTERNVL, outer)
+    state = {
+        name.replace("lambda_1.weight", "lambda_1").replace("lambda_2.weight", "lambda_2"): x
+        for name, x in state.items()
+    }
+    state["vision_tower.embeddings.cls_token"] = token.reshape(1, 1, -1)
+    state["vision_tower.embeddings.position_embeddings"] = table.reshape(1, 17, -1)
+    network = load(made(tf.InternVLModel, config), state, ("vision_tower", "multi_modal"))
+    return features(network.get_image_features(planes(m)))
+
+
+@oracle("internvl")
+@torch.no_grad()
+def internvl(m: Fixture) -> np.ndarray:
+    return internvl_rows(m)
+
+
+@oracle("internvl+rms")
+@torch.no_grad()
+def internvl_rms(m: Fixture) -> np.ndarray:
+    return internvl_rows(m, norm_type="rms_norm", use_qk_norm=True)

@@ -197,3 +197,93 @@ def mistral3(m: Fixture) -> None:
     m.keys |= {"use_silu": True, "vision.spatial_merge_size": 2}
     m.norm("mm.input_norm", 64)
     m.matrix("mm.patch_merger", 64, 256)
+
+
+def gemma4_of(m: Fixture, projector: str, **how: int) -> None:
+    keys(m, projector, **how)
+    m.keys["vision.projector_type"] = m.keys.pop("projector_type")
+    m.keys["vision.projector.scale_factor"] = 3
+    m.keys |= {"vision.image_mean": [0.0] * 3, "vision.image_std": [1.0] * 3}
+    m.matrix("mm.input_projection", TEXT_WIDTH, 64)
+
+
+@builder("gemma4v", (6, 9))
+def gemma4v(m: Fixture) -> None:
+    """Products are clipped as in the E models, and results are standardized."""
+    gemma4_of(m, "gemma4v")
+    patches(m, bias=False)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 2, 12, 64))
+    layers(m, norm=Fixture.norm, bias=False, gated=True)
+    for il in range(3):
+        at = f"v.blk.{il}."
+        for name, n in (
+            ("attn_q_norm", 16),
+            ("attn_k_norm", 16),
+            ("attn_post_norm", 64),
+            ("ffn_post_norm", 64),
+        ):
+            m.norm(at + name, n)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down"):
+            for clip, limit in (
+                ("input_min", -1.5),
+                ("input_max", 1.25),
+                ("output_min", -2.0),
+                ("output_max", 1.75),
+            ):
+                m.put(f"{at}{name}.{clip}", np.array([limit], np.float32))
+    m.put("v.std_bias", m.normal("v.std_bias", 64))
+    m.put("v.std_scale", 1 + 0.3 * m.normal("v.std_scale", 64))
+
+
+@builder("gemma4uv", (2, 3))
+def gemma4uv(m: Fixture) -> None:
+    """There is no encoder. The grid is in squares of 3 x 3 patches."""
+    gemma4_of(m, "gemma4uv", patch=4, n_layer=0, n_head=0, n_ff=0)
+    m.put("v.patch_embd.weight", m.normal("v.patch_embd.weight", 64, 432) / np.float32(12 * 3**0.5))
+    m.bias("v.patch_embd", 64)
+    for i, n in ((1, 432), (2, 64), (3, 64)):
+        layer_norm(m, f"v.patch_norm.{i}", n)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 2, 12, 64))
+
+
+@builder("lfm2", (6, 10))
+def lfm2(m: Fixture) -> None:
+    keys(m, "lfm2", image=256)
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 2}
+    patches(m)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 64, 64))
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+    layer_norm(m, "mm.input_norm", 256)
+    m.matrix("mm.1", 80, 256, bias=True)
+    m.matrix("mm.2", TEXT_WIDTH, 80, bias=True)
+
+
+def internvl_of(m: Fixture) -> None:
+    keys(m, "internvl")
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 2}
+    patches(m)
+    m.put("v.class_embd", m.normal("v.class_embd", 1, 1, 64))
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 1, 17, 64))
+    layer_norm(m, "mm.model.mlp.0", 256)
+    m.matrix("mm.model.mlp.1", TEXT_WIDTH, 256, bias=True)
+    m.matrix("mm.model.mlp.3", TEXT_WIDTH, TEXT_WIDTH, bias=True)
+    for il in range(3):
+        for name in ("ls1", "ls2"):
+            m.norm(f"v.blk.{il}.{name}", 64)
+
+
+@builder("internvl", (4, 4))
+def internvl(m: Fixture) -> None:
+    internvl_of(m)
+    layers(m)
+
+
+@builder("internvl+rms", (4, 4))
+def internvl_rms(m: Fixture) -> None:
+    """As the encoder of 6 B weights: RMS norms, also of q and k."""
+    internvl_of(m)
+    layers(m, norm=Fixture.norm)
+    for il in range(3):
+        m.norm(f"v.blk.{il}.attn_q_norm", 64)
+        m.norm(f"v.blk.{il}.attn_k_norm", 64)
