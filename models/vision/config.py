@@ -22,6 +22,8 @@ MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
 MAX_TILES = 64  # of a picture
 MAX_TOKENS = 2048  # Rows of a picture by default, in families whose pictures vary; llama.cpp has 4,096.
+# Families with another default. 1,024 rows of Qwen2.5-VL have up to 104 windows, of step.MAX_RUNS.
+DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class VisionConfig:
     def patch_side(self) -> int:
         """Return the pixels of the side of a patch that the encoder reads."""
         return self.patch_size * self.merge if self.projector in NO_ENCODER else self.patch_size
+
+    def most_tokens(self, limits: TokenLimits) -> int:
+        """Return the most rows of a picture or tile, the caller's or the family's, if pictures vary."""
+        return limits.max_tokens or DEFAULT_TOKENS.get(self.projector, MAX_TOKENS)
 
     @property
     def n_deepstack(self) -> int:

@@ -30,7 +30,7 @@ class Model(Encoder):
             )
 
     def most_patches(self, max_tokens: int) -> int:
-        return max((TILE // self.config.patch_size) ** 2, min(max_tokens, 256) * self.n_merged)
+        return max((TILE // self.config.patch_size) ** 2, max_tokens * self.n_merged)
 
     def position_rows(self, grid: tuple[int, int]) -> np.ndarray:
         assert self.positions is not None

@@ -20,7 +20,7 @@ from vkbackend.meta.step_kind import StepKind, Wanted, bucket
 from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import FileSource, check_weights
-from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig, projector_type
+from vkbackend.models.vision.config import TokenLimits, VisionConfig, projector_type
 from vkbackend.models.vision.encoder import CELLS, Encoder
 from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.registry import family
@@ -28,6 +28,8 @@ from vkbackend.models.vision.rows import KEY_NBYTES, ImageRows
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, step_words
+
+MAX_PATCHES = 1 << 15  # A dispatch has up to 65,535 rows.
 
 
 class Projector:
@@ -38,7 +40,13 @@ class Projector:
         self.encoder, self._mesh = encoder, mesh
         self.limits = limits
         self._group = math.lcm(CELL_BLOCK, encoder.n_merged)
-        self.max_patches = self._rows(encoder.most_patches(limits.max_tokens or MAX_TOKENS) + encoder.n_extra)
+        n_patches = encoder.most_patches(encoder.config.most_tokens(limits)) + encoder.n_extra
+        if n_patches > MAX_PATCHES:
+            raise InvalidArgument(
+                f"{encoder.config.path}: pictures of {n_patches} patches; at most {MAX_PATCHES} are "
+                "possible; use a smaller --image-max-tokens"
+            )
+        self.max_patches = self._rows(n_patches)
         self._step = StepParams(np.zeros(step_words(self.max_patches), np.uint32))
 
     @property

@@ -11,14 +11,13 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size
 
-MAX_TOKENS = 280  # rows of a picture
 LAYOUT = "<|image>", 0, "<image|>"
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
     merge = config.merge
     side = config.patch_size * merge
-    size = largest(height, width, side, limits.max_tokens or MAX_TOKENS)
+    size = largest(height, width, side, config.most_tokens(limits))
     if config.projector == "gemma4uv":
         return Cut(BICUBIC, (size,), LAYOUT, side, 1)
     return Cut(BICUBIC, (size,), LAYOUT, config.patch_size, merge)

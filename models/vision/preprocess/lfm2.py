@@ -9,7 +9,7 @@ from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BILINEAR, Cut, Overview
 from vkbackend.models.vision.preprocess.rules import nearest_grid, tile_texts, within_limits
 
-MIN_TOKENS, MAX_TOKENS = 64, 256  # rows of a tile
+MIN_TOKENS = 64  # rows of a picture that is not cut
 TILE = 512  # pixels
 MIN_TILES, MAX_TILES = 2, 10
 TOLERANCE = 2.0  # A picture with more pixels than this times the limit is cut.
@@ -18,7 +18,7 @@ TOLERANCE = 2.0  # A picture with more pixels than this times the limit is cut.
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
     patch, merge = config.patch_size, config.merge
     side = patch * merge
-    most = limits.max_tokens or MAX_TOKENS
+    most = config.most_tokens(limits)
     least = min(limits.min_tokens or MIN_TOKENS, most)
     whole = within_limits(height, width, side, least * side**2, most * side**2, n_min=1)
     begin, end = "<|image_start|>", "<|image_end|>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Size
 
 
@@ -16,7 +16,7 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
     side = config.patch_size * config.merge
     longest = config.image_size
     rows, columns = complete(height, width, longest, side)
-    while rows * (columns + 1) - 1 > (limits.max_tokens or MAX_TOKENS) and longest > side:
+    while rows * (columns + 1) - 1 > config.most_tokens(limits) and longest > side:
         longest -= side
         rows, columns = complete(height, width, longest, side)
     size = rows * side, columns * side

@@ -5,7 +5,7 @@ As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`).
 
 from __future__ import annotations
 
-from vkbackend.models.vision.config import MAX_TOKENS, TokenLimits, VisionConfig
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut
 from vkbackend.models.vision.preprocess.rules import within_limits
 
@@ -23,6 +23,8 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
 def token_range(config: VisionConfig, limits: TokenLimits, area: int) -> tuple[int, int]:
     """Return the least and the most rows: the caller's, else the file's, else the defaults. `area` is the
     pixels of a row. The file's most is bounded by the default, because it sets the memory of the encoder."""
-    most = limits.max_tokens or min(MAX_TOKENS, config.max_pixels // area or MAX_TOKENS)
+    most = config.most_tokens(limits)
+    if not limits.max_tokens:
+        most = min(most, config.max_pixels // area or most)
     least = limits.min_tokens or config.min_pixels // area or MIN_TOKENS
     return min(least, most), most
