@@ -6,7 +6,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ DEAREST = {
     "test_real_engine.py", "test_reduce.py", "test_spills.py", "test_template_process.py",
     "test_weight_formats.py",
 }  # fmt: skip
+PARAM = type(pytest.param())
 MARKERS = (
     "wide: a wide sweep, run with --all",
     "no_vulkan: needs no Vulkan device, and fails if it opens one",
@@ -93,6 +94,16 @@ def pytest_pycollect_makeitem(
     return [] if marks & left_out(collector.config).keys() else None
 
 
+def without_excluded(mark: pytest.Mark, excluded: Collection[str]) -> pytest.Mark:
+    """Leave out excluded parameters before pytest makes items for them. An item takes 1 ms."""
+    if mark.name != "parametrize" or isinstance(mark.kwargs.get("ids"), Sequence):
+        return mark
+    names, every, *more = mark.args
+    values = [*every]
+    kept = [v for v in values if not (isinstance(v, PARAM) and {of.name for of in v.marks} & {*excluded})]
+    return pytest.mark.parametrize(names, kept or values, *more, **mark.kwargs).mark
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     markers = left_out(config)  # 13,000 skips would take 20 s
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
@@ -130,6 +141,8 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    excluded, marks = left_out(metafunc.config).keys(), metafunc.definition.own_markers
+    marks[:] = [without_excluded(mark, excluded) for mark in marks]
     if "device" in metafunc.fixturenames and not getattr(metafunc.module, "CHOOSES_DEVICES", False):
         from device_sets import device_params
 

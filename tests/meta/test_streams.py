@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, wide
 from oracles.fixture import N_CTX, PROMPT, write
-from oracles.fixtures import FIXTURES, build
+from oracles.fixtures import FIXTURES, build, is_mixture
 from runners import load_runner
 from streamed import PLACES, check_windows, poisoned, stream_of
 
@@ -56,8 +56,7 @@ QUICK = ["qwen3moe-experts-0", "qwen3-layers-numpy*2"]
 def cases() -> list[Any]:
     every = []
     for name in FIXTURES:
-        is_mixture = any(key.endswith("expert_count") for key in build(name).keys)
-        for place in PLACES if is_mixture else ["layers"]:
+        for place in PLACES if is_mixture(name) else ["layers"]:
             for p in SETS:
                 case = pytest.param(name, place, *p.values, id=f"{name}-{place}-{p.id}", marks=p.marks)
                 every.append(case if case.id in QUICK else wide(case))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, wide
 from oracles.fixture import N_CTX, PROMPT
-from oracles.fixtures import FIXTURES, build
+from oracles.fixtures import FIXTURES, is_mixture
 from runners import load_runner
 
 from vkbackend.meta.expert_moves import Move
@@ -22,7 +22,7 @@ from vkbackend.step import Run
 
 ON_HOST = {"override_tensor": (("_exps", "CPU"),)}
 N = len(PROMPT)
-FAMILIES = [name for name in FIXTURES if any(key.endswith("expert_count") for key in build(name).keys)]
+FAMILIES = [name for name in FIXTURES if is_mixture(name)]
 SHARES = 5, 3, 2
 SETS: list[Any] = [
     *(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
 from oracles import dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
@@ -11,6 +16,29 @@ FIXTURES = tuple(BUILDERS)
 
 
 def build(name: str) -> Fixture:
+    """Return a fixture that the caller may change, except for the values in its arrays."""
+    built = _built(name)
+    return replace(built, keys=deepcopy(built.keys), tensors={**built.tensors})
+
+
+class _Outline(Fixture):
+    """A fixture without random values, which take most of the time."""
+
+    def normal(self, name: str, *shape: int) -> np.ndarray:
+        return np.ones(shape, np.float32)
+
+
+@cache
+def is_mixture(name: str) -> bool:
+    outline = _Outline(name, name.split("+")[0])
+    BUILDERS[name](outline)
+    return any(key.endswith("expert_count") for key in outline.keys)
+
+
+@cache
+def _built(name: str) -> Fixture:
     fixture = Fixture(name, name.split("+")[0])
     BUILDERS[name](fixture)
+    for values in fixture.tensors.values():
+        values.setflags(write=False)
     return fixture

@@ -96,7 +96,8 @@ def with_good_head(name: str, gain: float) -> Fixture:
     m = with_head(name)
     p = f"blk.{m.n_layer}."
     if m.arch == "nemotron_h_moe":  # The head ends with a layer norm, which equals rms_norm if the mean is 0.
-        m.tensors["token_embd.weight"] -= m["token_embd.weight"].mean(1, keepdims=True)
+        embedding = m["token_embd.weight"]
+        m.tensors["token_embd.weight"] = embedding - embedding.mean(1, keepdims=True)
     for tensor, values in m.tensors.items():
         if any(part in tensor for part in ("attn_output.", "ssm_out.", "ffn_down")):
             m.tensors[tensor] = values * np.float32(0.0 if tensor.startswith(p) else gain)
