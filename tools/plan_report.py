@@ -38,7 +38,7 @@ from vkbackend.models.placement.fit import (
     sizes_with,
     with_fitting_layers,
 )
-from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
+from vkbackend.models.placement.layout import Layout, layouts, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, Held
 from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
 from vkbackend.models.placement.step_rows import chosen_rows
@@ -224,27 +224,28 @@ def plan_of(
     else:
         shares = options.shares or (1,) * len(devices)
         prediction = predict(devices, shares, cost, budgets, assumed.rates[0])
-    layout = lay_out(model, types, len(devices), options)
+    layout_of = layouts(model, types, len(devices))
+    layout = layout_of(options)
     reduces = trace_reduces(model, layout, options, limits)
 
     _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-    planned = sizes_with(model, types, devices, steps)
+    planned = sizes_with(layout_of, devices, steps)
     if options.n_gpu_layers == "auto":
         options = with_fitting_layers(devices, options, planned, model.n_layer)
-        layout = lay_out(model, types, len(devices), options)
+        layout = layout_of(options)
         cost = cost_function(model, types, options, limits, options.n_ubatch)
         prediction = predict(devices, prediction.tensor_split, cost, budgets, assumed.rates[0])
     pinned = with_pinned_size(options, layout, planned, host_budgets(devices))
     if pinned.pinned_mib != "auto" and not any(device.node for device in devices):
-        options, layout = pinned, lay_out(model, types, len(devices), pinned)
+        options, layout = pinned, layout_of(pinned)
         halves = halves and not layout.streamed
         _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-        planned = sizes_with(model, types, devices, steps)
+        planned = sizes_with(layout_of, devices, steps)
     if options.moe_cache_mib == "auto":
         options = with_cache_size(model, types, devices, options, options.n_ubatch, halves=halves)
-        layout = lay_out(model, types, len(devices), options)
+        layout = layout_of(options)
         _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-        planned = sizes_with(model, types, devices, steps)
+        planned = sizes_with(layout_of, devices, steps)
     mixture = mixture_of(
         model, types, devices, options, prediction, fingerprint,
         halves=halves, resources=assumed.rates[0].resources(devices),

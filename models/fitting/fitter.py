@@ -35,7 +35,7 @@ from vkbackend.models.placement.fit import (
     spared,
     with_fitting_layers,
 )
-from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.layout import lay_out, layouts
 from vkbackend.models.placement.recurrent_state import StatePlan
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.traced_steps import fitting_steps
@@ -258,13 +258,14 @@ class Fitter:
         limits = [device.limits for device in self._devices]
         on_device = [b for b in self._budgets if set(b.homes) <= set(ON_DEVICE)]
         tried, other = [], self._memory_shares() if self._chooses_shares else self._shares
+        layout_of = layouts(self._model, self._types, len(self._devices))
         for shares in dict.fromkeys([self._shares, other]):
             wanted = replace(options, tensor_split=shares)
-            layout = lay_out(self._model, self._types, len(self._devices), wanted)
+            layout = layout_of(wanted)
             _, steps = fitting_steps(
                 self._model, layout, wanted, limits, wanted.n_ubatch, halves=self._halves, reuse=self._reuse
             )
-            sizes = sizes_with(self._model, self._types, self._devices, steps)
+            sizes = sizes_with(layout_of, self._devices, steps)
             tried.append(with_fitting_layers(self._devices, wanted, sizes, self._model.n_layer, on_device))
         return max(
             tried, key=lambda of: self._model.n_layer + 1 if of.n_gpu_layers is None else of.n_gpu_layers

@@ -8,7 +8,7 @@ from dataclasses import replace
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import Budget, budgets_of, fits, largest, mib, sizes_with
-from vkbackend.models.placement.layout import Layout, lay_out, slot_nbytes_of
+from vkbackend.models.placement.layout import Layout, layouts, slot_nbytes_of
 from vkbackend.models.placement.traced_steps import fitting_steps
 from vkbackend.runtime import Device
 
@@ -34,7 +34,8 @@ def with_cache_size(
     without = replace(options, moe_cache_mib=0.0)
     if all(device.limits.is_cpu for device in devices):
         return without
-    layout = lay_out(model, types, len(devices), without)
+    layout_of = layouts(model, types, len(devices))
+    layout = layout_of(without)
     of_each = slot_nbytes_of(layout.stacks, len(devices))
     if not of_each:
         return without
@@ -44,9 +45,9 @@ def with_cache_size(
         return replace(options, moe_cache_mib=n_slots * of_each / MIB)
 
     limits = [device.limits for device in devices]
-    full = lay_out(model, types, len(devices), sized(most))
+    full = layout_of(sized(most))
     _, steps = fitting_steps(model, full, options, limits, n_ubatch, halves=halves, reuse=reuse)
-    sizes = sizes_with(model, types, devices, steps)
+    sizes = sizes_with(layout_of, devices, steps)
     budgets = budgets_of(devices) if budgets is None else budgets
     return sized(largest(1, most, lambda n: fits(sized(n), sizes, budgets)))
 

@@ -16,7 +16,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.cost import CostFunction, cost_function, cost_of, read_by_head
 from vkbackend.models.placement.fit import Budget, sizes_with
-from vkbackend.models.placement.layout import Layout, lay_out
+from vkbackend.models.placement.layout import Layout, layouts
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
@@ -55,10 +55,10 @@ def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> Draft
     """`options` are `Options.of_draft` with the model's context length."""
     model = load_model(gguf)
     types, limits = check_weights(gguf, model), [device.limits for device in devices]
-    layout = lay_out(model, types, len(devices), options)
-    rows = options.n_ubatch or DEFAULT_ROWS
+    layout_of = layouts(model, types, len(devices))
+    layout, rows = layout_of(options), options.n_ubatch or DEFAULT_ROWS
     shape = step_shape(model, layout, options, rows)
-    held = sizes_with(model, types, devices, step_sizes(model, layout, options, limits, shape))(options)
+    held = sizes_with(layout_of, devices, step_sizes(model, layout, options, limits, shape))(options)
     cost = cost_function(model, types, options, limits, rows)
     return DraftPlan(tuple(devices), tuple(held), cost((1,) * len(devices)))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
 from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.sizing import StepSizes
-from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
 from vkbackend.models.placement.host_limits import least_host_limit
-from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
@@ -117,10 +117,10 @@ def spared(budgets: Sequence[Budget], margins: Sequence[int]) -> list[Budget]:
     ]
 
 
-def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
+def sizes_with(layout_of: Callable[[Options], Layout], devices: Sequence[Device], steps: StepSizes) -> Sizes:
+    @cache
     def sizes_of(changed: Options) -> list[Held]:
-        layout = lay_out(model, types, len(devices), changed)
-        return allocations(layout, devices, steps, changed.reduce_provider)
+        return allocations(layout_of(changed), devices, steps, changed.reduce_provider)
 
     return sizes_of
 

@@ -7,8 +7,9 @@ host is also split, and every device reads its slice from the host.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import accumulate
 
 from vkbackend.buffer import Home
@@ -119,6 +120,11 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
         *(n_devices, plans, output_plan, loads, caches, owners, states, active),
         *(added, stacks, tables, streamed),
     )
+
+
+def layouts(model: Model, types: Mapping[str, str], n_devices: int) -> Callable[[Options], Layout]:
+    """Return a function that lays out equal options once. A load asks several times."""
+    return cache(partial(lay_out, model, types, n_devices))
 
 
 def _may_stream(load: Load, added: Collection[str]) -> bool:
@@ -374,8 +380,8 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
         for load in layout.loads:
             n["weights" if load.home is Home.WEIGHTS else "host"] += weight_nbytes(load, d)
-        for cache in layout.memories():
-            n["kv" if cache.home is Home.KV else "host"] += sum(cache.nbytes(d))
+        for plan in layout.memories():
+            n["kv" if plan.home is Home.KV else "host"] += sum(plan.nbytes(d))
         report.append(n)
     return report
 

@@ -15,7 +15,7 @@ from vkbackend.meta.step_kind import bucket
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.fit import ON_DEVICE, Budget, fits, sizes_with, with_fitting_layers
-from vkbackend.models.placement.layout import Layout, lay_out, layer_of
+from vkbackend.models.placement.layout import Layout, layer_of, layouts
 from vkbackend.models.placement.pinned import with_pinned_size
 from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
@@ -40,17 +40,17 @@ def chosen_rows(
     """Return the number of rows of the largest step if `n_ubatch` is 0."""
     if options.n_gpu_layers is None and not options.override_tensor:
         return DEFAULT_ROWS
-    limits = [device.limits for device in devices]
+    limits, layout_of = [device.limits for device in devices], layouts(model, types, len(devices))
 
     def planned(n: int) -> tuple[Options, bool]:
         """Return the options of steps with `n` rows, and whether they fit."""
         wanted = replace(options, n_ubatch=n)
-        layout = lay_out(model, types, len(devices), wanted)
+        layout = layout_of(wanted)
         shape, steps = fitting_steps(model, layout, wanted, limits, n, halves=halves)
-        sizes = sizes_with(model, types, devices, steps)
+        sizes = sizes_with(layout_of, devices, steps)
         if options.n_gpu_layers == "auto":
             wanted = with_fitting_layers(devices, wanted, sizes, model.n_layer)
-            layout = lay_out(model, types, len(devices), wanted)
+            layout = layout_of(wanted)
         on_host = [budget for budget in budgets if budget.homes != ON_DEVICE]
         wanted = with_pinned_size(wanted, layout, sizes, on_host)
         return wanted, shape.n_rows >= n and fits(wanted, sizes, budgets)
@@ -58,7 +58,7 @@ def chosen_rows(
     few = replace(options, n_ubatch=DEFAULT_ROWS)
     if options.n_gpu_layers == "auto":
         few, _ = planned(DEFAULT_ROWS)
-    if not reads_over_bus(lay_out(model, types, len(devices), few)):
+    if not reads_over_bus(layout_of(few)):
         return DEFAULT_ROWS
     most = min(most_rows(model), bucket(options.n_ctx * options.n_slots))
     for n in dict.fromkeys(min(n, most) for n in OVER_BUS):

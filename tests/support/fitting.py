@@ -10,7 +10,7 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.fitting.fitter import Fitter
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import Budget, budgets_of, sizes_with, spared
-from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.layout import layouts
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.models.placement.traced_steps import fitting_steps
@@ -48,7 +48,6 @@ class Cards:
     def held(self, options: Options) -> list[Held]:
         """Size everything anew."""
         model, types, limits = self.model, self.types, [device.limits for device in self.devices]
-        layout = lay_out(model, types, len(limits), options)
-        rows = options.n_ubatch or 512
-        _, steps = fitting_steps(model, layout, options, limits, rows, halves=len(limits) > 1)
-        return sizes_with(model, types, self.devices, steps)(options)
+        layout_of, rows = layouts(model, types, len(limits)), options.n_ubatch or 512
+        _, steps = fitting_steps(model, layout_of(options), options, limits, rows, halves=len(limits) > 1)
+        return sizes_with(layout_of, self.devices, steps)(options)

@@ -45,7 +45,7 @@ from vkbackend.models.placement.fit import (
 )
 from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.models.placement.layout import Layout, lay_out
+from vkbackend.models.placement.layout import Layout, layouts
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
 from vkbackend.models.placement.shifting import key_rotations
@@ -177,7 +177,8 @@ class Loading:
                 chosen = chosen_rows(model, types, devices, options, budgets, halves)
             self.options = options = replace(options, n_ubatch=chosen)
             self.n_ubatch = self._rows(chosen)
-        layout = lay_out(model, types, len(devices), options)
+        layout_of = layouts(model, types, len(devices))
+        layout = layout_of(options)
         self.shape, self._steps = fitting_steps(
             model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
         )
@@ -190,28 +191,28 @@ class Loading:
                 f"adapters change {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}, to which no "
                 "adapter can be applied; train an adapter without these modules"
             )
-        sizes = sizes_with(model, types, devices, self._steps)
+        sizes = sizes_with(layout_of, devices, self._steps)
         if options.n_gpu_layers == "auto":
             self.options = options = with_fitting_layers(devices, options, sizes, model.n_layer)
-            layout = lay_out(model, types, len(devices), options)
+            layout = layout_of(options)
             n = options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
             self.notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
             if self.prediction and options.shares:
                 self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
         if self._joining is None:
             self.options = options = with_pinned_size(options, layout, sizes, host_budgets(devices))
-            layout = lay_out(model, types, len(devices), options)
+            layout = layout_of(options)
         elif options.pinned_mib != "auto":
             raise InvalidArgument("pinned_mib: several hosts pin all weights that are in host memory")
         halves = halves and not layout.streamed  # The host would copy a layer for each half.
         if options.moe_cache_mib == "auto":
             self.options = options = self._with_cache_size(mesh, halves)
-            layout = lay_out(model, types, len(devices), options)
+            layout = layout_of(options)
         if (layout.experts, layout.streamed) != (self.shape.experts, self.shape.streamed):
             self.shape, self._steps = fitting_steps(
                 model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
             )
-            sizes = sizes_with(model, types, devices, self._steps)
+            sizes = sizes_with(layout_of, devices, self._steps)
         self.notes += cache_notes(options, layout, len(devices))
         in_file = sum(held.homes["stream"] for held in sizes(options))
         self.notes += stream_notes(layout, in_file)

@@ -16,7 +16,7 @@ from vkbackend.meta.balance import Shares
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import ON_DEVICE, fits, sizes_with
-from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.layout import lay_out, layouts
 from vkbackend.models.placement.traced_steps import fitting_steps
 from vkbackend.tools.measure.simulated import Hollow
 
@@ -50,7 +50,7 @@ def longest(cards: Cards, fit: Options, total: int) -> int:
     options = replace(fit, moe_cache_mib=0.0)
     halves, layout = n > 1, lay_out(model, types, n, options)
     _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-    sizes, best = sizes_with(model, types, devices, steps), 0
+    sizes, best = sizes_with(layouts(model, types, n), devices, steps), 0
     for shares in every_split(n, total):
         wanted = replace(options, tensor_split=shares)
         short, long = (sizes(replace(wanted, n_ctx=n_ctx)) for n_ctx in (LEAST, N_CTX))

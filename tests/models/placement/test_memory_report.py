@@ -19,6 +19,7 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement import fit
 from vkbackend.models.placement.fit import sizes_with
+from vkbackend.models.placement.layout import layouts
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes
 from vkbackend.step import Run
@@ -41,7 +42,8 @@ def test_memory_report_equals_the_plan(models: Path, devices: list[str], provide
     shape = step_shape(runner.model, runner.layout, runner.options, 16)
     steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
     types = {load.name: load.dtype for load in runner.layout.loads}
-    planned = sizes_with(runner.model, types, runner.mesh.devices, steps)(runner.options)
+    layout_of = layouts(runner.model, types, len(runner.mesh.devices))
+    planned = sizes_with(layout_of, runner.mesh.devices, steps)(runner.options)
     for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
         assert {home: row[home] for home in HOMES} == {home: plan.homes[home] for home in HOMES}
         assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
