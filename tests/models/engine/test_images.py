@@ -13,8 +13,10 @@ import pytest
 from device_sets import DEVICE_SETS, nmse, wide
 from drafts import Guesses
 from material import DATA
+from oracles import image_cases
 from oracles.fixture import write
 from oracles.fixtures import build
+from places import GOLDEN
 from runners import F32, load_runner
 from scheduling import GREEDY, Everything, drafting, finish, tokens_of
 
@@ -386,3 +388,32 @@ def test_images_on_two_hosts(qwen3vl_path: Path, split_mode: str) -> None:
     with watched(qwen3vl_path, ["numpy"]) as w:
         assert w.run(prompt, [*TEXT, *both, 3], n=3) == answers
         assert nmse(np.array(logits), np.array(w.logits)) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [(name, ["numpy"]) for name in image_cases.NAMES]
+    + [wide(pytest.param(name, *p.values)) for name in image_cases.NAMES for p in DEVICE_SETS],
+)
+@pytest.mark.parametrize("n_ubatch", [96, 24])
+def test_logits_equal_those_of_transformers(
+    tmp_path: Path, name: str, devices: list[str], n_ubatch: int
+) -> None:
+    """The logits of each token after the second image. 24 rows hold neither both images nor all text."""
+    c = image_cases.case(name)
+    grids = dict(zip(c.images, image_cases.GRIDS, strict=True))
+    prompt: list[int | ImageRows] = []
+    for at, token in enumerate(c.tokens):
+        if at in c.images:
+            both_ways = name in image_cases.BOTH_WAYS
+            prompt.append(ImageRows(bytes([at]) * 16, c.images[at], grids[at], both_ways))
+        elif not c.is_image[at]:
+            prompt.append(token)
+    with np.load(GOLDEN / "images.npz") as golden:
+        want = golden[name]
+    with watched(write(c.fixture, tmp_path / "model.gguf"), devices, n_ubatch=n_ubatch) as w:
+        got = []
+        for n in range(len(prompt) - len(want), len(prompt)):
+            w.run(prompt[: n + 1])
+            got += w.logits
+    assert nmse(np.array(got), want) <= (1e-6 if name.startswith("gemma") else 1e-9)

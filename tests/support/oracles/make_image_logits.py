@@ -1,0 +1,101 @@
+"""Makes `golden/images.npz`, transformers' logits of the last tokens of image_cases.py's prompts, in
+float32.
+
+    PYTHONPATH=tests/support python tests/support/oracles/make_image_logits.py
+
+Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from oracles import hf
+from oracles.hf_parts import BUILDERS, common, rope
+from oracles.image_cases import BOTH_WAYS, GRIDS, N_TEXT, NAMES, Case, case
+from places import GOLDEN
+from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.gemma4 import modeling_gemma4
+
+MERGE = 2  # patches per row and side, which only `get_rope_index` reads
+
+
+def embedded(network: Any, c: Case) -> torch.Tensor:
+    """Return the embeddings of the tokens, as the network scales them, and the rows of images."""
+    h = network.get_input_embeddings()(torch.tensor([c.tokens])).clone()
+    for first, values in c.images.items():
+        h[0, first : first + len(values)] = torch.from_numpy(values[:, : h.shape[-1]])
+    return h
+
+
+def qwen(c: Case) -> torch.Tensor:
+    """Run the text model of Qwen2-VL or Qwen3-VL, with the positions of the complete model."""
+    is_third = c.fixture.arch == "qwen3vl"
+    name = "Qwen3VL" if is_third else "Qwen2VL"
+    sections: dict[str, Any] = {"mrope_section": c.fixture.keys["rope.dimension_sections"][:3]}
+    if is_third:
+        sections["mrope_interleaved"] = True
+    text = common(c.fixture, rope_parameters=rope(c.fixture, **sections))
+    vision = {"depth": 1, "spatial_merge_size": MERGE}
+    special = {"image_token_id": 0, "vision_start_token_id": 127, "vision_end_token_id": 126}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, **special)
+    config._attn_implementation = "eager"
+    complete = getattr(transformers, f"{name}Model")._from_config(config, dtype=torch.float32).eval()
+    network = complete.language_model
+    state = {
+        k: torch.from_numpy(np.ascontiguousarray(v))
+        for k, v in BUILDERS[c.fixture.name](c.fixture)[1].items()
+    }
+    network.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    ids, types = torch.tensor([c.tokens]), torch.from_numpy(c.is_image).int()[None]
+    grids = torch.tensor([(1, MERGE * height, MERGE * width) for height, width in GRIDS])
+    positions, _ = complete.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)
+    how: dict[str, Any] = {}
+    n_embd = c.fixture.keys["embedding_length"]
+    values = np.concatenate(list(c.images.values()))
+    if tables := values.shape[1] // n_embd - 1:
+        of_layer = [values[:, (1 + i) * n_embd : (2 + i) * n_embd] for i in range(tables)]
+        how["deepstack_visual_embeds"] = [torch.from_numpy(np.ascontiguousarray(v)) for v in of_layer]
+        how["visual_pos_masks"] = types.bool()
+    h = network(inputs_embeds=embedded(network, c), position_ids=positions, use_cache=False, **how)
+    return h.last_hidden_state[0] @ state["lm_head.weight"].T
+
+
+def gemma(c: Case) -> torch.Tensor:
+    network = hf.model(c.fixture)
+    h, how = embedded(network, c), dict[str, Any]()
+    if c.fixture.name in BOTH_WAYS:
+        module: Any = modeling_gemma3 if c.fixture.arch == "gemma3" else modeling_gemma4
+        types = torch.from_numpy(c.is_image).int()[None]
+        blocks = module.get_block_sequence_ids_for_mask(types, h.device)
+        at = torch.tensor([c.positions])
+        how["attention_mask"] = module.create_masks_for_vision_model(
+            config=network.config,
+            inputs_embeds=h,
+            attention_mask=None,
+            past_key_values=None,
+            position_ids=at,
+            block_sequence_ids=blocks,
+        )
+    if c.fixture.keys.get("embedding_length_per_layer_input"):
+        # The rows of images have the padding token 0.
+        how["per_layer_inputs"] = network.model.get_per_layer_inputs(torch.tensor([c.tokens]), None)
+    return network(inputs_embeds=h, use_cache=False, **how).logits[0]
+
+
+@torch.no_grad()
+def main() -> None:
+    logits = {}
+    for name in NAMES:
+        c = case(name)
+        logits[name] = (gemma if name.startswith("gemma") else qwen)(c).numpy()[-N_TEXT[-1] :]
+        print(name, logits[name].shape, flush=True)
+    np.savez_compressed(GOLDEN / "images.npz", about=json.dumps({"made by": hf.versions()}), **logits)
+
+
+if __name__ == "__main__":
+    main()
