@@ -19,7 +19,8 @@ class Want:
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
     tokens that context shifts have discarded, so it only grows. It has no rows of images, and `tokens` has
     their negative ids only for a drafter that stores K and V in the sequence's cells. `adapters` are the ids
-    and scales of the next token's adapters."""
+    and scales of the next token's adapters. After images, RoPE positions may be `rope_offset` away from the
+    cells (M-RoPE)."""
 
     slot: int
     number: int
@@ -27,6 +28,7 @@ class Want:
     history: Sequence[int]
     n: int
     adapters: Adapters = ()
+    rope_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Head(Protocol):
         positions: Sequence[int],
         summed: bool = False,
         adapters: Sequence[Adapters] = (),
+        offsets: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray | None]: ...
 
 
@@ -63,8 +64,9 @@ class HeadDrafter:
             positions = [len(wants[i].tokens) - 1 + len(drafts[i]) for i in going]
             slots = [wants[i].slot for i in going]
             adapters = [wants[i].adapters for i in going]
+            offsets = [wants[i].rope_offset for i in going]
             began = self._clock()
-            tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0, adapters)
+            tokens, chances = self._head.draft(last, slots, positions, self._p_min > 0, adapters, offsets)
             self._measured(len(going), self._clock() - began)
             if chances is not None:
                 likely = chances >= self._p_min

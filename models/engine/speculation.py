@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vkbackend.models.drafting.acceptance import Acceptance
@@ -197,9 +197,12 @@ class Speculation:
 def _want(sequence: Sequence, n: int, drafter: Drafter) -> Want:
     tokens = sequence.tokens
     adapters = adapters_at(sequence.mark, len(tokens) - 1) if sequence.mark else ()
-    if sequence.images and not drafter.stores:  # Other models read only the text.
-        tokens = sequence.history
-    return Want(sequence.slot, sequence.number, tokens, sequence.history, n, adapters)
+    want = Want(sequence.slot, sequence.number, tokens, sequence.history, n, adapters)
+    if sequence.images is None:
+        return want
+    if drafter.stores:
+        return replace(want, rope_offset=sequence.images.rope_offset)
+    return replace(want, tokens=sequence.history)  # Other models read only the text.
 
 
 def _survival(sequence: Sequence, draft: Draft) -> list[float]:

@@ -88,8 +88,8 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
             n_known = sum(len(values) for _, values in group.images)
             _require(0 < width and len(call.values) == 4 * call.n_rows * width, call)
             _require(n_known + call.n_rows <= runner.n_ubatch, call)
-            rows = np.frombuffer(call.values, np.float32).reshape(call.n_rows, width)
-            group.images.append((call.first_row, rows))
+            values = np.frombuffer(call.values, np.float32).reshape(call.n_rows, width)
+            group.images.append((call.first_row, values))
         case Step():
             images, group.images = group.images, []
             _step(runner, call, images)

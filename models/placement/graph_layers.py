@@ -16,13 +16,14 @@ def graph_layers(
     weights: Mapping[str, Weight],
     memories: Sequence[LayerMemory],
     forms: Mapping[str, int],
-    tapped: Collection[int],
+    alone: Collection[int],
     inputs: Sequence[Inputs],
 ) -> list[Layer]:
     """Return the layers with their arrays and the inputs of their expert caches. `forms` numbers the layers'
-    ops (StepSizes). A layer of `tapped`, whose input is kept, equals no other. Layers with equal keys have
-    equal ops, and arrays of equal formats and shapes on equal kinds of memory. Arrays of equal shapes have
-    equal distances in memory, because one binding of a fused product spans two of them."""
+    ops (StepSizes). A layer of `alone` equals no other: its input is kept, or rows of images are added to its
+    output. Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal kinds of
+    memory. Arrays of equal shapes have equal distances in memory, because one binding of a fused product
+    spans two of them."""
     held: list[list[tuple[str, Weight]]] = [[] for _ in memories]
     for name, weight in weights.items():
         if (il := layer_of(name)) is not None:
@@ -38,7 +39,7 @@ def graph_layers(
             for d, of_device in enumerate(in_memory):
                 of_device += views_of_layer(table, stacks, inputs[d], d)
         key = (
-            il if il in tapped else None,
+            il if il in alone else None,
             forms.get(section),
             [(name, w.dtype, w.shape, w.state, _shapes(w)) for name, w in (*arrays, *cached)],
             [

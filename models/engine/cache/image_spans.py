@@ -95,6 +95,11 @@ class SequenceImages:
         self._next = 0 if self._positions is None else int(self._positions.max()) + 1
         self._n_runs, self._whole = n_runs, [span for span in spans if span.image.both_ways]
 
+    @property
+    def rope_offset(self) -> int:
+        """Return the RoPE position minus the cell of tokens after the images."""
+        return 0 if self._positions is None else self._next - self._end
+
     def rows(self, start: int, n: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (offset from `start`, values) of the images' rows among tokens `start` to `start` + n - 1."""
         for span in self._spans:

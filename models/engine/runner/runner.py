@@ -1,3 +1,8 @@
+"""Runs the steps of a model.
+
+The file is long because a step passes through one class, which saves calls between objects per token.
+"""
+
 from __future__ import annotations
 
 from collections import deque
@@ -25,7 +30,7 @@ from vkbackend.models.engine.runner.image_rows import write_images
 from vkbackend.models.engine.runner.likely_steps import likely_kinds
 from vkbackend.models.engine.runner.loading import Loading, n_stages
 from vkbackend.models.engine.runner.memory_report import memory_report
-from vkbackend.models.engine.runner.micro_batch import MicroBatch, Rows, StepHandle
+from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch, Rows, StepHandle
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.engine.runner.rope_rows import RopeRows
 from vkbackend.models.gguf.reader import GGUF
@@ -151,14 +156,19 @@ class Runner:
         positions: Sequence[int],
         summed: bool = False,
         adapters: Sequence[Adapters] = (),
+        offsets: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
-        `summed`, also return their probabilities, float64 [n]. `adapters` lists each row's adapters. The
-        slots must own the positions' cells."""
+        `summed`, also return their probabilities, float64 [n]. `adapters` lists each row's adapters, and
+        `offsets` how far RoPE's positions are from the cells. The slots must own the positions' cells."""
         runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
         for run, used in zip(runs, adapters, strict=False):
             run.adapters = used
-        ids, chances = self.best(MicroBatch(tokens, runs, range(len(runs))), summed, ahead=True)
+        images = None
+        if any(offsets):
+            images = BatchImages((), np.repeat(np.add(positions, offsets)[:, None], 3, axis=1))
+        batch = MicroBatch(tokens, runs, range(len(runs)), images=images)
+        ids, chances = self.best(batch, summed, ahead=True)
         of_head = self.model.draft_ids
         return ids if of_head is None else of_head[ids], chances
 

@@ -7,8 +7,10 @@ periods.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from runners import load_runner
 from vkbackend import hazards
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.repeats import RepeatingRecording
+from vkbackend.step import Mix
 
 pytestmark = pytest.mark.no_vulkan
 TIMES = 7
@@ -58,9 +61,23 @@ def test_deep_models(name: str, times: int, tmp_path: Path) -> None:
     if fixture.keys.get("nextn_predict_layers") or "per_layer_token_embd.weight" in fixture.tensors:
         pytest.skip("a head follows the layers, or each layer has columns of an embedding")
     path = write(deepened(fixture, times), tmp_path / "deep.gguf")
-    runner = load_runner(path, devices=["numpy", "numpy"], n_ctx=64, n_slots=2, n_ubatch=16)
+    check_repeats(path, name, KINDS)
+
+
+def test_deep_models_with_images(tmp_path: Path) -> None:
+    """Rows of images are added after the first two layers, which repeat no other."""
+    fixture = deepened(build("qwen3vl"), FEW_TIMES)
+    fixture.keys["n_deepstack_layers"] = 2
+    path = write(fixture, tmp_path / "deep.gguf")
+    kinds = [kind._replace(images=True) for kind in KINDS[1:]]
+    both_ways = KINDS[1]._replace(images=True, sees_end=True, mix=Mix.PREFILL)
+    check_repeats(path, "qwen3vl", [*kinds, both_ways, *KINDS], mmproj="x")
+
+
+def check_repeats(path: Path, name: str, kinds: Sequence[StepKind], **options: Any) -> None:
+    runner = load_runner(path, devices=["numpy", "numpy"], n_ctx=64, n_slots=2, n_ubatch=16, **options)
     steps = runner.mesh.steps
-    for kind in KINDS:
+    for kind in kinds:
         once = steps._record(kind)
         steps.repeating = False
         every = steps._record(kind)

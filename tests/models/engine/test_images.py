@@ -16,23 +16,27 @@ from material import DATA
 from oracles import image_cases
 from oracles.fixture import write
 from oracles.fixtures import build
+from oracles.heads import with_head
 from places import GOLDEN
 from runners import F32, load_runner
 from scheduling import GREEDY, Everything, drafting, finish, tokens_of
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.drafting.ngram import Ngrams
 from vkbackend.models.engine.cache import image_spans
 from vkbackend.models.engine.cache.image_spans import SequenceImages, Span, row_ids, with_row_ids
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, LoadState, SaveState
+from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.rows import ImageRows
+from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 
 MODEL = DATA / "stories-narrow-F16.gguf"
@@ -417,3 +421,18 @@ def test_logits_equal_those_of_transformers(
             w.run(prompt[: n + 1])
             got += w.logits
     assert nmse(np.array(got), want) <= (1e-6 if name.startswith("gemma") else 1e-9)
+
+
+def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:
+    """If all RoPE positions are 7 beyond the cells, the drafts are those of equal positions and cells."""
+    path = write(with_head("qwen35"), tmp_path / "model.gguf")
+    runner, drafts = load_runner(path, devices=["numpy"], n_ctx=64, speculation="mtp", mmproj="x", **F32), []
+    for offset, of_draft in ((0, 0), (7, 7), (7, 0)):
+        at = np.repeat(np.arange(offset, 9 + offset)[:, None], 3, axis=1)
+        batch = MicroBatch(LONG[:9], [Run(0, 0, 9, 0)], [8], images=BatchImages((), at))
+        runner.collect(runner.launch(batch, Wanted()))
+        first, _ = runner.draft([5], [0], [9], True, offsets=[of_draft])
+        drafts.append((first, *runner.draft(first.tolist(), [0], [10], True, offsets=[of_draft])))
+    runner.close()
+    chances = [float(of_case[2][0]) for of_case in drafts]
+    assert abs(chances[1] - chances[0]) <= 1e-5 < abs(chances[2] - chances[0]), chances
