@@ -28,7 +28,7 @@ FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
 # The text after the picture. Most prompts have none.
 QUESTIONS = ("", "", "", "", "Describe the picture.", "What is in the picture?")
 SIZES = VisionSizes()
-BATCH = 32
+BATCH = 64
 N_CHECKED = 500
 TEXT = "demo-vision.gguf"
 PROJECTOR = "mmproj-demo-vision.gguf"
@@ -121,7 +121,7 @@ def train(config: Config, words: Vocabulary, minutes: float, steps: int, lr: flo
     examples, step, done, began = Examples(words, seed + 1), 0, 0.0, time.monotonic()
     while done < 1.0:
         for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / 30, 2 * (1 - done) + 0.01)
+            optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / 30, 1.5 * (1 - done) + 0.01)
         loss = loss_of(w, config, examples)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(w.values()), 1.0)
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     words = vocabulary(args.seed)
     config = Config(
-        n_vocab=len(words.pieces), n_ctx=256, n_embd=96, n_layer=2, n_head=6, n_head_kv=6, n_ff=192
+        n_vocab=len(words.pieces), n_ctx=512, n_embd=96, n_layer=2, n_head=6, n_head_kv=6, n_ff=192
     )
     weights = train(config, words, args.minutes, args.steps, args.lr, args.seed)
     arrays = {name: weight.numpy() for name, weight in weights.items()}

@@ -15,6 +15,16 @@ N_SAMPLES = 16  # of each tile
 LIMITS = {"qwen3vl_merger": TokenLimits(8, 100), "qwen2.5vl_merger": TokenLimits(8, 100)}
 
 
+PUBLISHED = "idefics3", "qwen3vl_merger", "qwen2.5vl_merger", "pixtral", "gemma4v", "lfm2", "internvl"
+MIN_TOKENS, MAX_TOKENS = 4, 4096  # of Qwen's pictures
+
+
+def large_sizes() -> list[tuple[int, int]]:
+    """Return heights and widths of 500 pictures, from a line to 4,000 pixels."""
+    sides = np.exp(np.random.default_rng(17).uniform(np.log(30), np.log(4000), (500, 2))).astype(int)
+    return [(int(h), int(w)) for h, w in sides]
+
+
 def limits_of(projector: str) -> TokenLimits:
     return LIMITS.get(projector, TokenLimits())
 

@@ -50,12 +50,12 @@ def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     pixels = np.empty((SIDE, SIDE, 3), np.float32)
     pixels[:] = rng.uniform(10, 245) + rng.uniform(-10, 10, 3)
     for colour, shape, place in scene.shapes:
-        radius, quarter = rng.uniform(6, 10), SIDE / 4
+        radius, quarter = rng.uniform(7.5, 10.2), SIDE / 4
         room = quarter - 1 - radius
         y = (1 if place.startswith("top") else 3) * quarter + rng.uniform(-room, room)
         x = (1 if place.endswith("left") else 3) * quarter + rng.uniform(-room, room)
         pixels[_inside(shape, _X - x, _Y - y, radius)] = COLOURS[colour] + rng.uniform(-15, 15, 3)
-    pixels += rng.normal(0, rng.uniform(0, 10), pixels.shape).astype(np.float32)
+    pixels += rng.normal(0, rng.uniform(0, 6), pixels.shape).astype(np.float32)
     return pixels.round().clip(0, 255).astype(np.uint8)
 
 

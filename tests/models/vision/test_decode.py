@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import random
 import re
 import signal
 import struct
@@ -14,8 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz.pictures import Pictures
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pictures import KINDS, chunk, encoded, picture, png, smooth
 from PIL import Image
+from random_cases import examples
 from templates import process_ends
 
 from vkbackend.errors import InvalidArgument
@@ -222,3 +227,17 @@ def test_a_data_url(kind: str) -> None:
 def test_other_urls_are_refused(wrong: str, pattern: str) -> None:
     with pytest.raises(InvalidArgument, match=pattern):
         picture_bytes(wrong, ImageLimits(n_bytes=3000))
+
+
+# ---- random damage ----
+
+
+@pytest.fixture(scope="module")
+def damage(tmp_path_factory: pytest.TempPathFactory) -> Pictures:
+    return Pictures(tmp_path_factory.mktemp("damage"))
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=examples(200), deadline=None)
+def test_random_damage_gives_a_typed_error_or_pixels(damage: Pictures, seed: int) -> None:
+    assert damage.check(damage.make(random.Random(seed))) in ("accepted", "refused")

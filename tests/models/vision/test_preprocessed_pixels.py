@@ -6,11 +6,21 @@ from functools import cache
 
 import numpy as np
 import pytest
-from picture_goldens import in_raster_order, limits_of, pixels_of, samples
+from picture_goldens import (
+    MAX_TOKENS,
+    MIN_TOKENS,
+    PUBLISHED,
+    in_raster_order,
+    large_sizes,
+    limits_of,
+    pixels_of,
+    samples,
+)
 from places import GOLDEN
 from vision_configs import SMALL, vision_config
 
-from vkbackend.models.vision.preprocess.prepare import prepare
+from vkbackend.models.vision.config import TokenLimits
+from vkbackend.models.vision.preprocess.prepare import cut_of, prepare
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -45,3 +55,19 @@ def test_pixels_are_the_reference_s(projector: str) -> None:
 @pytest.mark.parametrize("projector", SMALL)
 def test_pixels_of_200_pictures(projector: str) -> None:
     check(projector, range(200))
+
+
+@pytest.mark.parametrize("projector", PUBLISHED)
+def test_sizes_of_published_models(projector: str) -> None:
+    limits = TokenLimits(MIN_TOKENS, MAX_TOKENS) if projector.startswith("qwen") else TokenLimits()
+    if projector == "pixtral":
+        limits = TokenLimits(None, 9999)
+    config = vision_config(projector, real=True)
+    wrong = []
+    for (height, width), theirs in zip(large_sizes(), golden(f"{projector}/published"), strict=True):
+        cut = cut_of(height, width, config, limits)
+        n_tiles = cut.grid[0] * cut.grid[1] + (cut.overview is not None)
+        last = cut.overview.size if cut.overview else cut.tile
+        if [n_tiles, *cut.tile, *last] != theirs.tolist():
+            wrong.append((height, width, n_tiles, cut.tile, last, theirs.tolist()))
+    assert not wrong, (len(wrong), wrong[:5])

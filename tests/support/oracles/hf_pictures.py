@@ -3,11 +3,15 @@ others with Pillow."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from transformers import image_processing_backends
+from transformers.image_utils import SizeDict
 
 from vkbackend.models.vision.config import VisionConfig
 
@@ -87,3 +91,47 @@ def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.nd
             result.append(patches.transpose(4, 0, 2, 1, 3).reshape(3, rows * p, columns * p))
         return result
     return list(made(images=[image])["pixel_values"])
+
+
+def tile_sizes(config: VisionConfig, height: int, width: int, **limits: int) -> list[tuple[int, int]]:
+    """Return the height and width of each tile of a picture. Nothing is resized."""
+    c, side, made = config, config.patch_size * config.merge, processor(config, **limits)
+    module = import_module(type(made).__module__)
+    if c.projector.startswith("qwen"):
+        area = side**2
+        bounds = limits["min_tokens"] * area, limits["max_tokens"] * area
+        return [module.smart_resize(height, width, side, *bounds)]
+    if c.projector.startswith("gemma4"):
+        most = made.max_soft_tokens * c.merge**2
+        return [module.get_aspect_ratio_preserving_size(height, width, c.patch_size, most, c.merge)]
+    blank = np.broadcast_to(np.uint8(0), (3, height, width))
+    if c.projector == "pixtral":
+        longest = c.image_size, c.image_size
+        return [module.get_resize_output_image_size(blank, longest, (side, side))]
+    if c.projector == "lfm2":
+        options = {"encoder_patch_size": c.patch_size, "downsample_factor": c.merge, "max_image_tokens": 256}
+        wide, high = made.smart_resize(height, width, min_image_tokens=64, **options)
+        if not made._is_image_too_large(height, width, max_pixels_tolerance=2.0, **options):
+            return [(high, wide)]
+        columns, rows, *_ = made._get_grid_layout(height, width, 2, 10, 512)
+        return [(512, 512)] * (rows * columns) + [(high, wide)]
+    with unresized():
+        if c.projector == "idefics3":
+            size = SizeDict(longest_edge=c.preproc_size)
+            whole = made.resize_for_vision_encoder(made.resize(blank, size), c.image_size)
+            frames, *_ = made.split_images(whole, {"longest_edge": c.image_size})
+        else:
+            size = SizeDict(height=c.image_size, width=c.image_size)
+            frames = made.crop_image_to_patches(blank, c.min_tiles, c.max_tiles, patch_size=size)
+    return [frame.shape[1:] for frame in frames]
+
+
+@contextmanager
+def unresized() -> Iterator[None]:
+    """Let processors return blank pictures of the right size."""
+    real = image_processing_backends.np_resize
+    image_processing_backends.np_resize = lambda image, size, **_: np.broadcast_to(np.uint8(0), (3, *size))
+    try:
+        yield
+    finally:
+        image_processing_backends.np_resize = real

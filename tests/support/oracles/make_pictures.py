@@ -1,5 +1,5 @@
 """Makes `golden/pictures.npz`: sizes and samples of the tiles that transformers' image processors make of 200
-random pictures per family.
+random pictures per family, and the sizes that they choose for 500 large pictures.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py          # Writes the file.
     PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py --table  # Compares all pixels.
@@ -13,7 +13,17 @@ import argparse
 
 import numpy as np
 from oracles import hf_pictures
-from picture_goldens import in_raster_order, levels, limits_of, pixels_of, samples
+from picture_goldens import (
+    MAX_TOKENS,
+    MIN_TOKENS,
+    PUBLISHED,
+    in_raster_order,
+    large_sizes,
+    levels,
+    limits_of,
+    pixels_of,
+    samples,
+)
 from places import GOLDEN
 from vision_configs import SMALL, vision_config
 
@@ -28,6 +38,12 @@ def reference(projector: str, number: int) -> list[np.ndarray]:
     return hf_pictures.tiles(vision_config(projector), pixels_of(projector, number), **bounds)
 
 
+def published(projector: str, height: int, width: int) -> list[tuple[int, int]]:
+    return hf_pictures.tile_sizes(
+        vision_config(projector, real=True), height, width, min_tokens=MIN_TOKENS, max_tokens=MAX_TOKENS
+    )
+
+
 def write() -> None:
     arrays: dict[str, np.ndarray] = {}
     for projector in SMALL:
@@ -38,6 +54,12 @@ def write() -> None:
         arrays[f"{projector}/sizes"] = np.array(sizes, np.int32)
         rows = [samples(tiles, config, number) for number, tiles in enumerate(pictures)]
         arrays[f"{projector}/samples"] = np.concatenate(rows).round().clip(0, 255).astype(np.uint8)
+    for projector in PUBLISHED:
+        config = vision_config(projector, real=True)
+        pictures = [published(projector, *size) for size in large_sizes()]
+        arrays[f"{projector}/published"] = np.array(
+            [(len(tiles), *tiles[0], *tiles[-1]) for tiles in pictures], np.int32
+        )
     np.savez_compressed(GOLDEN / "pictures.npz", **arrays)
 
 
