@@ -290,7 +290,7 @@ LINES = [
     ("serve", "--temp 0.7 --top-p 0.8 --top-k 20 --min-p 0 --presence-penalty 1.5", ""),
     ("serve", "--reasoning-format deepseek --reasoning-budget 0 --jinja", ""),
     ("serve", '--jinja --chat-template-kwargs {"enable_thinking":false} -ub 2048 -b 2048', ""),
-    ("serve", "--mmproj mmproj.gguf", "leave the flag out for text alone"),
+    ("serve", "--mmproj mmproj.gguf --image-max-tokens 512", ""),
     ("serve", "-md draft.gguf -ngld 99 --draft-max 16 --draft-min 1", ""),
     ("serve", "--spec-type ngram-mod --spec-draft-n-max 32", ""),
     ("serve", "-hf ggml-org/gpt-oss-20b-GGUF -c 0 -fa on --jinja", ""),

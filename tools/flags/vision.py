@@ -54,10 +54,17 @@ def settle_projector(args: argparse.Namespace) -> None:
     path = fetch_projector(args.hf_repo, args.hf_file)
     if path is None:
         return
+    if reason := unusable(path):
+        note(args, f"no images: {reason}")
+    else:
+        args.mmproj = path
+
+
+def unusable(path: str) -> str:
+    """Return why a file cannot be used as a projector, or ""."""
     try:
         with GGUF.open(path) as gguf:
             family(projector_type(gguf), os.path.basename(path))
     except (UnsupportedModel, GGUFError) as error:
-        note(args, f"no images: {error}")
-        return
-    args.mmproj = path
+        return str(error)
+    return ""

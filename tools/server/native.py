@@ -52,7 +52,7 @@ async def models(service: Service, request: Request) -> Response:
         "description": "", "tags": [""], "capabilities": capabilities_of(llm), "parameters": "",
         "details": details,
     }  # fmt: skip
-    entry = _model_entry(service) | {"meta": meta, "architecture": architecture_of(llm)}
+    entry = _model_entry(service) | {"meta": meta, "architecture": architecture_of(llm.pictures is not None)}
     entries = [entry, *_adapter_entries(service, llm)]
     return Json({"models": [shown], "object": "list", "data": entries})
 
@@ -63,11 +63,8 @@ def capabilities_of(llm: LLM) -> list[str]:
     return [*(["embedding"] if llm.is_encoder else ["completion"]), *classifies, *sees]
 
 
-def architecture_of(llm: LLM) -> dict[str, list[str]]:
-    return {
-        "input_modalities": ["text", *(["image"] if llm.pictures is not None else [])],
-        "output_modalities": ["text"],
-    }
+def architecture_of(sees: bool) -> dict[str, list[str]]:
+    return {"input_modalities": ["text", *(["image"] if sees else [])], "output_modalities": ["text"]}
 
 
 async def one_model(service: Service, request: Request) -> Response:

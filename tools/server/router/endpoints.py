@@ -42,7 +42,7 @@ async def _shown(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
         "id": entry.name, "object": "model", "created": catalog.started, "owned_by": "vkbackend",
         "aliases": list(entry.names), "tags": list(entry.config.tags), "status": _status(tenant),
         "source": entry.source, "can_remove": False,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": native.architecture_of(entry.options.mmproj is not None),
     }  # fmt: skip
     if tenant.admits and tenant.model is not None:
         llm = tenant.model.llm

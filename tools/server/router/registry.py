@@ -12,7 +12,9 @@ from typing import Any
 
 from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hub import projectors
 from vkbackend.models.options import Options
+from vkbackend.tools.flags.vision import unusable
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.router.presets import ALL, Preset
 
@@ -57,6 +59,8 @@ def listed(folder: str | None, presets: Mapping[str, Preset], make: Make) -> tup
     for name, path in paths.items():
         preset = presets.get(name, everywhere)
         words = preset.words if {"model", "hf_repo"} & preset.dests else ["-m", str(path), *preset.words]
+        if not {"model", "hf_repo", "mmproj", "mmproj_auto"} & preset.dests:
+            words = [*_projector(path, Path(str(folder)), notes), *words]
         try:
             entries[name] = _made(make, name, words, preset, "models_dir")
         except (GGUFError, OSError) as error:
@@ -109,6 +113,19 @@ def models_in(folder: str, notes: Notes) -> dict[str, Path]:
     return by_name
 
 
+def _projector(model: Path, folder: Path, notes: Notes) -> list[str]:
+    """Return the flag for the projector in a model's sub-folder, if its type is supported."""
+    if model.parent == folder:
+        return []
+    files = {str(file): 1 for file in _files_of(model.parent, notes)}
+    for path in projectors(files, str(model))[:1]:
+        if reason := unusable(path):
+            notes.append(f"{path} is left out: {reason}")
+        else:
+            return ["--mmproj", path]
+    return []
+
+
 def _files_of(folder: Path, notes: Notes) -> list[Path]:
     try:
         return sorted(folder.iterdir())
@@ -156,7 +173,8 @@ def _check_aliases(entries: Iterable[Entry]) -> None:
 def fingerprint_of(options: Options, words: Sequence[str]) -> str:
     """Return the SHA-256 of a model's flags and its files' paths, sizes and modification times."""
     digest = hashlib.sha256(repr((options, list(words))).encode())
-    for path in filter(None, (options.path, options.draft, *(path for _, path, _ in options.adapters))):
+    adapters = (path for _, path, _ in options.adapters)
+    for path in filter(None, (options.path, options.draft, options.mmproj, *adapters)):
         for file in _parts(Path(path)):
             try:
                 status = os.stat(file)

@@ -15,6 +15,7 @@ from vkbackend.tools.cli import build_parser
 from vkbackend.tools.cli import parse as parse_words
 from vkbackend.tools.console import MIB
 from vkbackend.tools.server.front import Config
+from vkbackend.tools.server.images import BODY_NBYTES
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.router.cards import Machine, look
 from vkbackend.tools.server.router.places import Place, budgets_of_machine, fitted_places, places_of
@@ -34,6 +35,8 @@ def router_of(
     settings = settings_of(args, config.limits)
     relist = listing_of(args, make)
     entries, notes = relist()
+    if any(entry.options.mmproj for entry in entries):
+        config = replace(config, limits=replace(config.limits, body_nbytes=BODY_NBYTES))
     named = device_list("models_devices", args.models_devices) or ()
     others = [word for entry in entries for word in _words_of(entry)]
     machine = look(named, list(dict.fromkeys(others)), args.runtime)

@@ -119,8 +119,8 @@ class Tenant:
     @property
     def message(self) -> str:
         """Return the reason for the failure, without the server's folders."""
-        text = str(self.failure or "")
-        for path in filter(None, (self.entry.options.path, self.entry.options.draft)):
+        text, options = str(self.failure or ""), self.entry.options
+        for path in filter(None, (options.path, options.draft, options.mmproj)):
             text = text.replace(f"{Path(path).parent}/", "")
         return text
 

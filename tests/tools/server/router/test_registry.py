@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_vision import write_projector
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.cli import parse
@@ -122,7 +123,7 @@ def test_flags_of_the_line_win_over_a_section_and_a_section_over_all(folder: Pat
         ("[tale]\nport = 80", "line 2, [tale] port: the server has this flag"),
         ("[*]\napi-key = x", "line 2, [*] api-key: the server has this flag"),
         ("[tale]\nmodels-max = 3", "line 2, [tale] models-max: the server has this flag"),
-        ("[tale]\nmmproj = x.gguf", "line 2, [tale] mmproj: "),
+        ("[tale]\nmmproj-url = x", "line 2, [tale] mmproj-url: "),
         ("[tale]\nload-on-startup = perhaps", "load-on-startup = perhaps: expected true or false"),
         ("[tale]\nstop-timeout = -1", "stop-timeout = -1: expected seconds"),
         ("[other]\nc = 64", "[other]: no such model in the folder; give model or hf-repo"),
@@ -165,3 +166,23 @@ def test_one_model_with_an_idle_limit() -> None:
     entries, _ = read("-m", demo_model(), "--sleep-idle-seconds", "5", "-dev", "numpy")
     (entry,) = entries.values()
     assert (entry.name, entry.idle_s, entry.loads, entry.devices) == ("demo", 5.0, True, ("numpy",))
+
+
+def test_the_projector_of_a_sub_folder(folder: Path) -> None:
+    """A projector belongs to the models of its sub-folder. A file that is not a projector is reported."""
+    shutil.rmtree(folder / "large")
+    projector = folder / "pair" / "mmproj-F16.gguf"
+    shutil.copy(demo_model(), projector)
+    entries, notes = read("--models-dir", str(folder))
+    assert entries["pair/one"].options.mmproj is None
+    assert any("mmproj-F16.gguf is left out: " in note for note in notes)
+    write_projector(projector, 64)
+    entries, _ = read("--models-dir", str(folder))
+    seeing = {name: entry.options.mmproj for name, entry in entries.items() if entry.options.mmproj}
+    assert seeing == dict.fromkeys(["pair/one", "pair/two"], str(projector))
+    before = entries["pair/one"].fingerprint
+    write_projector(projector, 128)
+    assert read("--models-dir", str(folder))[0]["pair/one"].fingerprint != before
+    text = "[pair/one]\nno-mmproj = true\n[tale]\nmmproj = x.gguf"
+    entries, _ = read("--models-dir", str(folder), "--models-preset", preset(folder, text))
+    assert entries["pair/one"].options.mmproj is None and entries["tale"].options.mmproj == "x.gguf"
