@@ -7,14 +7,12 @@ sampling nor the cache of the model that verifies its drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Adapters = tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
     tokens that context shifts have discarded, so it only grows. It has no rows of images, and `tokens` has
@@ -31,8 +29,7 @@ class Want:
     rope_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """`tokens` may be empty. The acceptance of drafts is learned per `source`."""
 
     tokens: Sequence[int] = ()

@@ -58,52 +58,57 @@ class _Text:
     def __init__(self, bits: int) -> None:
         self._shift = 64 - bits
         self._tables = np.zeros((len(LENGTHS), 1 << bits), np.int32)
+        self._views = [table.data for table in self._tables]  # faster for single entries
         self._number, self._n_read = -1, 0
-        self._ends: dict[
-            int, tuple[int, int]
-        ] = {}  # length -> the last draft's (end, hash), which is read next
+        self._last: tuple[int, list[int]] = (-1, [])  # the end of the last draft's ngrams, and their places
 
     def read(self, number: int, history: Sequence[int]) -> None:
         """Store the ngrams that have a next token. The ngrams that end with the last token have none."""
         if number != self._number:
             self._tables[:] = 0
             self._number, self._n_read = number, 0
-            self._ends.clear()
+            self._last = -1, []
         first, end = self._n_read, len(history)
         if end - first > FEW:
             begin = max(0, first - LENGTHS[0])
             tokens = np.array(history[begin:end], np.uint64)
-            for table, n in zip(self._tables, LENGTHS, strict=True):
-                ends = np.arange(max(n, first), end)
-                hashes = np.zeros(len(ends), np.uint64)
-                for i in range(n):
-                    hashes = (hashes + tokens[ends - n + i - begin]) * np.uint64(FACTOR)
-                table[hashes >> np.uint64(self._shift)] = ends
+            ends = np.arange(first, end)
+            hashes = np.zeros(len(ends), np.uint64)
+            for n in range(1, LENGTHS[0] + 1):
+                if n > first:  # the first ngram of n tokens ends at position n
+                    ends, hashes = ends[ends >= n], hashes[ends >= n]
+                hashes = (hashes + tokens[ends - n - begin]) * np.uint64(FACTOR)
+                if n in LENGTHS:
+                    self._tables[LENGTHS.index(n), hashes >> np.uint64(self._shift)] = ends
         else:
-            for table, n in zip(self._tables, LENGTHS, strict=True):
-                known_at, known = self._ends.get(n, (-1, 0))
-                for at in range(max(n, first), end):
-                    table[known if at == known_at else self._hash(history[at - n : at])] = at
+            known_at, known = self._last
+            for at in range(first, end):
+                places = known if at == known_at else self._places(history, at)
+                for view, place in zip(self._views[len(LENGTHS) - len(places) :], places, strict=True):
+                    view[place] = at
         self._n_read = end
 
     def draft(self, history: Sequence[int], n_max: int) -> Draft:
         end = len(history)
-        for table, n in zip(self._tables, LENGTHS, strict=True):
-            if end <= n:
-                continue
-            key = history[end - n :]
-            place = self._hash(key)
-            self._ends[n] = end, place
-            at = int(table[place])
-            if at and history[at - n : at] == key:
-                tokens = list(history[at : at + n_max])
-                while len(tokens) < n_max:  # The text repeats itself.
-                    tokens += tokens[: n_max - len(tokens)]
-                return Draft(tokens, f"ngram-{n}")
+        places = self._places(history, end)
+        self._last = end, places
+        for i, place in enumerate(places, len(LENGTHS) - len(places)):
+            if at := self._views[i][place]:
+                n = LENGTHS[i]
+                if history[at - n : at] == history[end - n :]:
+                    tokens = list(history[at : at + n_max])
+                    while len(tokens) < n_max:  # The text repeats itself.
+                        tokens += tokens[: n_max - len(tokens)]
+                    return Draft(tokens, f"ngram-{n}")
         return NO_DRAFT
 
-    def _hash(self, tokens: Sequence[int]) -> int:
-        value = 0
-        for token in tokens:
+    def _places(self, history: Sequence[int], end: int) -> list[int]:
+        """Return the places of the ngrams that end before position `end`, longest first. A hash begins with
+        the last token, so that one pass hashes all lengths. A short text has no long ngrams."""
+        value, places = 0, list[int]()
+        for n, token in enumerate(history[max(0, end - LENGTHS[0]) : end][::-1], 1):
             value = (value + token) * FACTOR & MASK
-        return value >> self._shift
+            if n in LENGTHS:
+                places.append(value >> self._shift)
+        places.reverse()
+        return places

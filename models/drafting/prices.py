@@ -126,8 +126,13 @@ def best_lengths(
     is tried, or a larger step whose time is old.
     """
     lengths = [0] * len(survivals)
-    if prices.seconds(n_rows) is None:
+    plain = prices.seconds(n_rows)
+    if plain is None:
         return lengths
+    if not tries:  # Most drafts that save no time are refused here, before drafts are compared.
+        most_tokens = n_sequences + sum([sum(draft) for draft in survivals])
+        if most_tokens * plain <= n_sequences * prices.known(n_rows + 1):
+            return lengths
     chances = [(chance, -j, i) for i, draft in enumerate(survivals) for j, chance in enumerate(draft)]
     chances.sort(reverse=True)
     sizes = [n for rows in ROWS if (n := min(min(rows, most) - n_rows, len(chances))) > 0]

@@ -295,9 +295,10 @@ class Scheduler:
         return any([sequence.restore for sequence in self.running])
 
     def _decoding(self, line: list[Sequence]) -> Batch:
-        if self.speculation is None:
+        if self.speculation is not None:
+            self.speculation.draft(line, self.cache.reserve)
+        if not any([sequence.draft or sequence.replays for sequence in line]):
             return [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
-        self.speculation.draft(line, self.cache.reserve)
         batch: Batch = []
         n_left = self._n_ubatch
         for sequence in line:

@@ -89,15 +89,15 @@ class Speculation:
                 sequence.draft, sequence.draft_source = draft.tokens[:n], draft.source
 
     def _most(self, sequence: Sequence) -> int:
-        request, limits = sequence.request, self._limits
+        request, limits, n_generated = sequence.request, self._limits, sequence.n_generated
         # A sequence without a generated token may read a state that the prefix cache takes back.
-        if not isinstance(request, Generate) or not sequence.n_generated or sequence.served < 0:
+        if not isinstance(request, Generate) or not n_generated or sequence.served < 0:
             return 0
-        n = min(limits.n_max, limits.end - sequence.n_stored - sequence.n_wanted)
+        n = min(limits.n_max, limits.end - len(sequence.tokens))
         if request.draft_max is not None:
             n = min(n, request.draft_max)
         if request.max_tokens is not None:
-            n = min(n, request.max_tokens - sequence.n_generated - 1)
+            n = min(n, request.max_tokens - n_generated - 1)
         return n
 
     def _ask(

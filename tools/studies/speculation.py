@@ -16,22 +16,21 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.models.common_prefix import n_common
 from vkbackend.models.drafting.drafter import Want
-from vkbackend.models.drafting.ngram import Ngrams
+from vkbackend.models.drafting.ngram import LENGTHS, Ngrams
 from vkbackend.models.drafting.prices import StepPrices
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
 from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.messages import Generate, News
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.gguf.reader import GGUF
@@ -47,6 +46,8 @@ TARGET, DRAFT = DATA / "stories-w256-F16.gguf", DATA / "stories-narrow-F16.gguf"
 N_COUNTED, N_EDITS, N_COMMITS = 40, 3, 400
 LEAST, MOST = 1000, 1800  # tokens of an edited file
 N_TOKENS = 300  # of the other cases
+TURN = 16  # tokens
+FEW = range(3, 6)  # tokens of a text that repeats itself
 
 
 class Free(StepPrices):
@@ -60,6 +61,9 @@ class Free(StepPrices):
 
     def is_sure(self, n_rows: int) -> bool:
         return True
+
+
+PRICES: dict[str, type[StepPrices]] = {"always": Free, "chosen": StepPrices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +90,59 @@ class Outcome:
     n_reduces: int = 0
     nbytes: int = 0  # that devices write to shared pages
 
+    def add(self, other: Outcome) -> None:
+        self.seconds += other.seconds
+        self.cpu_s += other.cpu_s
+        self.tokens += other.tokens
+        self.n_steps += other.n_steps
+        self.n_reduces += other.n_reduces
+        self.nbytes += other.nbytes
+
 
 def nbytes_of(step: Step) -> int:
     return sum(4 * wire_words(r.wire, r.elements) * len(r.writers) for r in step.reduces if r)
 
 
-def run(case: Case, runner: Runner, make: Callable[[], Speculation | None]) -> Outcome:
-    """Count from the first token on. All texts use one engine, which learns."""
-    engine, outcome = Engine(runner, PrefillBudget(), make()), Outcome()
+def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: Outcome) -> Iterator[None]:
+    """Count from the first token on, and yield after every TURN tokens. All texts use one engine, which
+    learns."""
+    engine = Engine(runner, PrefillBudget(), speculation)
     run_step = runner.mesh.run
 
     def count_and_run(step: Step) -> None:
         outcome.nbytes += nbytes_of(step)
         run_step(step)
 
-    runner.mesh.run = count_and_run  # type: ignore[method-assign]
     for number, (prompt, answer) in enumerate(case.texts):
         params = forced(prompt, answer) if answer else SamplingParams(temperature=0)
-        n = len(answer) or N_TOKENS
-        engine.submit(Generate(number, tuple(prompt), n, params, uses_cache=False))
-        began: tuple[float, float, int, int] | None = None
-        first_nbytes = nbytes = outcome.nbytes
+        engine.submit(Generate(number, tuple(prompt), len(answer) or N_TOKENS, params, uses_cache=False))
+        while not any(_tokens(engine.step())):  # the first token ends the prompt
+            pass
+        runner.mesh.run = count_and_run  # type: ignore[method-assign]
+        counts = engine.stats()["n_steps"], runner.reduce_stats()[0]
         while engine.busy:
-            tokens = [a if isinstance(a, int) else a.token for a in engine.step().answers]
-            given = [token for token in tokens if token is not None]
-            if given and began is None:
-                counts = engine.stats()["n_steps"], runner.reduce_stats()[0]
-                began = time.perf_counter(), time.process_time(), *counts
-                nbytes = outcome.nbytes
-                continue  # The first token ends the prompt.
-            outcome.tokens += given
-        assert began is not None
-        outcome.seconds += time.perf_counter() - began[0]
-        outcome.cpu_s += time.process_time() - began[1]
-        outcome.n_steps += engine.stats()["n_steps"] - began[2]
-        outcome.n_reduces += runner.reduce_stats()[0] - began[3]
-        outcome.nbytes -= nbytes - first_nbytes  # of the prompt
-    runner.mesh.run = run_step  # type: ignore[method-assign]
-    return outcome
+            yield
+            end = len(outcome.tokens) + TURN
+            began = time.perf_counter(), time.process_time()
+            while engine.busy and len(outcome.tokens) < end:
+                outcome.tokens += _tokens(engine.step())
+            outcome.seconds += time.perf_counter() - began[0]
+            outcome.cpu_s += time.process_time() - began[1]
+        outcome.n_steps += engine.stats()["n_steps"] - counts[0]
+        outcome.n_reduces += runner.reduce_stats()[0] - counts[1]
+        runner.mesh.run = run_step  # type: ignore[method-assign]
+
+
+def _tokens(news: News) -> list[int]:
+    tokens = (answer if isinstance(answer, int) else answer.token for answer in news.answers)
+    return [token for token in tokens if token is not None]
+
+
+def in_turns(going: Sequence[Iterator[None]]) -> None:
+    """Run every iterator to its end, a turn of each after a turn of the others. The order changes."""
+    left = list(going)
+    while left := [it for it in left if next(it, left) is None]:
+        left = left[1:] + left[:1]
 
 
 def counted(pairs: Sequence[tuple[list[int], list[int]]], n_max: int) -> float:
@@ -160,23 +179,30 @@ def edits(tokenizer: Tokenizer, n: int, least: int, most: int) -> list[tuple[lis
     return pairs
 
 
+def contrary(rng: random.Random, n: int) -> list[int]:
+    """Return tokens that repeat themselves, in which no n-gram draft is right."""
+    ngrams, tokens = Ngrams(1, 2 * n), [rng.choice(FEW) for _ in range(LENGTHS[-1])]
+    while len(tokens) < n:
+        [draft] = ngrams.draft([Want(0, 0, tokens, tokens, 1)])
+        tokens.append(rng.choice([token for token in FEW if token not in draft.tokens]))
+    return tokens
+
+
 def cases(tokenizer: Tokenizer, devices: Sequence[str]) -> list[Case]:
     rng, changed = random.Random(1), edits(tokenizer, N_EDITS, LEAST, MOST)
     noise = [rng.randrange(3, 500) for _ in range(2 * N_TOKENS)]
+    wrong = contrary(rng, 2 * N_TOKENS)
     stories = [([1, 403, 407, 261, 378, 300 + 9 * i], list[int]()) for i in range(3)]
     shares, n_ctx = [1] * len(devices), 2 * MOST + 16
     base = Options.of(TARGET, devices=devices, tensor_split=shares, exact=True, n_ctx=n_ctx, n_ubatch=128)
-    ngram = replace(base, speculation=("ngram",))
+    ngram, draft = replace(base, speculation=("ngram",)), replace(base, draft=str(DRAFT))
     return [
         Case("edits, n-grams, k = 3", replace(ngram, draft_max=3), changed),
         Case("edits, n-grams, k = 7", ngram, changed),
-        Case("draft model, k = 3", replace(base, draft=str(DRAFT), draft_max=3), stories),
+        Case("draft model, k = 3", replace(draft, draft_max=3), stories),
         Case("random text, n-grams", ngram, [(noise[:N_TOKENS], noise[N_TOKENS:])]),
-        Case(
-            "random text, draft model",
-            replace(base, draft=str(DRAFT)),
-            [(noise[:N_TOKENS], noise[N_TOKENS:])],
-        ),
+        Case("wrong guesses, n-grams", ngram, [(wrong[:N_TOKENS], wrong[N_TOKENS:])]),
+        Case("random text, draft model", draft, [(noise[:N_TOKENS], noise[N_TOKENS:])]),
     ]
 
 
@@ -186,10 +212,50 @@ def show_counts(tokenizer: Tokenizer) -> None:
     console().print(table(f"{len(pairs)} edits, n-grams", ("drafted", "tokens a step"), counts))
 
 
+def measured(case: Case, n_rounds: int) -> list[tuple[str, ...]]:
+    """Return a row of the table for each way. Every way has a model of its own, and the plain one knows
+    nothing of drafts."""
+    plain = replace(case.options, speculation=(), draft=None)
+    runners: dict[str, Runner] = {"plain": Runner(plain)}
+    drafts: dict[str, Runner | None] = {}
+    for way in PRICES:
+        drafts[way], runners[way] = open_draft(case.options), Runner(case.options)
+    total = {way: Outcome() for way in runners}
+    for number in range(n_rounds):
+        outcomes = {way: Outcome() for way in runners}
+        going = []
+        for way, runner in runners.items():
+            speculation = None
+            if way in PRICES:
+                drafters = drafters_of(runner, drafts[way])
+                speculation = Speculation(drafters, limits_of(runner), PRICES[way]())
+            going.append(turns(case, runner, speculation, outcomes[way]))
+        in_turns(going[number % len(going) :] + going[: number % len(going)])
+        for way, outcome in outcomes.items():
+            assert outcome.tokens == outcomes["plain"].tokens, "drafts have changed the tokens"
+            total[way].add(outcome)
+    for opened in (*runners.values(), *drafts.values()):
+        if opened is not None:
+            opened.close()
+    rows = []
+    for way, of in total.items():
+        n = len(of.tokens)
+        shown = (
+            n / of.n_steps,
+            of.n_reduces / n,
+            of.nbytes / n / 1024,
+            1e3 * of.seconds / n,
+            total["plain"].seconds / of.seconds,
+            total["plain"].cpu_s / of.cpu_s,
+        )
+        rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
+    return rows
+
+
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-dev", "--device", dest="devices", default="0,0", help="devices (default: 0,0)")
-    parser.add_argument("--only", default="", help="measure the cases with this word in their names")
+    parser.add_argument("--only", default="", help="measure the cases whose names contain this text")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case runs (default: 3)")
     args = parser.parse_args(words)
     with GGUF.open(TARGET) as gguf:
@@ -198,46 +264,8 @@ def main(words: list[str]) -> int:
         show_counts(tokenizer)
     rows = []
     for case in cases(tokenizer, args.devices.split(",")):
-        if args.only not in case.name:
-            continue
-        draft = open_draft(case.options)
-        runner = Runner(case.options)
-
-        def of(
-            prices: Callable[[], StepPrices], draft: Runner | None = draft, runner: Runner = runner
-        ) -> Speculation:
-            return Speculation(drafters_of(runner, draft), limits_of(runner), prices())
-
-        ways: dict[str, Callable[[], Speculation | None]] = {
-            "plain": lambda: None,
-            "always": lambda of=of: of(Free),  # type: ignore[misc]
-            "chosen": lambda of=of: of(StepPrices),  # type: ignore[misc]
-        }
-        taken: dict[str, list[Outcome]] = {way: [] for way in ways}
-        for number in range(args.rounds):
-            first = number % len(ways)
-            for way in [*ways, *ways][
-                first : first + len(ways)
-            ]:  # each way is the first as often as the others
-                taken[way].append(run(case, runner, ways[way]))
-        plain, plain_cpu = (median(getattr(o, of) for o in taken["plain"]) for of in ("seconds", "cpu_s"))
-        for way, outcomes in taken.items():
-            last = outcomes[-1]
-            seconds, cpu_s = (median(getattr(o, of) for o in outcomes) for of in ("seconds", "cpu_s"))
-            assert last.tokens == taken["plain"][0].tokens, "drafts have changed the tokens"
-            n = len(last.tokens)
-            shown = (
-                n / last.n_steps,
-                last.n_reduces / n,
-                last.nbytes / n / 1024,
-                1e3 * seconds / n,
-                plain / seconds,
-                plain_cpu / cpu_s,
-            )
-            rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
-        runner.close()
-        if draft is not None:
-            draft.close()
+        if args.only in case.name:
+            rows += measured(case, args.rounds)
     columns = (
         "case",
         "drafts",
