@@ -26,7 +26,6 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hosts.survey import survey
 from vkbackend.models.keywords import Keywords
 from vkbackend.models.options import Options, with_a_share
-from vkbackend.models.placement.cache_size import with_cache_size
 from vkbackend.models.placement.control_vectors import marked
 from vkbackend.models.placement.cost import CostFunction, bus_bytes_per_row, cost_function, cost_of
 from vkbackend.models.placement.draft_plan import DraftPlan, Gain, gains, head_token_ms, plan_draft
@@ -35,15 +34,12 @@ from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
     host_budgets,
-    sizes_with,
-    with_fitting_layers,
 )
-from vkbackend.models.placement.layout import Layout, layouts, weight_nbytes
+from vkbackend.models.placement.layout import Layout, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, Held
-from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
-from vkbackend.models.placement.step_rows import chosen_rows
+from vkbackend.models.placement.settled import row_limit, settle
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
-from vkbackend.models.placement.traced_steps import fitting_steps, in_halves, trace_reduces
+from vkbackend.models.placement.traced_steps import in_halves, trace_reduces
 from vkbackend.runtime import Device
 from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.assumed import Assumed, assumed_of
@@ -164,10 +160,8 @@ def report(args: argparse.Namespace) -> Report:
             marks = marked(fingerprint(gguf), model.control)
             plan_report = plan_of(model, types, devices, options, draft, assumed, marks)
             n_ctx = plan_report.options.n_ctx
-            lines = [*getattr(args, "notes", ()), *notes(gguf, model, n_ctx), *plan_report.notes]
-            in_file = sum(held.homes["stream"] for held in plan_report.sizes)
-            lines += stream_notes(plan_report.layout, in_file)
-            return replace(plan_report, notes=tuple(lines))
+            lines = *getattr(args, "notes", ()), *notes(gguf, model, n_ctx), *plan_report.notes
+            return replace(plan_report, notes=lines)
         finally:
             for device in [*devices, *drafting]:
                 device.close()
@@ -209,46 +203,27 @@ def plan_of(
         if model.encodes:
             asked = of_encoder(asked)
         else:
-            rates = assumed.rates[0]
-            options = Fitter(model, types, devices, asked, halves=halves, rates=rates, budgets=room).fit()
+            fitter = Fitter(model, types, devices, asked, halves=halves, rates=assumed.rates[0], budgets=room)
+            options = fitter.fit()
         lines = (fit_note(options, asked),)
-    if not options.n_ubatch:
-        equal = replace(options, tensor_split=None) if options.tensor_split == AUTO else options
-        room = [*budgets, *host_budgets(devices)]
-        rows = chosen_rows(model, types, devices, equal, room, halves)
-        options = replace(options, n_ubatch=rows)
-    cost = cost_function(model, types, options, limits, options.n_ubatch)
-    if options.tensor_split == AUTO:
-        prediction = auto_split(devices, cost, budgets, assumed.rates[0])
-        options = replace(options, tensor_split=prediction.tensor_split)
-    else:
-        shares = options.shares or (1,) * len(devices)
-        prediction = predict(devices, shares, cost, budgets, assumed.rates[0])
-    layout_of = layouts(model, types, len(devices))
-    layout = layout_of(options)
-    reduces = trace_reduces(model, layout, options, limits)
+    rates = assumed.rates[0]
 
-    _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-    planned = sizes_with(layout_of, devices, steps)
-    if options.n_gpu_layers == "auto":
-        options = with_fitting_layers(devices, options, planned, model.n_layer)
-        layout = layout_of(options)
-        cost = cost_function(model, types, options, limits, options.n_ubatch)
-        prediction = predict(devices, prediction.tensor_split, cost, budgets, assumed.rates[0])
-    pinned = with_pinned_size(options, layout, planned, host_budgets(devices))
-    if pinned.pinned_mib != "auto" and not any(device.node for device in devices):
-        options, layout = pinned, layout_of(pinned)
-        halves = halves and not layout.streamed
-        _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-        planned = sizes_with(layout_of, devices, steps)
-    if options.moe_cache_mib == "auto":
-        options = with_cache_size(model, types, devices, options, options.n_ubatch, halves=halves)
-        layout = layout_of(options)
-        _, steps = fitting_steps(model, layout, options, limits, options.n_ubatch, halves=halves)
-        planned = sizes_with(layout_of, devices, steps)
+    def cost_of_step() -> CostFunction:
+        return cost_function(model, types, options, limits, row_limit(model, options))
+
+    if options.tensor_split == AUTO:
+        shares = auto_split(devices, cost_of_step(), budgets, rates).tensor_split
+        options = replace(options, tensor_split=shares)
+    shares = options.shares or (1,) * len(devices)
+    alone = not any(device.node for device in devices)
+    settled = settle(model, types, devices, options, halves=halves, budgets=budgets, alone=alone)
+    options, layout, planned = settled.options, settled.layout, settled.sizes
+    cost = cost_of_step()
+    prediction = predict(devices, shares, cost, budgets, rates)
+    reduces = trace_reduces(model, layout, options, limits)
     mixture = mixture_of(
         model, types, devices, options, prediction, fingerprint,
-        halves=halves, resources=assumed.rates[0].resources(devices),
+        halves=settled.halves, resources=rates.resources(devices),
     )  # fmt: skip
     misfit = ""
     try:
@@ -257,7 +232,17 @@ def plan_of(
         misfit = str(error)
     sizes = planned(options)
     report = Report(
-        model, devices, options, layout, sizes, reduces, prediction, misfit, lines, draft, mixture=mixture
+        model,
+        devices,
+        options,
+        layout,
+        sizes,
+        reduces,
+        prediction,
+        misfit,
+        (*lines, *settled.notes),
+        draft,
+        mixture=mixture,
     )
     return replace(report, gains=_gains(report, cost, assumed)) if options.speculation else report
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from vkbackend import env
-from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.errors import UnsupportedModel
 from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
 from vkbackend.meta.compiling import begin_all
 from vkbackend.meta.expert_moves import ExpertSlots
@@ -18,7 +18,6 @@ from vkbackend.meta.ops.low_rank import attach
 from vkbackend.meta.sizing import StepShape, StepSizes
 from vkbackend.meta.slices import piece_nbytes
 from vkbackend.meta.speed import measure_gpus
-from vkbackend.meta.step_kind import bucket
 from vkbackend.models.adapters.info import AdapterInfo
 from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Weights, all_weights
@@ -31,30 +30,24 @@ from vkbackend.models.fitting.fitter import Fitter
 from vkbackend.models.fitting.flags import fit_note, of_encoder
 from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import DEFAULT_ROWS, Options, with_a_share
-from vkbackend.models.placement.cache_size import cache_notes, with_cache_size
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.encoders import for_encoder, staged_cells
 from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
-    host_budgets,
-    sizes_with,
-    with_fitting_layers,
 )
 from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.models.placement.layout import Layout, layouts
+from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import Held, allocations
-from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
+from vkbackend.models.placement.settled import row_limit, settle
 from vkbackend.models.placement.shifting import key_rotations
-from vkbackend.models.placement.step_rows import chosen_rows, reads_over_bus
+from vkbackend.models.placement.step_rows import reads_over_bus
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import (
-    fitting_steps,
     in_halves,
-    most_rows,
     token_recordings,
     unadapted,
 )
@@ -95,16 +88,13 @@ class Loading:
         self.fingerprint = marked(fingerprint(gguf), model.control)
         self._types = check_weights(gguf, model)
         self.notes = notes(gguf, model, n_ctx)
-        self.n_ubatch = self._rows(options.n_ubatch or DEFAULT_ROWS)
+        self.n_ubatch = row_limit(model, options)
         self.prediction: Prediction | None = None
         self.layout: Layout
         self.shape: StepShape
         self._steps: StepSizes
         self.expert_cache: ExpertCache | None = None
         self._rotations: Mapping[int, KeyRotation | None] = {}
-
-    def _rows(self, n: int) -> int:
-        return min(n, bucket(self.options.n_ctx * self.options.n_slots), most_rows(self.model))
 
     def open(self, open_devices: OpenDevices, *, keep_values: bool) -> Mesh:
         options, joining = self.options, self._joining
@@ -127,8 +117,7 @@ class Loading:
             self._balance(mesh)
         if self._joining:
             self.options = self._joining.settled(self.options)
-            self.n_ubatch = self._rows(self.options.n_ubatch or DEFAULT_ROWS)
-        self._lay_out(mesh)
+        self._settle(mesh)
         if self._joining:
             self._joining.settle(self.options, fitted=fits)
             ropes, limits = self.model.ropes(self.options.n_ctx), [d.limits for d in mesh.devices]
@@ -147,7 +136,7 @@ class Loading:
             halves = self._in_halves(mesh)
             fitter = Fitter(self.model, self._types, devices, asked, halves=halves, reuse=mesh.reuse)
             self.options = fitter.fit()
-            self.n_ubatch = self._rows(self.options.n_ubatch or DEFAULT_ROWS)
+            self.n_ubatch = row_limit(self.model, self.options)
             if asked.auto_split and len(devices) > 1 and self.options.shares:
                 cost, budgets = self._cost(mesh), budgets_of(devices)
                 self.prediction = predict(devices, self.options.shares, cost, budgets)
@@ -166,73 +155,31 @@ class Loading:
             halves = self._interleave
         return halves and not self.model.encodes
 
-    def _lay_out(self, mesh: Mesh) -> None:
-        model, options, types, devices = self.model, self.options, self._types, mesh.devices
-        halves = self._in_halves(mesh)
-        limits = [device.limits for device in devices]
-        if not options.n_ubatch:  # Nodes of a group do not know each other's memory.
-            chosen = DEFAULT_ROWS
-            if self._joining is None:
-                budgets = budgets_of(devices) + host_budgets(devices)
-                chosen = chosen_rows(model, types, devices, options, budgets, halves)
-            self.options = options = replace(options, n_ubatch=chosen)
-            self.n_ubatch = self._rows(chosen)
-        layout_of = layouts(model, types, len(devices))
-        layout = layout_of(options)
-        self.shape, self._steps = fitting_steps(
-            model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
+    def _settle(self, mesh: Mesh) -> None:
+        model, devices, alone = self.model, mesh.devices, self._joining is None
+        settled = settle(
+            *(model, self._types, devices, self.options),
+            halves=self._in_halves(mesh),
+            reuse=mesh.reuse,
+            alone=alone,
         )
-        if self.shape.n_rows < self.n_ubatch:
-            rows = self.shape.n_rows
-            self.notes.append(f"a device cannot bind the values of -ub {self.n_ubatch}; a step has {rows}")
-            self.n_ubatch = rows
-        if model.low_rank and (names := unadapted(model, layout, options, limits, self.shape)):
+        self.options = options = settled.options
+        self.n_ubatch, self.layout, self.shape = settled.n_ubatch, settled.layout, settled.shape
+        self._steps = settled.steps
+        limits = [device.limits for device in devices]
+        if model.low_rank and (names := unadapted(model, self.layout, options, limits, self.shape)):
             raise UnsupportedModel(
                 f"adapters change {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}, to which no "
                 "adapter can be applied; train an adapter without these modules"
             )
-        sizes = sizes_with(layout_of, devices, self._steps)
-        if options.n_gpu_layers == "auto":
-            self.options = options = with_fitting_layers(devices, options, sizes, model.n_layer)
-            layout = layout_of(options)
-            n = options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
-            self.notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
-            if self.prediction and options.shares:
-                self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
-        if self._joining is None:
-            self.options = options = with_pinned_size(options, layout, sizes, host_budgets(devices))
-            layout = layout_of(options)
-        elif options.pinned_mib != "auto":
-            raise InvalidArgument("pinned_mib: several hosts pin all weights that are in host memory")
-        halves = halves and not layout.streamed  # The host would copy a layer for each half.
-        if options.moe_cache_mib == "auto":
-            self.options = options = self._with_cache_size(mesh, halves)
-            layout = layout_of(options)
-        if (layout.experts, layout.streamed) != (self.shape.experts, self.shape.streamed):
-            self.shape, self._steps = fitting_steps(
-                model, layout, options, limits, self.n_ubatch, halves=halves, reuse=mesh.reuse
-            )
-            sizes = sizes_with(layout_of, devices, self._steps)
-        self.notes += cache_notes(options, layout, len(devices))
-        in_file = sum(held.homes["stream"] for held in sizes(options))
-        self.notes += stream_notes(layout, in_file)
-        self.layout = layout
+        self.notes += settled.notes
+        if self.prediction and options.shares:  # for the layers that are on the devices
+            self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
         if options.context_shift:
-            self._rotations = key_rotations(model, layout, options, self._gguf.architecture)
-        env.log(1, "plan\n" + layout.table())
+            self._rotations = key_rotations(model, self.layout, options, self._gguf.architecture)
+        env.log(1, "plan\n" + self.layout.table())
         if self._leads:
-            check_fit(devices, options, sizes, model.n_layer)
-
-    def _with_cache_size(self, mesh: Mesh, halves: bool) -> Options:
-        if self._joining:
-            raise InvalidArgument(
-                "moe_cache_mib='auto' does not know the memory of several hosts; give a number of MiB"
-            )
-        sizes = self.model, self._types, mesh.devices, self.options, self.n_ubatch
-        options = with_cache_size(*sizes, halves=halves, reuse=mesh.reuse)
-        if not options.moe_cache_mib:
-            self.notes.append("no experts are cached: none is in host memory, or software devices compute")
-        return options
+            check_fit(devices, options, settled.sizes, model.n_layer)
 
     def held(self, mesh: Mesh) -> list[Held]:
         """Return the bytes on each device according to the plan."""
