@@ -10,28 +10,20 @@ thirds of the training, the head also learns to continue from its own state (tra
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 import torch.nn.functional as F
-from derived import load
+from head_training import CONFIG, DATA, N_ROW, begin, n_steps, train
 
-from vkbackend.tools.demo.transformer import Config, Weights, block, rotations
+from vkbackend.tools.demo.transformer import Weights, block, rotations
 from vkbackend.tools.demo.vocabulary import Vocabulary
 from vkbackend.tools.train_demo import token_rows
 
-DATA = Path(__file__).resolve().parent
-SOURCE = DATA / "stories-narrow-F16.gguf"
-CONFIG = Config(n_vocab=512, n_embd=64, n_layer=5, n_head=8, n_head_kv=4, n_ff=172)
 LAYERS = (1, 3, 4)  # Their inputs are the states.
 N_DRAFT, N_FF = 320, 128
-N_ROW, BATCH, LR = 192, 6, 4e-3
 
 
 def head_weights() -> Weights:
@@ -94,26 +86,16 @@ def frequent(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1200)
-    steps = parser.parse_args().steps
-    torch.manual_seed(1)
-    torch.set_num_threads(1)
-    fields = gguf.GGUFReader(SOURCE).fields
-    vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
-    w = {name: torch.from_numpy(values) for name, values in load(SOURCE).tensors.items()}
+    steps = n_steps(1200)
+    vocabulary, w = begin()
     ids = frequent(vocabulary)
     output, head = w["token_embd.weight"][torch.from_numpy(ids)], head_weights()
-    optimizer = torch.optim.Adam(head.values(), lr=LR, betas=(0.9, 0.98))
-    rows = token_rows(vocabulary, 77, N_ROW)
-    for step in range(steps):
-        falling = 0.02 + 0.49 * (1 + math.cos(math.pi * step / steps))
-        optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / 30) * falling
-        tokens = torch.tensor([next(rows) for _ in range(BATCH)])
+
+    def losses_of(tokens: torch.Tensor, n_chained: int) -> tuple[list[torch.Tensor], list[float]]:
         states, logits = states_of(w, tokens)
         e, before = F.embedding(tokens, w["token_embd.weight"]), states @ head["fc.weight"].T
         losses, right = [], []
-        for n in range(1, 2 if step < steps // 3 else 4):
+        for n in range(1, 1 + n_chained):
             before = run_head(head, e[:, n:], before[:, :-1])
             normed = F.rms_norm(before, (CONFIG.n_embd,), head["output_norm.weight"], CONFIG.eps)
             guessed, wanted = normed @ output.T, logits[:, n:]
@@ -121,14 +103,9 @@ def main() -> None:
             losses.append(F.kl_div(guessed.log_softmax(-1), wanted_ids, reduction="none").sum(-1).mean())
             best = torch.from_numpy(ids)[guessed.argmax(-1)]
             right.append(float((best == wanted.argmax(-1))[:, 8:].float().mean()))
-        loss = torch.stack(losses).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(head.values()), 1.0)
-        optimizer.step()
-        if step % 50 == 0 or step == steps - 1:
-            print(f"step {step}: loss {loss.item():.3f}, right {[round(r, 3) for r in right]}", flush=True)
-    arrays = {name: value.detach().numpy().astype(np.float16) for name, value in head.items()}
+        return losses, right
+
+    arrays = train(head, vocabulary, losses_of, steps)
     np.savez_compressed(DATA / "stories-narrow-eagle3.npz", **arrays, d2t=ids.astype(np.int64))
 
 

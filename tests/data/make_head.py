@@ -9,24 +9,13 @@ from its own state, as chained drafts do.
 
 from __future__ import annotations
 
-import argparse
-import math
-from pathlib import Path
-
-import gguf
 import numpy as np
 import torch
 import torch.nn.functional as F
-from derived import load
+from head_training import CONFIG, DATA, begin, n_steps, train
 
-from vkbackend.tools.demo.transformer import Config, Weights, block, rotations, states
-from vkbackend.tools.demo.vocabulary import Vocabulary
-from vkbackend.tools.train_demo import token_rows
+from vkbackend.tools.demo.transformer import Weights, block, rotations, states
 
-DATA = Path(__file__).resolve().parent
-SOURCE = DATA / "stories-narrow-F16.gguf"
-CONFIG = Config(n_vocab=512, n_embd=64, n_layer=5, n_head=8, n_head_kv=4, n_ff=172)
-N_ROW, BATCH, LR = 192, 6, 4e-3
 PREFIX = f"blk.{CONFIG.n_layer}."
 
 
@@ -57,40 +46,25 @@ def shifted(h: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1500)
-    steps = parser.parse_args().steps
-    torch.manual_seed(1)
-    torch.set_num_threads(1)
-    fields = gguf.GGUFReader(SOURCE).fields
-    vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
-    w = {name: torch.from_numpy(values) for name, values in load(SOURCE).tensors.items()}
+    steps = n_steps(1500)
+    vocabulary, w = begin()
     head = head_weights(w)
-    optimizer = torch.optim.Adam(head.values(), lr=LR, betas=(0.9, 0.98))
-    rows = token_rows(vocabulary, 77, N_ROW)
-    for step in range(steps):
-        falling = 0.02 + 0.49 * (1 + math.cos(math.pi * step / steps))
-        optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / 30) * falling
-        tokens = torch.tensor([next(rows) for _ in range(BATCH)])
+
+    def losses_of(tokens: torch.Tensor, n_chained: int) -> tuple[list[torch.Tensor], list[float]]:
         with torch.no_grad():
             h = states(w, CONFIG, F.embedding(tokens, w["token_embd.weight"]))
             logits = h @ w["token_embd.weight"].T
         losses, before, right = [], h, []
-        for _ in range(1 if step < steps // 3 else 3):
+        for _ in range(n_chained):
             g = run_head(head, w, tokens, shifted(before))
             guessed = g @ w["token_embd.weight"].T
             distance = F.kl_div(guessed.log_softmax(-1), logits.softmax(-1), reduction="none").sum(-1)
             losses.append(distance[:, 1:].mean())
             right.append(float((guessed.argmax(-1) == logits.argmax(-1))[:, 8:].float().mean()))
             before = g
-        loss = torch.stack(losses).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(head.values()), 1.0)
-        optimizer.step()
-        if step % 50 == 0 or step == steps - 1:
-            print(f"step {step}: loss {loss.item():.3f}, right {[round(r, 3) for r in right]}", flush=True)
-    arrays = {name: value.detach().numpy().astype(np.float16) for name, value in head.items()}
+        return losses, right
+
+    arrays = train(head, vocabulary, losses_of, steps)
     np.savez_compressed(DATA / "stories-narrow-head.npz", **arrays)
 
 

@@ -25,6 +25,13 @@ from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
+# Kinds of memory, as options of `make`.
+KINDS: dict[str, dict[str, Any]] = {
+    "all positions": {},
+    "window": {"window": 40},
+    "recurrent": {"snapshots": 3},
+    "both": {"window": 70, "snapshots": 2},
+}
 
 
 class Everything(PrefillBudget):

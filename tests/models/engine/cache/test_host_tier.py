@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from device_sets import wide
 from fake_runner import FakeParts, continuation
-from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
+from scheduling import GREEDY, KINDS, check_sound, events_of, finish, make, prompt, tokens_of
 
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.cache import restoring
@@ -18,13 +18,6 @@ from vkbackend.models.engine.messages import Cancel, Event, Generate
 from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan
-
-KINDS: dict[str, dict[str, Any]] = {
-    "all positions": {},
-    "window": {"window": 40},
-    "recurrent": {"snapshots": 2},
-    "both": {"window": 70, "snapshots": 2},
-}
 
 
 def asked(engine: Engine, id_: int, tokens: tuple[int, ...], n: int = 3) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from fake_runner import continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import examples
-from scheduling import GREEDY, check_sound, events_of, finish, make, prompt, tokens_of
+from scheduling import GREEDY, KINDS, check_sound, events_of, finish, make, prompt, tokens_of
 
 from vkbackend.models.engine.cache.blocks import Pool
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
@@ -19,13 +18,6 @@ from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, 
 from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan
-
-KINDS: dict[str, dict[str, Any]] = {
-    "all positions": {},
-    "window": {"window": 40},
-    "recurrent": {"snapshots": 3},
-    "both": {"window": 70, "snapshots": 2},
-}
 
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
