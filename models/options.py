@@ -179,7 +179,10 @@ class Options(DraftOptions):
             n_gpu_layers=self.draft_n_gpu_layers,
             type_k=self.draft_type_k,
             type_v=self.draft_type_v,
-            speculation=("ngram",),  # Recurrent layers need the state before a draft.
+            speculation=(
+                "ngram",
+            ),  # Recurrent layers need the state before a draft, and no draft is verified.
+            draft_max=0,
             use_mmap=self.use_mmap,
             exact=self.exact,
             runtime=self.runtime,

@@ -7,6 +7,7 @@
 
 layout(constant_id = 1) const uint S = 128; // head size
 layout(constant_id = 2) const uint KDA = 0; // 1: one g per key channel
+layout(constant_id = 3) const uint ROW_STATES = 0; // 1: write the state after each row, to the row's cell
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, g_off, beta_off, state_off, y_off;
@@ -41,7 +42,7 @@ void main() {
         return;
     }
     const uvec4 run = step_params.runs[gl_WorkGroupID.z];
-    const uint to = state_off + (cell_to(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
+    uint to = state_off + (cell_to(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
     uint from = state_off + (cell_from(gl_WorkGroupID.z) * n_heads + h) * S * S + j;
     bool is_zero = is_fresh(run);
 
@@ -54,6 +55,7 @@ void main() {
             query[i] = q[q_off + at];
         }
         barrier();
+        if (ROW_STATES != 0) to = state_off + (cell_after(row) * n_heads + h) * S * S + j;
         float mk = 0.0;
         float mq = 0.0;
         float kq = 0.0;

@@ -9,6 +9,7 @@
 layout(constant_id = 1) const uint D_CONV = 4;
 layout(constant_id = 2) const uint SILU = 1; // 0: no silu
 layout(constant_id = 3) const uint HAS_B = 0;
+layout(constant_id = 4) const uint ROW_STATES = 0; // 1: write the state after each row, for runs of one tile
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, b_off, state_off, y_off;
@@ -47,7 +48,7 @@ void main() {
             window[j + 1] = is_fresh(run) ? 0.0 : state[from + j];
         }
     }
-    if (tile.first == 0) {
+    if (ROW_STATES == 0 && tile.first == 0) {
         [[unroll]] for (uint j = 0; j < N_STATE; ++j) {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
@@ -66,6 +67,10 @@ void main() {
         window[N_STATE] = x[x_off + at + t * width];
         float sum = bias;
         [[unroll]] for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
+        if (ROW_STATES != 0) {
+            const uint after = state_off + (cell_after(run.y + t) * width + channel) * N_STATE;
+            [[unroll]] for (uint j = 0; j < N_STATE; ++j) state[after + j] = window[j + 1];
+        }
         y[y_off + at + t * width] = SILU != 0 ? sum / (1.0 + exp(min(-sum, 87.0))) : sum;
     }
 }

@@ -11,6 +11,7 @@ layout(constant_id = 1) const uint P = 64; // head size
 layout(constant_id = 2) const uint N = 128; // size of B and C, a multiple of 4
 layout(constant_id = 3) const uint COLUMNS = 32; // per workgroup; divides P
 layout(constant_id = 4) const uint ROWS = 8; // per tile
+layout(constant_id = 5) const uint ROW_STATES = 0; // 1: write the state after each row, to the row's cell
 
 layout(push_constant) uniform Push {
     uint x_off, bc_off, dt_off, bias_off, a_off, d_off, state_off, y_off;
@@ -88,6 +89,13 @@ void main() {
                 sum += dot(m[q], c[at + q]);
             }
             sums[t * LOCAL + thread] = sum;
+            const uint cell = ROW_STATES != 0 ? cell_after(row + t) : 0;
+            if (ROW_STATES != 0 && (tile + t + 1 == run.z || cell != cell_after(row + t + 1))) {
+                const uint after = state_off + (cell * n_heads + h) * N * P + own;
+                [[unroll]] for (uint q = 0; q < QUADS; ++q) {
+                    [[unroll]] for (uint i = 0; i < 4; ++i) state[after + (4 * q + i) * P] = m[q][i];
+                }
+            }
         }
         barrier();
         for (uint i = thread; i < n * COLUMNS; i += LOCAL) {
@@ -97,6 +105,7 @@ void main() {
         }
         barrier();
     }
+    if (ROW_STATES != 0) return;
     [[unroll]] for (uint q = 0; q < QUADS; ++q) {
         [[unroll]] for (uint i = 0; i < 4; ++i) state[to + (4 * q + i) * P] = m[q][i];
     }

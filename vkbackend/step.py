@@ -16,6 +16,7 @@ import numpy as np
 
 MAX_ROWS = 4096  # per micro-batch.
 MAX_RUNS = 128  # per micro-batch.
+FEW_ROWS = 8  # rows of a step of Mix.FEW, at most
 FEW_RUNS = 5  # For fewer runs, a Python loop is faster than numpy.
 NEVER = (1 << 32) - 1
 MAX_SNAPSHOTS = 64  # Recurrent states per slot.
@@ -31,17 +32,21 @@ def step_words(n_rows: int) -> int:
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
-    cells of the recurrent state that the run reads and writes, by default the cell with the slot's number. A
-    run at position 0 reads no state. After a run with `undoes` set, the slot can continue from the run's
-    beginning. `adapters` are the ids and scales of the rows' adapters. In an encoder, positions from `second`
-    on belong to the second text of a pair (0: no pair)."""
+    """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. A run at position 0
+    reads no state. After a run with `undoes` set, the slot can continue from the run's beginning or from one
+    of its rows. `adapters` are the ids and scales of the rows' adapters. In an encoder, positions from
+    `second` on belong to the second text of a pair (0: no pair).
+
+    `states` are cells of the recurrent state, by default the cell with the slot's number: first the cell that
+    the run reads, then the cell of the state after the last row. In a step of Mix.FEW, a cell for the state
+    after each row may replace the second.
+    """
 
     slot: int
     first_row: int
     n_rows: int
     first_pos: int
-    states: tuple[int, int] | None = None
+    states: tuple[int, ...] | None = None
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     second: int = 0
@@ -80,10 +85,16 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
             front.append(replace(run, n_rows=n))
         if n < run.n_rows:
             first_row, first_pos = max(run.first_row - at, 0), run.first_pos + n
-            states = run.states and (run.states[1] if n else run.states[0], run.states[1])
+            states = run.states and (run.states[-1] if n else run.states[0], run.states[-1])
             n_rows = run.n_rows - n
             back.append(replace(run, first_row=first_row, n_rows=n_rows, first_pos=first_pos, states=states))
     return front, back
+
+
+def _cells_after(run: Run) -> Sequence[int]:
+    """Return the cell of the state after each row."""
+    states = run.states or (run.slot, run.slot)
+    return states[1:] if len(states) == 1 + run.n_rows else states[1:] * run.n_rows
 
 
 class StepParams:
@@ -98,6 +109,8 @@ class StepParams:
         self.states = self.words[_STATES:_ROWS].reshape(
             MAX_RUNS, 4
         )  # State cells to read and to write; end and beginning of the text.
+        # In a step of Mix.FEW, the cell that gets the state after each row, in entries that no run uses.
+        self.cells_after = self.states[FEW_ROWS : 2 * FEW_ROWS, 0]
         self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
         self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
         self.types = self.rows.view(np.uint16)[:, 7]  # each row's type.
@@ -142,7 +155,7 @@ class StepParams:
         self.header[:] = n_rows, n_runs, len(outputs), n_decode
         if n_rows == n_runs < FEW_RUNS and not typed and not ends:
             for i, run in enumerate(runs):
-                read, written = run.states or (run.slot, run.slot)
+                read, *_, written = run.states or (run.slot, run.slot)
                 self.runs[i] = run.slot, run.first_row, 1, run.first_pos
                 self.states[i, :2] = read, written
                 self.rows[i, :3] = run.first_pos, run.slot, tokens[i]
@@ -150,7 +163,8 @@ class StepParams:
             return
         table = np.array([(run.slot, run.first_row, run.n_rows, run.first_pos) for run in runs], np.uint32)
         if any(run.states for run in runs):
-            self.states[:n_runs, :2] = [run.states or (run.slot, run.slot) for run in runs]
+            self.states[:n_runs, 0] = [run.states[0] if run.states else run.slot for run in runs]
+            self.states[:n_runs, 1] = [run.states[-1] if run.states else run.slot for run in runs]
         else:
             self.states[:n_runs, :2] = table[:, :1]
         self.runs[:n_runs] = table
@@ -161,6 +175,9 @@ class StepParams:
         else:
             rows[:, 0] = table[:, 3]
         rows[:, 1], rows[:, 2] = table[:, 0], tokens
+        if mix is Mix.FEW:
+            cells = [cell for run in runs for cell in _cells_after(run)]
+            self.cells_after[:n_rows] = cells
         if typed:
             seconds = np.array([run.second or NEVER for run in runs], np.uint32)
             self.types[:n_rows] = rows[:, 0] >= seconds.repeat([run.n_rows for run in runs])

@@ -8,6 +8,7 @@ from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops import Recorder, delta_work
+from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
@@ -22,7 +23,11 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
             cells = state.whole(d)
             cells = cells.reshape(cells.shape[0], out.shape[1], d_conv - 1)
             bias, step = b.whole(d) if b else None, graph.inputs[d].step
-            graph.on(d, "ssm_conv").ssm_conv(x.on(d), w.whole(d), bias, cells, out, step, silu=silu)
+            graph.on(d, "ssm_conv").ssm_conv(
+                *(x.on(d), w.whole(d), bias, cells, out, step),
+                silu=silu,
+                row_states=graph.kind.mix is Mix.FEW,
+            )
     return y
 
 
@@ -90,8 +95,9 @@ def _rule(
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
     if graph.kind.mix.decodes:
         on.delta_net(
-            q, k, v, g, beta, cells, out, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride
-        )
+            q, k, v, g, beta, cells, out, step, row_states=graph.kind.mix is Mix.FEW,
+            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride,
+        )  # fmt: skip
         return
     work = graph.scratch(delta_work(rows, n_heads, size, kda=g.shape[2] > 1), "delta work")
     on.delta_chunk(q, k, v, g, beta, work, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride)

@@ -9,6 +9,7 @@ from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
+from vkbackend.step import Mix
 
 
 def ssm_scan(
@@ -51,6 +52,7 @@ def ssm_scan(
             graph.inputs[r].step,
             group=group,
             first=how.ranges[r][0] // head_dim % group,
+            row_states=graph.kind.mix is Mix.FEW,
         )
     return y
 

@@ -413,7 +413,7 @@ class Engine:
         sequence.is_over = True
         del self._by_id[sequence.request.id]
         if sequence.in_flight:  # the step in flight advances the recurrent state past `n_stored`
-            sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
+            sequence.n_stored = self.runner.settle(sequence.slot, sequence.n_stored)
         if sequence.slot >= 0:
             self.scheduler.release(sequence)
         elif not self.grammars.forget(sequence):
@@ -430,7 +430,7 @@ class Engine:
         for sequence in failed:
             if sequence.slot >= 0:
                 # The step may have left a recurrent state partly written.
-                sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
+                sequence.n_stored = self.runner.settle(sequence.slot, sequence.n_stored)
             self._fail_one(sequence, error)
 
     def _fail_one(self, sequence: Sequence, error: VkbackendError) -> None:

@@ -88,7 +88,7 @@ class StepResults:
         """Keep only the cells of accepted tokens. Cells after these are overwritten before they are read."""
         if self._speculation is not None:
             self._speculation.verified(sequence)
-        sequence.end_draft(self._runner.resume_at(sequence.slot, sequence.n_stored))
+        sequence.end_draft(self._runner.settle(sequence.slot, sequence.n_stored))
         if sequence.n_stored > start:
             self._store(sequence, start)
 

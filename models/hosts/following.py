@@ -40,7 +40,6 @@ from vkbackend.models.hosts.node_messages import (
 )
 from vkbackend.models.hosts.survey import answer_reduces, answer_survey
 from vkbackend.models.options import Options
-from vkbackend.models.placement.recurrent_state import cells_per_slot
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
@@ -150,8 +149,7 @@ def _step(runner: Runner, call: Step, images: list[tuple[int, np.ndarray]]) -> N
     _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)
     _require(call.top_k in (0, 1, runner.max_top_k) and (not call.top_k or bool(call.outputs)), call)
     at = 0
-    options, states = runner.options, runner.states
-    n_cells = options.n_slots * cells_per_slot(options) if states else 0
+    n_cells = runner.states.n_cells if runner.states else 0
     for run in call.runs:
         _require(run.slot < runner.n_slots and run.first_row == at, call)
         _require(run.first_pos + run.n_rows <= runner.n_ctx, call)

@@ -162,12 +162,12 @@ class Step(_Call):
                 r.first_row,
                 r.n_rows,
                 r.first_pos,
-                *(r.states or (-1, -1)),
+                *((r.states[0], r.states[-1]) if r.states else (-1, -1)),
                 list(r.adapters),
                 r.second,
                 r.end,
             )
-            for r in batch.runs
+            for r in batch.runs  # of several nodes: no row of a draft has a state cell of its own
         ]
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
+from math import prod
 
 from vkbackend.buffer import Home
 from vkbackend.collector import collection_paused
@@ -33,7 +34,7 @@ from vkbackend.models.placement.cache_plan import (
     plan_caches,
     resized,
 )
-from vkbackend.models.placement.recurrent_state import StatePlan, n_cells, plan_states
+from vkbackend.models.placement.recurrent_state import StatePlan, plan_states, with_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
     caches = plan_caches(kv, plans, kv_homes, options)
     owners = [layer_kv.owner if (layer_kv := kv_of(spec)) else None for spec in kv]
-    states = plan_states(kv, plans, kv_homes, options)
+    states = plan_states(kv, plans, kv_homes, _file_nbytes(loads), options)
     stacks = cacheable([load for load in loads if is_host_stack(load)], n_devices)
     n_slots = slots_in(stacks, n_devices, options.moe_cache_nbytes)
     tables = tables_of(stacks, n_devices, n_slots) if n_slots else {}
@@ -183,8 +184,7 @@ def split_layers(model: Model, types: Mapping[str, str], kv: Sequence[MemorySpec
 def with_caches_of(layout: Layout, options: Options) -> Layout:
     """Return the layout with caches of the context, cells, slots and types of `options`. Raises
     InvalidArgument."""
-    cells = n_cells(options)
-    states = [replace(state, n_cells=cells) for state in layout.states]
+    states = with_cells(layout.states, _file_nbytes(layout.loads), options)
     return replace(layout, caches=resized(layout.caches, options), states=states)
 
 
@@ -367,6 +367,11 @@ def weight_nbytes(load: Load, device: int) -> int:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
     return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
+
+
+def _file_nbytes(loads: Sequence[Load]) -> int:
+    """Return the bytes of the complete weights."""
+    return sum(prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1]) for load in loads)
 
 
 def adapters_nbytes(layout: Layout, device: int) -> int:

@@ -84,6 +84,7 @@ class FakeRunner:
         n_in_flight: int = 1,
         context_shift: bool = False,
         undoes: bool = False,
+        stores_rows: bool = False,
         speculation: tuple[str, ...] = (),
         cache_ram: int = 0,
         cache_disk: str | None = None,
@@ -112,7 +113,10 @@ class FakeRunner:
         self.parts: list[FakeParts] = []
         self.tables = [np.full((n_slots, width), -1) for _ in self.pools]
         self.cells = [np.full((pool.n_blocks, CELL_BLOCK), -1) for pool in self.pools]
-        self.states = None if snapshots is None else SlotStates(n_slots, snapshots, undoes)
+        self.states = None
+        if snapshots is not None:
+            n_row_cells = 7 * n_in_flight if undoes and stores_rows else 0
+            self.states = SlotStates(n_slots, snapshots, undoes and not stores_rows, n_row_cells)
         self.state_cells: dict[int, tuple[int, ...]] = {}
         self.steps: list[list[Run]] = []
         self.n_rows = self.n_copies = self.n_shifts = self.closed = 0
@@ -124,6 +128,9 @@ class FakeRunner:
 
     def resume_at(self, slot: int, position: int) -> int:
         return self.states.resume_at(slot, position) if self.states else position
+
+    def settle(self, slot: int, position: int) -> int:
+        return self.states.settle(slot, position) if self.states else position
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
         assert 0 <= block < self.pools[group].n_blocks
@@ -194,8 +201,10 @@ class FakeRunner:
                 first = max(0, r.first_pos - pool.window + 1)
                 assert self.held(group, r.slot, first, len(stored)) == stored[first:], "a window's cells"
             if self.states:
-                read, written = self.states.advance(r)
+                read, *cells, written = self.states.advance(r)
                 assert not r.first_pos or self.state_cells[read] == tuple(stored[: r.first_pos]), "a state"
+                for end, cell in enumerate(cells, r.first_pos + 1):
+                    self.state_cells[cell] = tuple(stored[:end])
                 self.state_cells[written] = tuple(stored)
             for n in range(r.first_pos + 1, len(stored) + 1):
                 rows.append(

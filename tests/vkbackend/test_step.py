@@ -9,7 +9,8 @@ import pytest
 from places import ROOT
 
 from vkbackend import ops
-from vkbackend.step import BLOCK_NBYTES, MAX_ROWS, MAX_RUNS, Run, StepParams, step_words
+from vkbackend.ops import MAX_VEC_ROWS
+from vkbackend.step import BLOCK_NBYTES, FEW_ROWS, MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, step_words
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -72,3 +73,13 @@ def test_fill_describes_runs_rows_and_outputs() -> None:
 def test_too_large_steps_are_refused(rows: int, runs: int) -> None:
     with pytest.raises(AssertionError):
         StepParams().fill([0] * rows, [Run(0, 0, 1, 0)] * runs, [])
+
+
+def test_rows_of_few_runs_have_state_cells() -> None:
+    """The cells follow the states of all runs of a step with few rows."""
+    assert FEW_ROWS == MAX_VEC_ROWS
+    step = StepParams()
+    runs = [Run(4, 0, 1, 7), Run(0, 1, 3, 9, (5, 6, 7, 5)), Run(1, 4, 2, 3, (8, 9)), Run(2, 6, 2, 1)]
+    step.fill([1] * 8, runs, [7], Mix.FEW)
+    assert step.states[:4, :2].tolist() == [[4, 4], [5, 5], [8, 9], [2, 2]]
+    assert step.cells_after.tolist() == [4, 6, 7, 5, 9, 9, 2, 2]

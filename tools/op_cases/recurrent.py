@@ -7,30 +7,36 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.ops import Recorder
-from vkbackend.step import Run, StepParams
+from vkbackend.step import Mix, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform, unused_step
 
-StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
+StateRun = tuple[int, ...]  # a run: first position, rows, cell to read, cell to write or a cell per row
 
 # The first run writes the cell that it reads, and the second run writes another cell. The third run begins a
 # new sequence, so its cell contains NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
+# The rows of the first and last run write cells of their own, the last one the cell that the run reads.
+ROW_RUNS: tuple[StateRun, ...] = ((5, 3, 2, 4, 5, 2), (9, 1, 0, 3), (0, 2, 1, 1), (8, 2, 6, 7, 6))
 
 
 def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
     step = unused_step(n_rows_of(runs))
     table, row = [], 0
-    for i, (first_pos, n_rows, read, written) in enumerate(runs):
-        table.append(Run(i, row, n_rows, first_pos, (read, written)))
+    for i, (first_pos, n_rows, *cells) in enumerate(runs):
+        table.append(Run(i, row, n_rows, first_pos, tuple(cells)))
         row += n_rows
-    step.fill(rng.integers(0, 9, row), table, [])
+    step.fill(rng.integers(0, 9, row), table, [], Mix.FEW if with_rows(runs) else Mix.DECODE)
     return step
+
+
+def with_rows(runs: tuple[StateRun, ...]) -> bool:
+    return any(len(run) > 4 for run in runs)
 
 
 def states(rng: np.random.Generator, runs: tuple[StateRun, ...], *shape: int) -> Tensor:
     n_cells = max(max(run[2:]) for run in runs) + 2
     values = np.full((n_cells, *shape), np.nan, np.float32)
-    for first_pos, _, read, _ in runs:
+    for first_pos, _, read, *_ in runs:
         if first_pos:
             values[read] = rng.uniform(-1, 1, shape)
     return Tensor(values.shape, "f32", values, written=True)
@@ -63,7 +69,8 @@ class SsmConv(Case):
             tensors["b"] = uniform(rng, self.width)
 
         def record(r: Recorder, v: Views) -> None:
-            r.ssm_conv(v["x"], v["w"], v.get("b"), v["state"], v["y"], v["step"], silu=self.silu)
+            args = v["x"], v["w"], v.get("b"), v["state"], v["y"], v["step"]
+            r.ssm_conv(*args, silu=self.silu, row_states=with_rows(self.runs))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -170,7 +177,7 @@ class DeltaNet(Case):
 
     def _record(self, r: Recorder, v: Views) -> None:
         args = [v[name] for name in ("q", "k", "v", "g", "beta", "state", "y", "step")]
-        r.delta_net(*args, **self._options())
+        r.delta_net(*args, row_states=with_rows(self.runs), **self._options())
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,7 @@ def quick() -> list[Case]:
         SsmConv(257, 3, ((0, 1, 0, 0),), 0),
         SsmConv(65, 3, silu=False),
         SsmConv(130, 9, ((4, 40, 1, 1), (1, 16, 0, 2)), bias=True),
+        SsmConv(65, 4, ROW_RUNS),
         L2Norm(),
         L2Norm(128, 3, 5, gap=7),
         L2Norm(16, 1, 1),
@@ -223,6 +231,7 @@ def quick() -> list[Case]:
         DeltaGates(3, 32, 5),
         DeltaNet(3, 16, 2, gap=5),
         DeltaNet(1, 128, 2, kda=True),
+        DeltaNet(2, 48, 1, ROW_RUNS, 2),
         # Drivers unroll loops over a head of up to 32 values, and then compile for seconds.
         DeltaNet(2, 48, 3, tiled=True),
         DeltaChunk(2, 48, 2, _LONG, 3, tiled=True, gap=3, least=-2.0),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend.ops import Recorder
-from vkbackend.tools.op_cases.recurrent import RUNS, StateRun, n_rows_of, states, step_of
+from vkbackend.tools.op_cases.recurrent import ROW_RUNS, RUNS, StateRun, n_rows_of, states, step_of, with_rows
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
 
 
@@ -40,7 +40,8 @@ class SsmScan(Case):
 
         def record(r: Recorder, v: Views) -> None:
             names = ("x", "bc", "dt", "bias", "a", "d", "state", "y", "step")
-            r.ssm_scan(*(v[name] for name in names), group=self.group, first=self.first)
+            args = (v[name] for name in names)
+            r.ssm_scan(*args, group=self.group, first=self.first, row_states=with_rows(self.runs))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -106,6 +107,8 @@ def quick() -> list[Case]:
         SsmScan(2, 80, 32, 2, 0, ((9, 1, 0, 3),), 0),
         SsmScan(2, 8, 256, 1, 0, ((3, 9, 0, 1), (4, 1, 2, 2))),
         SsmScan(5, 24, 48, 3, 1, _LONG, 1, 60.0),
+        SsmScan(3, 64, 128, 4, 2, ROW_RUNS, 3),
+        SsmScan(2, 8, 256, 1, 0, ROW_RUNS),
         GroupSquares(),
         GroupSquares(31, 16, 4, 17, 2),
         GroupSquares(1, 257, 1, 256, 5, gated=False),

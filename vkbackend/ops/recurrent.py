@@ -76,11 +76,21 @@ def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, in
 
 class RecurrentOps(Target):
     def ssm_conv(
-        self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
+        self,
+        x: View,
+        w: View,
+        b: View | None,
+        state: View,
+        y: View,
+        step: View,
+        *,
+        silu: bool = True,
+        row_states: bool = False,
     ) -> None:
         """Compute y[t, c] = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run.
         Rows before the run come from the state, which then gets the run's last rows. Without `silu`, y is the
-        sum.
+        sum. With `row_states`, runs have at most CONV_TILE rows, and each row's cell (`Run.states`) gets the
+        state after the row.
 
         Shapes: x and y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width,
         d_conv - 1]. The state stores the oldest row first. Rows of y outside runs are not written.
@@ -96,7 +106,13 @@ class RecurrentOps(Target):
             "f32",
             (x, w, w if b is None else b, state, y),
             {"width": width, "n_rows": n_rows},
-            {"LOCAL": local, "D_CONV": d_conv, "SILU": int(silu), "HAS_B": int(b is not None)},
+            {
+                "LOCAL": local,
+                "D_CONV": d_conv,
+                "SILU": int(silu),
+                "HAS_B": int(b is not None),
+                "ROW_STATES": int(row_states),
+            },
             (*self.fold(-(-width // local)), _tiles(n_rows, CONV_TILE)),
             step,
             flops=2 * n_rows * width * d_conv,
@@ -151,6 +167,8 @@ class RecurrentOps(Target):
         state: View,
         y: View,
         step: View,
+        *,
+        row_states: bool = False,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
         """Compute the gated delta rule row by row. With the state M and N = e^g M, the new state is M' = N +
@@ -160,6 +178,7 @@ class RecurrentOps(Target):
         [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] is indexed by key, then by value. `g` is at
         most 0. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride. Head h
         reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are zeros.
+        With `row_states`, each row's cell (`Run.states`) gets the state after the row.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]
@@ -171,7 +190,7 @@ class RecurrentOps(Target):
             "f32",
             (q, k, v, g, beta, state, y),
             push,
-            {"LOCAL": local, "S": size, "KDA": int(kda)},
+            {"LOCAL": local, "S": size, "KDA": int(kda), "ROW_STATES": int(row_states)},
             (size // local, n_heads, n_rows),
             step,
             flops=8 * n_rows * n_heads * size * size,

@@ -192,14 +192,16 @@ SPECS: dict[str, OpSpec] = {
         ),
         op_spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
         op_spec("concat", "a:r b:r y:w", "n_a n_b n_rows times"),
-        op_spec("ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B", step=True),
+        op_spec(
+            "ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B ROW_STATES", step=True
+        ),
         op_spec("l2_norm", "x:r y:w", "n n_heads x_stride n_rows eps:f"),
         op_spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows"),
         op_spec(
             "delta_net",
             "q:r k:r v:r g:r beta:r state:w y:w",
             _DELTA_PUSH,
-            "S KDA",
+            "S KDA ROW_STATES",
             step=True,
         ),
         op_spec(
@@ -214,7 +216,7 @@ SPECS: dict[str, OpSpec] = {
             "ssm_scan",
             "x:r bc:r dt:r bias:r a:r d:r state:w y:w",
             "n_heads n_groups group first n_rows",
-            "P N COLUMNS ROWS",
+            "P N COLUMNS ROWS ROW_STATES",
             step=True,
         ),
         op_spec(

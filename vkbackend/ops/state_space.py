@@ -34,13 +34,15 @@ class StateSpaceOps(Target):
         *,
         group: int,
         first: int = 0,
+        row_states: bool = False,
     ) -> None:
         """Compute the scan row by row. With t = softplus(dt + bias), the new state is M' = e^(t a) M + t B
         x^T, and y = M'^T C + d x.
 
         Shapes: x and y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a and d [n_heads], state f32
         [n_cells, n_heads, n, p]. `a` is at most 0. `bc` [n_rows, 2, n_groups, n] holds B and then C. Head h
-        reads group (first + h) / group. Rows of y outside runs are zeros.
+        reads group (first + h) / group. Rows of y outside runs are zeros. With `row_states`, each row's cell
+        (`Run.states`) gets the state after the row.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
@@ -66,6 +68,7 @@ class StateSpaceOps(Target):
                 "N": n,
                 "COLUMNS": columns,
                 "ROWS": max(1, min(MOST_ROWS, TILE_VALUES // n)),
+                "ROW_STATES": int(row_states),
             },
             (p // columns, n_heads, min(n_rows, MAX_RUNS)),
             step,

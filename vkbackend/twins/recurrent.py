@@ -23,7 +23,7 @@ def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Arr
 
 def ssm_conv(
     x: Array, w: Array, b: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int,
-    d_conv: int, silu: int = 1, has_b: int = 0, **_: Any,
+    d_conv: int, silu: int = 1, has_b: int = 0, row_states: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     rows, taps, out = x.reshape(n_rows, width), f64(w, width, d_conv), y.reshape(n_rows, width)
     bias = f64(b, width) if has_b else 0.0
@@ -34,6 +34,8 @@ def ssm_conv(
         total = bias + sum(columns[j : j + n] * taps[:, j] for j in range(d_conv))
         out[first : first + n] = total / (1.0 + np.exp(np.minimum(-total, 700.0))) if silu else total
         cells[written] = columns[n:].T
+        for t in range(n) if row_states else ():
+            cells[step.cells_after[first + t]] = columns[t + 1 : t + d_conv].T
 
 
 def l2_norm(
@@ -59,7 +61,7 @@ def _key_heads(n_heads: int, n_k: int, tiled: int) -> Array:
 def delta_net(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, y: Array, step: StepParams, *,
     n_heads: int, n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int,
-    kda: int = 0, **_: Any,
+    kda: int = 0, row_states: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     heads = _key_heads(n_heads, n_k, tiled)
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
@@ -74,6 +76,8 @@ def delta_net(
             d = weights[t] * (values[t] - np.einsum("hij,hi->hj", m, keys[t]))
             m = m + keys[t][:, :, None] * d[:, None, :]
             out[t] = scale * np.einsum("hij,hi->hj", m, queries[t])
+            if row_states:
+                cells[step.cells_after[t]] = m
         cells[written] = m
 
 

@@ -11,7 +11,8 @@ from vkbackend.twins.recurrent import runs_of
 
 def ssm_scan(
     x: Array, bc: Array, dt: Array, bias: Array, a: Array, d: Array, state: Array, y: Array, step: StepParams,
-    *, n_heads: int, n_groups: int, group: int, first: int, n_rows: int, p: int, n: int, **_: Any,
+    *, n_heads: int, n_groups: int, group: int, first: int, n_rows: int, p: int, n: int, row_states: int = 0,
+    **_: Any,
 ) -> None:  # fmt: skip
     values, cells = f64(x, n_rows, n_heads, p), state.reshape(-1, n_heads, n, p)
     both = f64(bc, n_rows, 2, n_groups, n)[:, :, (np.arange(n_heads) + first) // group]
@@ -25,6 +26,8 @@ def ssm_scan(
             added = times[t, :, None] * both[t, 0]
             m = m * kept[t, :, None, None] + added[:, :, None] * values[t, :, None, :]
             out[t] = np.einsum("hij,hi->hj", m, both[t, 1]) + skip * values[t]
+            if row_states:
+                cells[step.cells_after[t]] = m
         cells[written] = m
 
 

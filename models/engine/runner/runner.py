@@ -399,6 +399,10 @@ class Runner:
         continue only from stored states."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
+    def settle(self, slot: int, position: int) -> int:
+        """Forget the states of rejected rows, and return like `resume_at`."""
+        return self.kv.states.slots.settle(slot, position) if self.kv.states else position
+
     def device_names(self) -> list[str]:
         return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
 

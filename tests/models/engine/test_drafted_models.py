@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.models.placement import recurrent_state
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 
@@ -29,8 +31,10 @@ FEW = ("llama-0", "lfm2-0,0")
 FEWER = ("lfm2-0,0",)
 MEMORIES = (
     "llama", "stories-w256-F16+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
-    "deepseek2", "deepseek32", "glm-dsa+shared", "qwen3next", "qwen35", "kimi-linear", "lfm2", "mamba2",
-    "granitehybrid", "falcon-h1", "nemotron_h",
+    "deepseek2", "deepseek32", "glm-dsa+shared",
+)  # fmt: skip
+RECURRENT = (
+    "qwen3next", "qwen35", "kimi-linear", "lfm2", "mamba2", "granitehybrid", "falcon-h1", "nemotron_h",
 )  # fmt: skip
 CHAINS = {
     "greedy": SamplingParams(temperature=0),
@@ -115,8 +119,26 @@ def test_random_rejections_leave_the_logits_of_a_fresh_computation(
 ) -> None:
     """Each case verifies a random draft, of which a random number of tokens is right. All valid rows must
     equal rows that another slot has computed one by one, without drafts."""
-    n_cases = 300 if request.config.getoption("--all") else 30
-    runner, rng = open_runner(folder, name, devices), random.Random(name)
+    check_rejections(open_runner(folder, name, devices), name, request)
+
+
+@pytest.mark.parametrize("rows", [True, pytest.param(False, marks=pytest.mark.wide)])
+@pytest.mark.parametrize(("name", "devices"), cases(RECURRENT, FEW))
+def test_random_rejections_with_recurrent_states(
+    folder: Path, name: str, devices: list[str], rows: bool, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each slot has an undo cell, or each row of a draft has a cell."""
+    monkeypatch.setattr(recurrent_state, "ROW_STATES_SHARE", inf if rows else 0)
+    runner = open_runner(folder, name, devices)
+    assert all(bool(plan.n_row_cells) is rows for plan in runner.layout.states)
+    check_rejections(runner, name, request, rows)
+
+
+def check_rejections(
+    runner: Runner, name: str, request: pytest.FixtureRequest, stores_rows: bool = False
+) -> None:
+    n_cases, rng = 300 if request.config.getoption("--all") else 30, random.Random(name)
     tokens = [rng.randrange(N_VOCAB) for _ in range(64)]
     try:
         want = np.stack([runner.step([t], [Run(0, 0, 1, at)], [0])[0].copy() for at, t in enumerate(tokens)])
@@ -130,6 +152,7 @@ def test_random_rejections_leave_the_logits_of_a_fresh_computation(
                 runner.step(tokens[:n_right], [Run(slot, 0, n_right, 0)], [n_right - 1])
                 continue
             assert n_right - start <= 8, "the state before the last draft is kept"
+            assert not stores_rows or start == n_right, "every row's state is kept"
             n_known = n_right + 1 - start
             n_draft = rng.randint(0, 8 - n_known)
             accepted = rng.randint(0, n_draft)

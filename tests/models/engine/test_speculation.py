@@ -38,6 +38,8 @@ from vkbackend.ops import CELL_BLOCK
 pytestmark = pytest.mark.no_vulkan
 
 N_PLAIN = 40  # Higher tokens make the fake runner misbehave.
+# Snapshots per slot, and whether rows of drafts store recurrent states. None: without recurrent states.
+STATES = [(None, False), (0, False), (2, False), (0, True), (2, True)]
 
 
 def truth(want: Want) -> list[int]:
@@ -58,6 +60,11 @@ def check_nodes(engine: Engine, runner: FakeRunner) -> None:
             if block >= 0:
                 assert tuple(runner.cells[group][block].tolist()) == tuple(tokens)
     check_sound(engine)
+    if states := runner.states:
+        kept = [cell for node in engine.cache.snapshots._nodes if (cell := node.state) is not None]
+        kept += [cell for slot in states._snapshots for cell in slot.values()]
+        own = [*states._cells, *states._undo_cells, *states._free, *states._row_cells]
+        assert sorted(own + kept) == list(range(states.n_cells)), "every cell has one owner"
 
 
 def same_as_plain(options: dict[str, Any], requests: list[Any], drafter: Guesses) -> None:
@@ -89,6 +96,7 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(data: st.DataObject) -> No
         options["context_shift"] = True
     else:
         options["snapshots"] = draw(st.sampled_from([None, 0, 1, 2]))
+        options["stores_rows"] = draw(st.booleans())
         options["window"] = draw(st.sampled_from([0, 20]))
     requests: list[Any] = []
     n_common = draw(st.integers(0, n_ctx))
@@ -105,11 +113,12 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(data: st.DataObject) -> No
     same_as_plain(options, requests, guesses)
 
 
-@pytest.mark.parametrize("snapshots", [None, 0, 2])
+@pytest.mark.parametrize(("snapshots", "rows"), STATES)
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
-def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int | None) -> None:
+def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int | None, rows: bool) -> None:
     """Four sequences need 16 blocks and share 5. Preempted sequences lose their drafts and run again."""
-    options = {"n_slots": 4, "n_ctx": 120, "blocks": 5, "snapshots": snapshots, "n_ubatch": 32}
+    options = {"n_slots": 4, "n_ctx": 120, "blocks": 5, "n_ubatch": 32}
+    options |= {"snapshots": snapshots, "stores_rows": rows}
     requests = [Generate(i, prompt(30, i), 70, GREEDY) for i in range(4)]
     drafter = Guesses(truth, share, 3, N_PLAIN)
     same_as_plain(options, requests, drafter)
@@ -125,6 +134,20 @@ def test_a_draft_never_preempts() -> None:
 
 
 # ---- rows ----
+
+
+@pytest.mark.parametrize("share", [0.0, 0.7])
+def test_rows_with_states_are_computed_once(share: float) -> None:
+    """With an undo cell, the rows of accepted tokens are computed again after a rejected token."""
+    drafter, n_rows = Guesses(truth, share, 3, N_PLAIN), []
+    for rows in (True, False):
+        drafter = Guesses(truth, share, 3, N_PLAIN)
+        engine, runner = make(n_ctx=128, snapshots=1, stores_rows=rows, drafter=drafter)
+        finish(engine, [Generate(0, prompt(5), 100, GREEDY)])
+        n_rows.append(runner.n_rows)
+        rejected = drafter.n_drafted - drafter.n_accepted
+        assert (runner.n_rows == 5 + 99 + rejected) is rows and rejected > 20
+    assert n_rows[0] < n_rows[1]
 
 
 @pytest.mark.parametrize(("n", "n_slots", "rows"), [(7, 1, 8), (3, 1, 4), (7, 2, 8), (7, 3, 8), (1, 3, 6)])
@@ -251,14 +274,15 @@ def test_answers_of_several_requests_are_in_order() -> None:
     assert counts == list(range(40)) and most == 4
 
 
-@pytest.mark.parametrize("snapshots", [None, 0, 2])
-def test_a_cancel_keeps_the_accepted_tokens(snapshots: int | None) -> None:
+@pytest.mark.parametrize(("snapshots", "rows"), STATES)
+def test_a_cancel_keeps_the_accepted_tokens(snapshots: int | None, rows: bool) -> None:
     """A request is cancelled while its drafts are in flight and between steps. The next request continues
     from the slot's content."""
     for n_steps in range(3, 9):
         engine, runner = make(
-            n_ctx=128, n_in_flight=2, snapshots=snapshots, drafter=Guesses(truth, 0.8, n_steps, N_PLAIN)
-        )
+            n_ctx=128, n_in_flight=2, snapshots=snapshots, stores_rows=rows,
+            drafter=Guesses(truth, 0.8, n_steps, N_PLAIN),
+        )  # fmt: skip
         engine.submit(Generate(0, prompt(5), 60, GREEDY))
         tokens = [*prompt(5)]
         for _ in range(n_steps):
@@ -270,9 +294,10 @@ def test_a_cancel_keeps_the_accepted_tokens(snapshots: int | None) -> None:
         check_nodes(engine, runner)
 
 
-@pytest.mark.parametrize("snapshots", [None, 2])
-def test_a_slot_is_copied_between_verify_steps(snapshots: int | None) -> None:
-    engine, _ = make(n_slots=2, n_ctx=128, snapshots=snapshots, drafter=Guesses(truth, 0.6, 1, N_PLAIN))
+@pytest.mark.parametrize(("snapshots", "rows"), STATES)
+def test_a_slot_is_copied_between_verify_steps(snapshots: int | None, rows: bool) -> None:
+    sizes: dict[str, Any] = {"n_slots": 2, "n_ctx": 128, "snapshots": snapshots, "stores_rows": rows}
+    engine, _ = make(**sizes, drafter=Guesses(truth, 0.6, 1, N_PLAIN))
     engine.submit(Generate(0, prompt(5), 60, GREEDY))
     for _ in range(8):
         engine.step()

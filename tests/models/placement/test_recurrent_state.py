@@ -21,7 +21,8 @@ from vkbackend import LLM
 from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, StateError, UnsupportedModel
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.placement.recurrent_state import SlotStates, StatePlan
+from vkbackend.models.options import Options
+from vkbackend.models.placement.recurrent_state import SlotStates, StatePlan, with_cells
 from vkbackend.step import Run
 from vkbackend.tools.cli import main
 
@@ -62,6 +63,49 @@ def test_a_run_reads_the_state_of_its_sequence(data: st.DataObject, n_snapshots:
         for other in range(n_slots):
             if held[other]:
                 assert cells[slots.cell(other, len(held[other]))] == held[other]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data(), st.integers(0, 2), st.booleans())
+def test_a_slot_goes_back_after_rejected_tokens(data: st.DataObject, n_snapshots: int, rows: bool) -> None:
+    n_slots = 3
+    slots = SlotStates(n_slots, n_snapshots, not rows, 7 if rows else 0)
+    cells: dict[int, tuple[int, ...]] = {}
+    held: list[tuple[int, ...]] = [()] * n_slots
+    for number in range(data.draw(st.integers(1, 25))):
+        slot, n_draft = data.draw(st.integers(0, n_slots - 1)), data.draw(st.integers(0, 7))
+        at = slots.resume_at(slot, len(held[slot]))
+        tokens = (*held[slot][at:], *[number] * (1 + n_draft))
+        read, *written = slots.advance(Run(slot, 0, len(tokens), at, undoes=n_draft > 0 and at > 0))
+        assert not at or cells[read] == held[slot][:at]
+        stored = held[slot][:at] + tokens
+        for i, cell in enumerate(reversed(written)):
+            cells[cell] = stored[: len(stored) - i]
+        n = len(stored) - (data.draw(st.integers(0, n_draft)) if at else 0)
+        back = slots.settle(slot, n)
+        held[slot] = stored[:n]
+        assert back == n if rows and at else back in (at, n)
+        for other in range(n_slots):
+            last = slots.resume_at(other, len(held[other]))
+            assert not last or cells[slots.cell(other, last)] == held[other][:last]
+        assert len(slots._row_cells) == (7 if rows else 0)
+
+
+def test_rows_get_cells_if_these_take_little_memory(path: Path) -> None:
+    def cells(n_slots: int, draft_max: int, weight_nbytes: float, **options: Any) -> tuple[int, int]:
+        given = Options.of(path, n_slots=n_slots, n_snapshots=1, draft_max=draft_max, **options)
+        [plan] = with_cells(plans, int(weight_nbytes), given)
+        return plan.n_cells, plan.n_row_cells
+
+    plans = states_of(path, 1)[:1]
+    large, small = 8 * 7 * plans[0].cell_nbytes, 8 * 7 * plans[0].cell_nbytes - 8
+    ngram = {"speculation": "ngram"}
+    assert cells(1, 7, large) == (2, 0)
+    assert cells(1, 7, large, **ngram) == (9, 7) and cells(1, 7, small, **ngram) == (3, 0)
+    assert cells(1, 3, small, **ngram) == (5, 3) and cells(1, 0, large, **ngram) == (3, 0)
+    assert cells(3, 1, 0, **ngram) == (9, 3), "as many as undo cells"
+    assert cells(5, 2, large, **ngram) == (15, 5) and cells(8, 7, 0, **ngram) == (23, 7)
+    assert cells(1, 7, large, devices=["0/0", "1/0"], **ngram) == (3, 0)
 
 
 def test_snapshots_at_the_ends_of_a_prompt_and_its_steps() -> None:
