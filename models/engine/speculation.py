@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vkbackend.models.drafting.acceptance import Acceptance
@@ -201,8 +201,8 @@ def _want(sequence: Sequence, n: int, drafter: Drafter) -> Want:
     if sequence.images is None:
         return want
     if drafter.stores:
-        return replace(want, rope_offset=sequence.images.rope_offset)
-    return replace(want, tokens=sequence.history)  # Other models read only the text.
+        return want._replace(rope_offset=sequence.images.rope_offset)
+    return want._replace(tokens=sequence.history)  # Other models read only the text.
 
 
 def _survival(sequence: Sequence, draft: Draft) -> list[float]:
