@@ -118,6 +118,7 @@ class GenerationMaker:
                 pieces.append(piece)
             else:
                 pieces.append(self.pictures.rows(piece.image, prompt.times)[piece.tile])
+        self.pictures.count(prompt.times)
         return pieces
 
     def _ids_with_images(self, prompt: Sequence[int | ImageRows]) -> tuple[tuple[int, ...], tuple[Span, ...]]:

@@ -342,13 +342,16 @@ class LLM(Chats, Slots, Embeddings):
         """Return the engine's counters. Current values count requests (waiting, running, decoding), slots,
         and KV cells (total, used, cached, and shared by several slots).
 
+        If the model reads images, image_n, image_cache_n, image_ms and its parts are sums of all requests.
+        image_kept_nbytes is the host memory of images that are kept.
+
         Values since the start count prompt tokens, cached prompt tokens (also as a share), preemptions, steps
         and all-reduces. Values of the last 256 steps are milliseconds (median, 99th percentile), rows, and
         host microseconds of an all-reduce.
         """
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
-        return event.stats
+        return event.stats if self.pictures is None else event.stats | self.pictures.stats()
 
     def _ask(self, make: Callable[[int], Request], *, eager: bool = True) -> Answers:
         return self._open_mailbox().ask(make, eager=eager)

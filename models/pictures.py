@@ -40,6 +40,10 @@ class ImageTimes:
     preprocess_s: float = 0.0
     encode_s: float = 0.0
 
+    def add(self, times: ImageTimes) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(times, name))
+
     def report(self) -> dict[str, float]:
         """Return the public timings, or none without images."""
         if not self.n:
@@ -140,6 +144,18 @@ class Pictures:
         self._steps, self._kept_nbytes = steps, kept_nbytes
         self._kept: OrderedDict[str, PreparedImage] = OrderedDict()
         self._lock = Lock()
+        self._total = ImageTimes()
+
+    def stats(self) -> dict[str, float]:
+        """Return the sums of all requests, as in `ImageTimes.report`, and `image_kept_nbytes`."""
+        with self._lock:
+            n_bytes = sum(image.nbytes for image in self._kept.values())
+            return {**self._total.report(), "image_kept_nbytes": n_bytes} if self._total.n else {}
+
+    def count(self, times: ImageTimes) -> None:
+        """Add a request's times to the statistics."""
+        with self._lock:
+            self._total.add(times)
 
     def prepared(self, image: Image, times: ImageTimes, name: str = "image") -> PreparedImage:
         """Decode and preprocess an image, unless it is kept. Raises InvalidArgument with the argument's

@@ -22,7 +22,12 @@ def test_an_image_is_decoded_and_encoded_once() -> None:
     assert report["image_n"] == 2 and report["image_cache_n"] == 1
     parts = sum(report[f"image_{part}_ms"] for part in ("decode", "preprocess", "encode"))
     assert report["image_ms"] == pytest.approx(parts) and parts > 0
-    assert ImageTimes().report() == {}
+    assert ImageTimes().report() == {} == pictures.stats()
+    pictures.count(times)
+    pictures.count(times)
+    stats = pictures.stats()
+    assert stats["image_n"] == 4 and stats["image_ms"] == pytest.approx(2 * report["image_ms"])
+    assert stats["image_kept_nbytes"] == sum(tile.values.nbytes for tile in rows)
 
 
 def test_images_that_were_used_least_recently_are_dropped() -> None:

@@ -166,7 +166,9 @@ class CheckedChat:
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
         form = fields.word("reasoning_format", REASONING_FORMATS, service.config.reasoning_format)
         usage = fields.inner("stream_options")
-        checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options), llama)
+        checked = cls(
+            service, llm, await chat_jobs(service.admission, llm, messages, most, n, options), llama
+        )
         llama.check_jobs(checked.jobs)
         checked.is_raw = form == "none" and not fields.get("tools")
         checked.wants_usage = bool(usage and usage.switch("include_usage"))

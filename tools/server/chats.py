@@ -17,7 +17,8 @@ from vkbackend.models.tool_calls.calls import is_object
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.generations import Job
-from vkbackend.tools.server.images import check_parts, with_fetched
+from vkbackend.tools.server.images import check_parts, has_images, with_fetched
+from vkbackend.tools.server.limits import Admission
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Templates get only these fields of a message.
@@ -45,14 +46,21 @@ class ChatJob(Job):
 
 
 async def chat_jobs(
-    llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
+    admission: Admission,
+    llm: LLM,
+    messages: Sequence[Mapping[str, Any]],
+    most: int | None,
+    n: int,
+    options: dict[str, Any],
 ) -> list[ChatJob]:
-    """Wait for the template's process in a thread. Raises InvalidArgument."""
+    """Wait in a thread for the template's process, and for the encoder of images. Requests with images take
+    places in the queue while they wait. Raises InvalidArgument, Refusal (429)."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
 
-    prepared = await asyncio.to_thread(prepare)
+    with admission.enter(n if has_images(messages) else 0, streams=False):
+        prepared = await asyncio.to_thread(prepare)
     ids = list(prepared.ids)
     return [
         ChatJob(ids, most, options, index=i, prepared=replace(prepared, generations=[generation]))

@@ -4,7 +4,7 @@ also fetches files from named hosts (media_fetch.py)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vkbackend.checks import refused
@@ -39,6 +39,12 @@ async def with_fetched(config: Config, messages: list[dict[str, Any]]) -> list[d
             data = await asyncio.to_thread(fetch, f"{name}.url", str(url), config.media_hosts)
             part |= {"type": "image", "image": Image.of_bytes(name, data)}
     return messages
+
+
+def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in ("image_url", "image") for part in parts)
 
 
 def _image_parts(messages: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -174,9 +174,8 @@ class CheckedMessage:
             chat_options(service, chat, llm),
         )
         most = service.max_tokens(fields, "max_tokens")
-        return cls(
-            service, llm, await chat_jobs(llm, chat_messages, most, 1, options), options.get("stop", ())
-        )
+        jobs = await chat_jobs(service.admission, llm, chat_messages, most, 1, options)
+        return cls(service, llm, jobs, options.get("stop", ()))
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {

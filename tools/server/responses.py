@@ -157,7 +157,8 @@ class CheckedResponse:
         chat = as_chat(fields)
         messages, options = await messages_of(chat, llm, service.config), chat_options(service, chat, llm)
         most = service.max_tokens(fields, "max_output_tokens")
-        return cls(service, fields, llm, await chat_jobs(llm, messages, most, 1, options), most)
+        jobs = await chat_jobs(service.admission, llm, messages, most, 1, options)
+        return cls(service, fields, llm, jobs, most)
 
     def _response(self, status: str, output: list[dict[str, Any]], tally: Tally | None) -> dict[str, Any]:
         f, usage = self._fields, None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ from serving import Address, served
 from tiny_vision import write_projector
 
 from vkbackend import LLM
+from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.front import Config
+from vkbackend.tools.server.limits import Limits
+from vkbackend.tools.server.media_fetch import checked
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -166,3 +171,54 @@ def test_the_server_says_that_the_model_sees(address: Address) -> None:
     listed = address.get("/v1/models")[1]
     assert listed["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert listed["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+
+
+def reconfigured(address: Address, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """Change the server's settings for one test."""
+    assert address.server is not None
+    service = address.server.service
+    monkeypatch.setattr(service, "config", replace(service.config, **changed))
+
+
+def test_files_of_an_allowed_host(address: Address, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(name: str, url: str, allowed: tuple[str, ...]) -> bytes:
+        checked(name, url, allowed)
+        asked.append(url)
+        return base64.b64decode(RED)
+
+    monkeypatch.setattr("vkbackend.tools.server.images.fetch", fetch)
+    reconfigured(address, monkeypatch, media_hosts=("images.example.com",))
+    url = "https://images.example.com/red.png"
+    for part, status in ((url, 200), ("https://other.example.com/red.png", 400)):
+        messages = [{"role": "user", "content": [*url_part(part)[0]["content"], PARTS[1]]}]
+        answer = address.request("POST", "/v1/chat/completions", OPTIONS | {"messages": messages})
+        assert answer[0] == status, answer
+        if status == 200:
+            assert answer[1]["choices"][0]["message"]["content"] == expected.content
+    blocks = [{"type": "image", "source": {"type": "url", "url": url}}, PARTS[1]]
+    body = OPTIONS | {"messages": [{"role": "user", "content": blocks}]}
+    assert address.request("POST", "/v1/messages", body)[0] == 200
+    assert asked == [url, url]
+
+
+def test_images_wait_in_the_queue(address: Address, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While images are encoded, their requests count as waiting."""
+    assert llm.pictures is not None
+    entered, leave = threading.Event(), threading.Event()
+
+    def prepared(*args: Any) -> Any:
+        entered.set()
+        assert leave.wait(30)
+        raise InvalidArgument("late")
+
+    monkeypatch.setattr(llm.pictures, "prepared", prepared)
+    monkeypatch.setattr(address.server.service.admission, "limits", Limits(queue=0))  # type: ignore
+    body = OPTIONS | {"messages": [{"role": "user", "content": PARTS}], "n": 2}
+    thread = threading.Thread(target=address.request, args=("POST", "/v1/chat/completions", body))
+    thread.start()
+    assert entered.wait(30)
+    assert address.request("POST", "/v1/chat/completions", body)[0] == 429
+    leave.set()
+    thread.join()
