@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.resources
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -72,12 +73,13 @@ def sizes(page: Any, selector: str) -> list[int]:
 
 def test_images_are_sent_shown_and_kept(page: Any, model: ScriptedModel) -> None:
     data = png(40, 20)
-    attach(page, data)
-    give(page, "drop", png(30, 20))
-    give(page, "paste", png(50, 20))
-    wait_for(page, "document.querySelectorAll('#attachments li').length === 3")
+    attach(page, data, png(20, 20))
+    page.click("#attachments li:nth-child(2) [aria-label='Remove red.png']")
+    for n, event in enumerate(("drop", "paste"), 2):
+        give(page, event, png(10 * n, 20))
+        wait_for(page, f"document.querySelectorAll('#attachments li').length === {n}")
     page.click("#attachments li:nth-child(2) [aria-label='Remove given.png']")
-    assert sizes(page, "#attachments img") == [40, 50]
+    assert sizes(page, "#attachments img") == [40, 30]
     ask(page, "which color?")
     parts = model.asked[-1][-1]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
@@ -85,7 +87,7 @@ def test_images_are_sent_shown_and_kept(page: Any, model: ScriptedModel) -> None
     assert not page.is_visible("#attachments") and page.input_value("#input") == ""
     page.reload()
     page.wait_for_selector(".assistant")
-    assert texts(page) == ["which color?", "I see 1"] and sizes(page, ".user .images img") == [40, 50]
+    assert texts(page) == ["which color?", "I see 1"] and sizes(page, ".user .images img") == [40, 30]
     ask(page, "again")
     assert [len(message["content"]) for message in model.asked[-1] if message["role"] == "user"] == [3, 5]
     assert "data:" not in page.evaluate("JSON.stringify(localStorage)")
@@ -150,3 +152,21 @@ def test_a_model_without_vision_has_no_button(opened: Any) -> None:
         give(page, "drop", png(8, 8))
         send(page, "x")
         assert not page.is_visible("#attachments")
+
+
+@pytest.mark.wide
+def test_images_are_accessible_and_fit_a_phone(page: Any) -> None:
+    package = pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install -e .[browser]")
+    page.set_viewport_size({"width": 360, "height": 640})
+    attach(page, png(1600, 300))
+    ask(page, "wide")
+    attach(page, *[png(300, 300)] * 6)
+    sizes(page, ".user .images img")
+    overflow = "document.scrollingElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    page.evaluate((importlib.resources.files(package) / "axe.min.js").read_text() + "; undefined")
+    violations = page.evaluate("""async () => {
+        const {violations} = await axe.run(document, {resultTypes: ["violations"]});
+        return violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id);
+    }""")
+    assert violations == []

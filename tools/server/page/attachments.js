@@ -16,7 +16,7 @@ export class Attachments {
     this.list = find("attachments");
     const input = find("attach-file");
     find("attach").addEventListener("click", () => input.click());
-    input.addEventListener("change", () => (this.add(input.files), (input.value = "")));
+    input.addEventListener("change", () => (this.add([...input.files]), (input.value = "")));
     find("input").addEventListener("paste", (event) => this.take(event, event.clipboardData));
     document.addEventListener("dragover", (event) => this.isOn && hasFiles(event) && event.preventDefault());
     document.addEventListener("drop", (event) => this.take(event, event.dataTransfer));
