@@ -96,7 +96,7 @@ def _shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.CACHE, "off")  # the speed of simulated devices cannot be measured
 
 
-@pytest.mark.parametrize(("vendor", "shape"), covering(list(VENDORS), list(SHAPES), each=2))
+@pytest.mark.parametrize(("vendor", "shape"), covering(list(VENDORS), list(SHAPES)))
 @pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_few_rows_have_the_work_of_one_row(vendor: str, shape: str, exact: bool) -> None:
     """`batch_invariant` must have this effect without `exact` too, because speculation sets it on any

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, for_every_runtime, product, wide
+from device_sets import MULTI, for_every_runtime, product, some, wide
 from runners import load_runner
 
 from vkbackend import faults
@@ -174,7 +174,7 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
 @pytest.mark.parametrize(
     ("call", "nth", "result", "error", "devices"),
     [
-        *product(CASES, [EVERY_IF_ALL]),
+        *some(product(CASES, [EVERY_IF_ALL]), 2),
         *product(CASES, [wide(DRIVERS), wide(THREE)]),
     ],
 )

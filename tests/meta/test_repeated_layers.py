@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from device_sets import wide
+from device_sets import covering, wide
 
 from vkbackend import env, hazards
 from vkbackend.meta import stores
@@ -119,8 +119,12 @@ def test_layers_with_expert_caches_repeat(
             assert len(tables) == DENSE["block_count"] == len(lookups) // (1 + kind.halves)
 
 
-@pytest.mark.parametrize("shares", [(1,), (3, 1)])
-@pytest.mark.parametrize(("name", "n_ends"), [("dense", 1), ("experts", 2)])
+@pytest.mark.parametrize(
+    ("name", "n_ends", "shares"),
+    covering(
+        [pytest.param("dense", 1, id="dense"), pytest.param("experts", 2, id="experts")], [(1,), (3, 1)]
+    ),
+)
 def test_layers_that_stay_in_the_file_repeat(
     name: str, n_ends: int, shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

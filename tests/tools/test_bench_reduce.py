@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from device_sets import MULTI
+from device_sets import MULTI, covering, product
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta import bench
@@ -20,13 +20,19 @@ from vkbackend.tools.measure.reduce_sizes import parse_size
 from vkbackend.twins.device import NumpyDevice
 
 HOST_SUM = ReduceOptions(reduce_provider="host-sum")
+WAYS = (0, "f32"), (1, "bf16"), (4, "f16"), (None, "bf16")
 SMALL = ("--sizes", "4K", "--repetitions", "2")
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
-@pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f16"), (None, "bf16")])
-def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wire: str) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "wire", "devices", "provider"),
+    covering(
+        [pytest.param(*how, id="-".join(map(str, how))) for how in WAYS],
+        product([p for p in MULTI if p.id in ("0,0,0", "0,1")], PROVIDERS),
+        each=2,
+    ),
+)
+def test_sums_are_exact(ahead: int | None, wire: str, devices: list[str], provider: str) -> None:
     how = ReduceOptions(reduce_provider=provider, submit_ahead=ahead, reduce_type=wire)
     result = bench.time_reduce(open_devices(devices), 12 << 10, how, repeats=2, length=7)
     assert result.exact and len(result.seconds) == 2 and min(result.seconds) > 0

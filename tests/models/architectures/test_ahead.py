@@ -55,7 +55,7 @@ def check_golden(runner: Runner, name: str) -> None:
     assert nmse(np.array(chain), golden["drafted"]) <= EXACT
 
 
-QUICK = "qwen35-0", "glm4moe-0,0", "deepseek2-0", "deepseek32-0", "nemotron_h_moe-numpy*3", "cohere2moe-0"
+QUICK = "qwen35-0", "glm4moe-0,0", "deepseek32-0", "nemotron_h_moe-numpy*3", "cohere2moe-numpy*3"
 
 
 @pytest.mark.parametrize(("name", "devices"), only(product(HEADS, ON_SEVERAL), *QUICK))

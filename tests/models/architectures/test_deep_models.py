@@ -29,7 +29,7 @@ TIMES = 7
 FEW_TIMES = 4
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"
 KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
-FEW = "qwen3moe", "mamba2"
+FEW = ("qwen3moe",)
 
 
 def deepened(fixture: Fixture, times: int) -> Fixture:

@@ -42,10 +42,8 @@ def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
 # compile the shaders of a type.
 FLOAT64 = only(
     product([*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))], DEVICE_SETS),
-    "stories-narrow-F32-0,0",
-    "stories-narrow-F16-0,0,0",
-    "stories-narrow-Q8_0-0",
-    "stories-narrow-Q4_0-0,0",
+    "stories-narrow-F32-0,0,0",
+    "stories-narrow-Q4_0-0",
 )
 
 
@@ -60,9 +58,7 @@ def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> No
 
 
 @pytest.mark.runtimes(wide=True)
-@pytest.mark.parametrize(
-    "devices", only([p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")], "0,0,0", "0,1")
-)
+@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")], "0,1"))
 def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
     tokens = tokens_of(1, 16)
     want = forward(models / f"{MODELS[0]}.gguf", tokens)

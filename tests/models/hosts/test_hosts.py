@@ -99,7 +99,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
         pytest.param("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}, marks=pytest.mark.wide),
         pytest.param("qwen3moe", THREE, {}, marks=pytest.mark.wide),
         wide(pytest.param("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"})),
-        ("qwen35", TWO, {}),
+        pytest.param("qwen35", TWO, {}, marks=pytest.mark.wide),
         ("llama", FOUR, {"split_mode": "hosts", "tensor_split": [1, 2, 3, 1]}),
         wide(pytest.param("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"})),
         pytest.param("qwen35", [*FOUR, "2/numpy"], {"split_mode": "hosts"}, marks=pytest.mark.wide),

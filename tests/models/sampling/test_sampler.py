@@ -73,7 +73,7 @@ PARAMS = [
 def test_frequencies(params: dict[str, Any]) -> None:
     logits = np.random.default_rng(5).normal(0, 2, 40).astype(np.float32)
     history = [int(logits.argmax()), 3, 7, 7, 11]
-    n = 8_000
+    n = examples(8_000)
     expected = distribution(logits, history, SamplingParams(seed=0, **params))
     drawn = draw(n, logits, history, seed=1, **params)
     assert set(drawn) <= set(expected)

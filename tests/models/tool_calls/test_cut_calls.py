@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from device_sets import covering
 
 from vkbackend.models.chats.answer import AnswerReader, ChatCompletion, chat_completion
 from vkbackend.models.engine.completion import Chunk, Completion
@@ -39,6 +40,9 @@ CALLS: list[tuple[ToolFormat | None, str]] = [
 ]  # fmt: skip
 
 
+ON_BOTH = covering([pytest.param(*call, id=getattr(call[0], "name", "")) for call in CALLS], [False, True])
+
+
 def answer_of(format_: ToolFormat | None, pieces: list[str], reason: str, *, single: bool) -> ChatCompletion:
     """Return the answer for a text in pieces. If `format_` is None, the format is Harmony (gpt-oss)."""
     reader = AnswerReader(format_, TOOLS, thinking=False, single=single, channels=format_ is None)
@@ -47,8 +51,7 @@ def answer_of(format_: ToolFormat | None, pieces: list[str], reason: str, *, sin
     return chat_completion(chunks[: over + 1], Completion("".join(pieces), [], reason, {}, [], 0))
 
 
-@pytest.mark.parametrize(("format_", "text"), CALLS, ids=lambda v: getattr(v, "name", ""))
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(("format_", "text", "single"), ON_BOTH)
 def test_a_cut_call_is_not_in_the_answer(format_: ToolFormat | None, text: str, single: bool) -> None:
     for n in range(len("I look."), len(text)):
         for pieces in ([text[:n]], list(text[:n])):

@@ -25,7 +25,7 @@ SHAPES = (  # (n_k, size, repeat, sequences); some shapes come from llama.cpp's 
     (4, 64, 1, 1), (4, 64, 1, 2), (4, 64, 2, 1), (4, 32, 3, 2), (2, 128, 2, 1), (16, 64, 1, 2), (8, 32, 2, 2),
     (32, 16, 1, 1),
 )  # fmt: skip
-QUICK = {((4, 32, 3, 2), False, 65), ((32, 16, 1, 1), True, 33)}
+QUICK = {((4, 32, 3, 2), False, 65)}
 WAYS = pytest.mark.parametrize("way", [DeltaNet, DeltaScan], ids=["rows", "chunks"])
 
 

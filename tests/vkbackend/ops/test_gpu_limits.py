@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
-from device_sets import with_devices
+from device_sets import wide, with_devices
 
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
@@ -59,7 +59,7 @@ MORE_ATTENTION = [
 
 @pytest.mark.parametrize(
     ("case", "device"),
-    with_devices(ATTENTION[:1], [*ATTENTION[1:], *MORE_ATTENTION]),
+    [*with_devices(ATTENTION[:1], ATTENTION[1:]), *map(wide, with_devices([], MORE_ATTENTION))],
     indirect=["device"],
     scope="session",
 )

@@ -48,7 +48,7 @@ def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray
         placed.close()
 
 
-@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("is_cpu", [pytest.param(True, marks=pytest.mark.wide), False])
 @pytest.mark.parametrize(("case", "device"), PARAMS, indirect=["device"], scope="session")
 def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Device, is_cpu: bool) -> None:
     """Test with the constants for a CPU and for a GPU."""

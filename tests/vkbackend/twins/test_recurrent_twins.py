@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_sets import covering, product
 
 from vkbackend import twins
 from vkbackend.ops.recurrent import CHUNK, CHUNK_KDA
@@ -43,9 +44,13 @@ def scalar_delta(a: dict[str, np.ndarray], heads: list[int]) -> tuple[np.ndarray
     return out, states
 
 
-@pytest.mark.parametrize("kda", [False, True])
-@pytest.mark.parametrize(("n_k", "size", "repeat"), [(4, 64, 1), (2, 32, 2), (1, 16, 3)])
-@pytest.mark.parametrize("n_rows", [1, 4, 33, 64, 65, 127, 200])
+HEADS = [pytest.param(*of, id="-".join(map(str, of))) for of in ((4, 64, 1), (2, 32, 2), (1, 16, 3))]
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_k", "size", "repeat", "kda"),
+    covering([1, 4, 33, 64, 65, 127, 200], product(HEADS, [False, True]), each=2),
+)
 def test_chunks_are_recurrent(n_rows: int, n_k: int, size: int, repeat: int, kda: bool) -> None:
     n_heads, c = n_k * repeat, CHUNK_KDA if kda else CHUNK
     unit = RNG.uniform(-1, 1, (2, n_rows, n_k, size))
