@@ -9,25 +9,36 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
 CONNECT_S = 8.0
+PROGRESS_S = 0.5
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp
 PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
-def fetch(name: str, file: str | None = None) -> str:
+Progress = Callable[[str, int, int], None]  # (file, bytes fetched, bytes in all)
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def fetch(name: str, file: str | None = None, progress: Progress | None = None) -> str:
     """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (the first part
-    of a split model). Raises InvalidArgument if the name, repository or file does not exist, and
-    VkbackendError if there is no connection or not enough disk space."""
+    of a split model). `progress` is called for each file that is missing, also from a thread. Raises
+    InvalidArgument if the name, repository or file does not exist, and VkbackendError if there is no
+    connection or not enough disk space."""
     repo, tag = _named(name)
-    return _fetched(repo, lambda sizes: chosen(repo, sizes, tag, file))[0]
+    return _fetched(repo, lambda sizes: chosen(repo, sizes, tag, file), progress)[0]
 
 
 def fetch_projector(name: str, file: str | None = None) -> str | None:
@@ -48,7 +59,9 @@ def _named(name: str) -> tuple[str, str | None]:
     return match["repo"], match["tag"]
 
 
-def _fetched(repo: str, choose: Callable[[Mapping[str, int]], list[str]]) -> list[str]:
+def _fetched(
+    repo: str, choose: Callable[[Mapping[str, int]], list[str]], progress: Progress | None = None
+) -> list[str]:
     """Download the files that `choose` selects from the sizes of a repository's files. Return their paths."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
@@ -61,10 +74,17 @@ def _fetched(repo: str, choose: Callable[[Mapping[str, int]], list[str]]) -> lis
     try:
         sizes = _offline(repo) if constants.HF_HUB_OFFLINE else _online(repo)
         parts = choose(sizes)
-        cached = {part for part in parts if isinstance(try_to_load_from_cache(repo, part), str)}
+        missing = [part for part in parts if not isinstance(try_to_load_from_cache(repo, part), str)]
         if not constants.HF_HUB_OFFLINE:
-            _check_room(constants.HF_HUB_CACHE, sum(sizes[part] for part in parts if part not in cached))
-        return [hf_hub_download(repo, part) for part in parts]
+            _check_room(constants.HF_HUB_CACHE, sum(sizes[part] for part in missing))
+        if progress is not None:
+            for part in missing:
+                progress(part, 0, sizes[part])
+        paths = []
+        for part in parts:
+            with _followed(repo, part, sizes[part], progress if part in missing else None):
+                paths.append(hf_hub_download(repo, part))
+        return paths
     except RepositoryNotFoundError:
         raise InvalidArgument(
             f"{repo} does not exist or is private; check the name, or set HF_TOKEN"
@@ -78,6 +98,41 @@ def _fetched(repo: str, choose: Callable[[Mapping[str, int]], list[str]]) -> lis
             f"{repo} cannot be fetched from {constants.ENDPOINT}: {_first_line(error)}; the part that was "
             "fetched is kept: try again"
         ) from None
+
+
+@contextmanager
+def _followed(repo: str, part: str, nbytes: int, progress: Progress | None) -> Iterator[None]:
+    """Call `progress` while a file is fetched. Its bytes are in the repository's folder of the cache."""
+    if progress is None:
+        yield
+        return
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"), "blobs")
+    before, is_over = _nbytes(blobs, is_whole=True), threading.Event()
+
+    def follow() -> None:
+        while not is_over.wait(PROGRESS_S):
+            progress(part, max(0, min(nbytes, _nbytes(blobs) - before)), nbytes)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    progress(part, nbytes, nbytes)
+
+
+def _nbytes(folder: Path, *, is_whole: bool = False) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        if not (is_whole and path.suffix == ".incomplete"):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
+    return total
 
 
 def _online(repo: str) -> dict[str, int]:

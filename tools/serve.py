@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
     err = console(stderr=True)
-    several = args.models_dir is not None or args.models_preset is not None
+    several = args.models_dir is not None or args.models_preset is not None or args.models_download
     service = several_models(args, err) if several or args.sleep_idle_seconds >= 0 else one_model(args, err)
     with ExitStack() as stack:
         socks = listen_at(hosts_of(args), args.port)
@@ -138,10 +138,12 @@ def several_models(args: argparse.Namespace, err: Console) -> Front:
     from vkbackend.tools.server.router.start import router_of
 
     settle_common(args)
-    if args.models_dir is not None or args.models_preset is not None:
+    if args.models_dir is not None or args.models_preset is not None or args.models_download:
         named = [flag for flag, given in (("-m", args.model), ("-hf", args.hf_repo)) if given]
         if named:
-            raise InvalidArgument(f"{named[0]} names one model, and --models-dir or --models-preset several")
+            raise InvalidArgument(
+                f"{named[0]} names one model, and --models-dir, --models-preset or --models-download several"
+            )
     if args.hostfile is not None or runner.group:
         raise InvalidArgument("several hosts run one model; start a server without --models-dir for them")
     router, notes = router_of(args, config_of(args, args.model or "models"), entry_of)

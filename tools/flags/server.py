@@ -23,6 +23,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     add("--models-preset", metavar="FILE",
         help="an INI file of models and their flags, as llama-server's: [NAME], then KEY = VALUE; [*] is for "
         "all")  # fmt: skip
+    add("--models-download", action="store_true",
+        help="let clients download models from the Hugging Face Hub (POST /models) and delete them (DELETE "
+        "/models); also serve the models that were downloaded before")  # fmt: skip
     add("--models-max", type=int, default=MODELS_MAX, metavar="N",
         help="how many models may be loaded at once; 0: as many as fit (default: %(default)s)")  # fmt: skip
     add("--models-autoload", action="store_true", default=True,

@@ -12,8 +12,6 @@ from vkbackend.tools.server.front import Front
 
 SPEECH = "audio is not supported yet; send a transcript as text"
 ROUTER = "the server has one model; start it with --models-dir or --models-preset for several"
-FILES = "models are files of the server's machine; change the folder, then GET /models?reload=1"
-POLL = "changes of models are not sent; GET /models shows the state of each"
 STREAMS = "a stream that has ended cannot be resumed; send the request again"
 TOOLS = "the server runs no tools; the client runs the calls that the model writes"
 PROXY = "the server never fetches a URL for a request; let the client fetch it"
@@ -21,11 +19,11 @@ CONTROL = "a running thought cannot be ended; limit it with reasoning_effort or 
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("POST", "/audio/transcriptions", SPEECH),
-    ("POST", "/models", FILES),
-    ("DELETE", "/models", FILES),
+    ("POST", "/models", ROUTER),
+    ("DELETE", "/models", ROUTER),
     ("POST", "/models/load", ROUTER),
     ("POST", "/models/unload", ROUTER),
-    ("GET", "/models/sse", POLL),
+    ("GET", "/models/sse", ROUTER),
     ("GET", "/stream", STREAMS),
     ("DELETE", "/stream", STREAMS),
     ("POST", "/streams/lookup", STREAMS),

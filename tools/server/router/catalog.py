@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.front import Config, Endpoint, Front
+from vkbackend.tools.server.router.downloads import Downloads
 from vkbackend.tools.server.router.pool import Pool
 from vkbackend.tools.server.router.registry import Entry, Notes
 from vkbackend.tools.server.router.tenant import Tenant
@@ -18,7 +20,7 @@ from vkbackend.tools.server.service import Service
 
 class Catalog(Front):
     """`relist` reads the list of models again. If `takes_any_name` is set, unknown names select the only
-    model."""
+    model. If `downloads` is set, clients may add models of the Hugging Face Hub, and delete them."""
 
     def __init__(
         self,
@@ -26,8 +28,10 @@ class Catalog(Front):
         pool: Pool,
         relist: Callable[[], tuple[Sequence[Entry], Notes]],
         takes_any_name: bool = False,
+        downloads: bool = False,
     ) -> None:
         super().__init__(config)
+        self.downloads = Downloads(self.reload) if downloads else None
         self.pool, self.relist, self._takes_any_name = pool, relist, takes_any_name
         self._services: WeakKeyDictionary[Tenant, Service] = WeakKeyDictionary()
 
@@ -39,7 +43,14 @@ class Catalog(Front):
         await self.pool.run()
 
     def close(self) -> None:
+        if self.downloads is not None:
+            self.downloads.close()
         self.pool.close()
+
+    async def reload(self) -> None:
+        """Read the list of models again. Raises InvalidArgument."""
+        entries, _ = await asyncio.to_thread(self.relist)
+        self.pool.relist(entries)
 
     def find(self, name: str) -> Tenant:
         """Raises Refusal (400 without a name, 404 for an unknown one)."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vkbackend.models.hub_cache import remove
 from vkbackend.tools.server import native
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.front import FINGERPRINT, Endpoint, Json
 from vkbackend.tools.server.metrics import lines_of
 from vkbackend.tools.server.model_facts import facts_of
 from vkbackend.tools.server.router.catalog import Catalog
-from vkbackend.tools.server.router.tenant import Status, Tenant
+from vkbackend.tools.server.router.changes import changes, status_of
+from vkbackend.tools.server.router.downloads import Downloads
+from vkbackend.tools.server.router.registry import CACHE
+from vkbackend.tools.server.router.tenant import Tenant
 
 
 async def health(catalog: Catalog, request: Request) -> Response:
@@ -26,9 +31,11 @@ async def health(catalog: Catalog, request: Request) -> Response:
 async def models(catalog: Catalog, request: Request) -> Response:
     """List the models. With ?reload=1, read the folder and the presets again."""
     if request.query_params.get("reload"):
-        entries, _ = await asyncio.to_thread(catalog.relist)
-        catalog.pool.relist(entries)
+        await catalog.reload()
     data = [await _shown(catalog, tenant) for tenant in list(catalog.pool.tenants.values())]
+    for name, download in catalog.downloads.running.items() if catalog.downloads else ():
+        status = {"value": "downloading", "progress": dict(download.files)}
+        data.append({"id": name, "object": "model", "status": status, "source": CACHE, "can_remove": False})
     return Json({"object": "list", "data": data})
 
 
@@ -40,8 +47,8 @@ async def _shown(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
     entry = tenant.entry
     shown: dict[str, Any] = {
         "id": entry.name, "object": "model", "created": catalog.started, "owned_by": "vkbackend",
-        "aliases": list(entry.names), "tags": list(entry.config.tags), "status": _status(tenant),
-        "source": entry.source, "can_remove": False,
+        "aliases": list(entry.names), "tags": list(entry.config.tags), "status": status_of(tenant),
+        "source": entry.source, "can_remove": entry.source == CACHE,
         "architecture": native.architecture_of(entry.options.mmproj is not None),
     }  # fmt: skip
     if tenant.admits and tenant.model is not None:
@@ -54,26 +61,54 @@ async def _shown(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
     return shown
 
 
-def _status(tenant: Tenant) -> dict[str, Any]:
-    status: dict[str, Any] = {"value": tenant.status.value, "args": []}
-    if tenant.status is Status.LOADING:
-        status["progress"] = round(tenant.progress, 4)
-    if tenant.status is Status.LOADED and not tenant.admits:
-        status["value"] = Status.LOADING.value  # The model was lost and is being reopened.
-    if tenant.failure is not None:
-        status |= {"failed": True, "exit_code": 1, "message": tenant.message}
-    return status
-
-
 async def load(catalog: Catalog, request: Request) -> Response:
     catalog.pool.load(await _named(catalog, request))
     return Json({"success": True})
 
 
 async def unload(catalog: Catalog, request: Request) -> Response:
-    """Answer when the model's process has ended."""
-    await catalog.pool.unload(await _named(catalog, request))
+    """Answer when the model's process has ended. A download is cancelled."""
+    name = (await catalog.fields(request)).text("model", "")
+    if catalog.downloads is None or not catalog.downloads.cancel(name):
+        await catalog.pool.unload(await _named(catalog, request))
     return Json({"success": True})
+
+
+async def download(catalog: Catalog, request: Request) -> Response:
+    """Begin to download a model from the Hugging Face Hub. It is then listed."""
+    downloads, fields = _downloads(catalog), await catalog.fields(request)
+    fields.required("model")
+    name = fields.text("model", "")
+    if catalog.pool.find(name) is not None:
+        raise Refusal(400, f"{name} is listed already", param="model", code="model_exists")
+    await downloads.start(name)
+    return Json({"success": True})
+
+
+async def delete(catalog: Catalog, request: Request) -> Response:
+    """Unload a model of the Hub's cache, and delete its files."""
+    _downloads(catalog)
+    tenant = catalog.find(request.query_params.get("model", ""))
+    if tenant.entry.source != CACHE:
+        text = f"{tenant.entry.name} was not downloaded by name; delete its file on the server's machine"
+        raise Refusal(400, text, param="model", code="model_not_removable")
+    if tenant.is_open:
+        await catalog.pool.unload(tenant)
+    await asyncio.to_thread(remove, Path(tenant.entry.options.path))
+    await catalog.reload()
+    return Json({"success": True})
+
+
+def _downloads(catalog: Catalog) -> Downloads:
+    """Raises Refusal."""
+    if catalog.downloads is None:
+        raise Refusal(501, "downloads are off; start the server with --models-download")
+    return catalog.downloads
+
+
+async def events(catalog: Catalog, request: Request) -> Response:
+    await request.body()  # The stream ends when the client sends more.
+    return catalog.stream(changes(catalog))
 
 
 async def _named(catalog: Catalog, request: Request) -> Tenant:
@@ -146,6 +181,9 @@ def either(of_router: Endpoint, of_model: Endpoint) -> Endpoint:
 ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/health", health),
     ("GET", "/models", models),
+    ("POST", "/models", download),
+    ("DELETE", "/models", delete),
+    ("GET", "/models/sse", events),
     ("POST", "/models/load", load),
     ("POST", "/models/unload", unload),
     ("GET", "/models/{name:path}", one_model),

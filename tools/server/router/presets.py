@@ -20,7 +20,8 @@ SERVER_DESTS = frozenset(
     "host port api_key api_key_file insecure allowed_host allowed_media_host cors_origins cors_methods "
     "cors_headers cors_credentials ssl_key_file ssl_cert_file queue max_streams shutdown_timeout "
     "sse_ping_interval timeout log_disable log_file ui metrics models_dir models_preset models_max "
-    "models_memory models_devices models_autoload load_timeout list_devices version help runtime "
+    "models_memory models_devices models_download models_autoload load_timeout list_devices version help "
+    "runtime "
     "hostfile".split()
 )
 Parse = Callable[[Sequence[str]], argparse.Namespace]

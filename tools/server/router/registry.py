@@ -21,6 +21,7 @@ from vkbackend.tools.server.router.presets import ALL, Preset
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-\d{5}\.gguf", re.DOTALL)
 MAX_NAME, MAX_MODELS = 200, 1000
 MAGIC = b"GGUF"
+CACHE = "cache"  # The source of models in the Hub's cache, as in llama-server.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +50,23 @@ Make = Callable[[str, Sequence[str], Preset, str], Entry]
 Notes = list[str]
 
 
-def listed(folder: str | None, presets: Mapping[str, Preset], make: Make) -> tuple[dict[str, Entry], Notes]:
-    """Return the models by name, and notes about omitted files. Raises InvalidArgument for a wrong folder or
-    preset."""
+def listed(
+    folder: str | None, presets: Mapping[str, Preset], make: Make, cached: Mapping[str, Path] = {}
+) -> tuple[dict[str, Entry], Notes]:
+    """Return the models by name, and notes about omitted files. `cached` are models of the Hub's cache.
+    Raises InvalidArgument for a wrong folder or preset."""
     notes: Notes = []
     everywhere = presets.get(ALL, Preset())
     entries: dict[str, Entry] = {}
-    paths = models_in(folder, notes) if folder is not None else {}
+    inside = models_in(folder, notes) if folder is not None else {}
+    paths = {**cached, **inside}
     for name, path in paths.items():
         preset = presets.get(name, everywhere)
         words = preset.words if {"model", "hf_repo"} & preset.dests else ["-m", str(path), *preset.words]
         if not {"model", "hf_repo", "mmproj", "mmproj_auto"} & preset.dests:
             words = [*_projector(path, Path(str(folder)), notes), *words]
         try:
-            entries[name] = _made(make, name, words, preset, "models_dir")
+            entries[name] = _made(make, name, words, preset, "models_dir" if name in inside else CACHE)
         except (GGUFError, OSError) as error:
             notes.append(f"{name} is left out: {error}")
     for name, preset in presets.items():

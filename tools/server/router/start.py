@@ -10,6 +10,7 @@ from vkbackend.checks import finite_number, whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.load import Progress
 from vkbackend.models.arguments import device_list
+from vkbackend.models.hub_cache import cached_models
 from vkbackend.models.llm import LLM
 from vkbackend.tools.cli import build_parser
 from vkbackend.tools.cli import parse as parse_words
@@ -43,11 +44,11 @@ def router_of(
     memory = None if args.models_memory is None else args.models_memory * MIB
     budgets = budgets_of_machine(machine, memory)
     pool = Pool(entries, _plan(machine, budgets), open_entry, budgets, settings)
-    return Router(config, pool, relist, takes_any_name=not is_list(args)), notes
+    return Router(config, pool, relist, not is_list(args), args.models_download), notes
 
 
 def is_list(args: argparse.Namespace) -> bool:
-    return args.models_dir is not None or args.models_preset is not None
+    return args.models_dir is not None or args.models_preset is not None or args.models_download
 
 
 def settings_of(args: argparse.Namespace, limits: Limits) -> PoolSettings:
@@ -81,8 +82,9 @@ def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str
         if not is_list(args):
             return [replace(make(parsed(line), ""), source="model", loads=True)], []
         presets = read_presets(args.models_preset, actions, parsed) if args.models_preset else {}
-        entries, notes = listed(args.models_dir, presets, entry)
-        if not entries:
+        cached = cached_models() if args.models_download else {}
+        entries, notes = listed(args.models_dir, presets, entry, cached)
+        if not entries and not args.models_download:
             places = " and ".join(repr(path) for path in (args.models_dir, args.models_preset) if path)
             raise InvalidArgument(f"{places}: no models are there; add .gguf files or presets")
         return list(entries.values()), notes

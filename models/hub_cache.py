@@ -1,0 +1,70 @@
+"""The models in the Hugging Face Hub's cache on this machine, by the names with which `hub.fetch` finds them.
+
+The cache has a folder per repository, with files in `blobs`, and links to them in `snapshots/REVISION`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.hub import chosen, is_name
+
+_TYPE = re.compile(
+    r"(?<![A-Za-z0-9])(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.IGNORECASE
+)
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def cache_folder() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def cached_models() -> dict[str, Path]:
+    """Return the complete models of the cache: `user/repo:TAG` and the path of the first file. The tag is the
+    type in the file's name, or the name itself."""
+    models: dict[str, Path] = {}
+    for folder in sorted(cache_folder().glob("models--*--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for snapshot in snapshots:
+            paths = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*.gguf"))}
+            sizes = {file: path.stat().st_size for file, path in paths.items() if path.is_file()}
+            for file in sizes:
+                if tag := _tag_of(repo, file, sizes):
+                    models.setdefault(f"{repo}:{tag}", paths[file])
+    return {name: path for name, path in models.items() if is_name(name)}
+
+
+def _tag_of(repo: str, file: str, sizes: Mapping[str, int]) -> str:
+    """Return a tag that selects a file, or "" for other parts, incomplete models and projectors."""
+    stem = _PART.sub("", Path(file).stem)
+    for tag in (*reversed(_TYPE.findall(stem)), stem):
+        try:
+            if chosen(repo, sizes, tag, None)[0] == file:
+                return tag
+        except InvalidArgument:
+            continue
+    return ""
+
+
+def remove(path: Path) -> None:
+    """Delete a model's files, in all revisions, and the repository's folder if it then has no file."""
+    folder = next(parent for parent in path.parents if parent.parent.name == "snapshots").parent.parent
+    assert folder.parent == cache_folder(), path
+    stem = _PART.sub("", path.stem)
+    links = [link for link in folder.glob("snapshots/**/*.gguf") if _PART.sub("", link.stem) == stem]
+    files = {link.resolve() for link in links}
+    for link in links:
+        link.unlink()
+    kept = {link.resolve() for link in folder.glob("snapshots/**/*") if not link.is_dir()}
+    for file in files - kept:
+        if file.parent == (folder / "blobs").resolve():
+            file.unlink(missing_ok=True)
+    if not kept:
+        shutil.rmtree(folder)

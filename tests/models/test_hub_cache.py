@@ -1,0 +1,67 @@
+"""The names of models in the Hub's cache, and their removal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from vkbackend.models.hub_cache import cached_models, remove
+
+pytestmark = pytest.mark.no_vulkan
+
+FILES = (
+    "tale-Q4_K_M.gguf", "tale-Q8_0.gguf", "big/tale-BF16-00001-of-00002.gguf",
+    "big/tale-BF16-00002-of-00002.gguf", "cut-Q2_K-00001-of-00002.gguf", "mmproj-F16.gguf",
+    "tale.imatrix.gguf",
+)  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two revisions of me/tale. The older one lacks a file, and the others share their blobs."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--me--tale"
+    (folder / "blobs").mkdir(parents=True)
+    for revision, names in (("a" * 40, FILES[1:]), ("b" * 40, FILES)):
+        for name in names:
+            blob, link = folder / "blobs" / name.replace("/", "_"), folder / "snapshots" / revision / name
+            blob.write_bytes(b"GGUF")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(blob)
+    (tmp_path / "models--me--gone" / "snapshots" / "c").mkdir(parents=True)
+    (tmp_path / "models--me--gone" / "snapshots" / "c" / "x-Q4_0.gguf").symlink_to(tmp_path / "nothing")
+    (tmp_path / "datasets--me--set").mkdir()
+    return folder
+
+
+def test_names(cache: Path) -> None:
+    revision = cache / "snapshots" / ("b" * 40)
+    assert cached_models() == {
+        "me/tale:BF16": revision / FILES[2],
+        "me/tale:Q4_K_M": revision / FILES[0],
+        "me/tale:Q8_0": revision / FILES[1],
+        "me/tale:tale.imatrix": revision / FILES[6],
+    }
+
+
+def test_removal(cache: Path) -> None:
+    """All parts in all revisions are removed, and nothing else."""
+    models = cached_models()
+    remove(models.pop("me/tale:BF16"))
+    assert cached_models() == models and not [path for path in cache.rglob("*") if "BF16" in path.name]
+    assert len(list((cache / "blobs").iterdir())) == len(FILES) - 2
+    for path in models.values():
+        remove(path)
+    assert cached_models() == {} and sorted(path.name for path in (cache / "blobs").iterdir()) == [
+        "cut-Q2_K-00001-of-00002.gguf", "mmproj-F16.gguf",
+    ]  # fmt: skip
+
+
+def test_the_last_file_takes_its_folder(cache: Path) -> None:
+    for name in FILES[1:]:
+        for link in cache.glob(f"snapshots/*/{name}"):
+            link.unlink()
+    remove(cached_models()["me/tale:Q4_K_M"])
+    assert not cache.exists()

@@ -1,0 +1,50 @@
+"""A process that downloads a model, so that a download can be cancelled. It prints JSON lines: `file`, `done`
+and `total` in bytes, then `path`, or `error`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.hub import fetch
+from vkbackend.models.hub_cache import cache_folder
+
+
+def show(**line: object) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def end_with(parent: int) -> None:
+    """End this process after the server, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def main() -> int:
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    shown: dict[str, int] = {}
+
+    def progress(file: str, done: int, total: int) -> None:
+        if shown.get(file) != done:  # The server ends downloads without progress.
+            shown[file] = done
+            show(file=file, done=done, total=total)
+
+    try:
+        show(path=fetch(sys.argv[1], progress=progress))
+    except VkbackendError as error:
+        text = str(error)
+        for folder in (cache_folder(), *cache_folder().parents[:-1]):  # Clients do not see folders.
+            text = text.replace(str(folder), "the cache")
+        show(error=text, is_wrong=isinstance(error, InvalidArgument))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
