@@ -35,6 +35,11 @@ async def changes(catalog: Catalog) -> AsyncGenerator[bytes, None]:
     while not catalog.is_draining:
         await asyncio.sleep(TICK_S)
         now, arrived = _states(catalog), _fetched(catalog)
+        for ended in downloads.ended if downloads else ():
+            if ended.number > n_ended:
+                n_ended = ended.number
+                kind = "download_failed" if ended.failure else "download_finished"
+                yield _event(ended.name, kind, {"message": ended.failure} if ended.failure else None)
         if now.keys() - before.keys():
             yield _event("*", "models_reload")
         for name in before.keys() - now.keys():
@@ -45,11 +50,6 @@ async def changes(catalog: Catalog) -> AsyncGenerator[bytes, None]:
         for name, files in arrived.items():
             if files != fetched.get(name):
                 yield _event(name, "download_progress", files)
-        for ended in downloads.ended if downloads else ():
-            if ended.number > n_ended:
-                n_ended = ended.number
-                kind = "download_failed" if ended.failure else "download_finished"
-                yield _event(ended.name, kind, {"message": ended.failure} if ended.failure else None)
         before, fetched = now, arrived
 
 

@@ -92,12 +92,8 @@ class Downloads:
         try:
             result = await self._result(download, begun)
             failure, is_wrong = result.get("error", ""), result.get("is_wrong", False)
-            if not failure:
-                await self._finished()
         except TimeoutError:
             failure = f"no bytes arrived for {SILENT_S:g} s; {KEPT}"
-        except VkbackendError as error:  # The list cannot be read.
-            failure = str(error)
         finally:
             _kill(download.process)
             await download.process.wait()
@@ -107,6 +103,11 @@ class Downloads:
         self.n_ended += 1
         self.ended.append(Ended(self.n_ended, name, failure))
         log.info("%s %s", name, f"was not downloaded: {failure}" if failure else "was downloaded")
+        if not failure:
+            try:
+                await self._finished()
+            except VkbackendError as error:
+                log.error("the list of models cannot be read: %s", error)
         if begun.done():
             return
         if failure:
