@@ -188,17 +188,18 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     end = time.monotonic() + 60 * args.minutes
     clients = [asyncio.ensure_future(soak.client(i, end)) for i in range(N_CLIENTS)]
     n_kills, next_kill = 0, time.monotonic() + (args.kill_every / 2 or math.inf)
-    began, n_looks, n_away, n_minutes = time.monotonic(), 0, 0, 0
+    began, n_looks, n_away, n_minutes, is_open = time.monotonic(), 0, 0, 0, True
     while time.monotonic() < end:
         await asyncio.sleep(1)
         with suppress(Exception):
-            n_looks, n_away = n_looks + 1, n_away + ((await soak.get("/health"))[0] != 200)
+            is_open = (await soak.get("/health"))[0] == 200
+            n_looks, n_away = n_looks + 1, n_away + (not is_open)
             await soak.count()
         if time.monotonic() - began >= 60 * n_minutes:
             print(f"{n_minutes} min: server {sizes(server.pid)}; {sum(soak.seen.values())} answers, "
                   f"{len(soak.wrong)} wrong", flush=True)  # fmt: skip
             n_minutes += 1
-        if time.monotonic() > next_kill and (engine := engine_of(server.pid)):
+        if time.monotonic() > next_kill and is_open and (engine := engine_of(server.pid)):
             os.kill(engine, signal.SIGKILL)
             n_kills, next_kill = n_kills + 1, time.monotonic() + args.kill_every
     await asyncio.gather(*clients)
@@ -228,7 +229,7 @@ def main() -> int:
     parser.add_argument("-dev", "--device", default="0", help="device list (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=120, help="how long (default: %(default)s)")
     parser.add_argument("--kill-every", type=float, default=60, metavar="S",
-                        help="seconds between kills of the engine (0: none)")  # fmt: skip
+                        help="seconds between kills of the engine of an open model (0: none)")  # fmt: skip
     args = parser.parse_args()
     with TemporaryDirectory(prefix="soak-") as folder:
         adapters = write_adapters(args.model, Path(folder))
