@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse
-from oracles.fixture import write
+from device_sets import device_params, nmse, wide
+from oracles.fixture import Fixture, write
 from oracles.vision import BUILDERS, GRIDS, build, pixels_of
 from places import GOLDEN
 
+from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.hazards import check
 from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.patches import cut_patches
 from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.projector import Projector
+from vkbackend.models.vision.registry import FAMILIES
 
 DEVICES = [
     pytest.param("numpy"),
-    *(pytest.param(p.values[0][0], marks=p.marks, id=p.id) for p in DEVICE_SETS[:1]),
+    *(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id) for of in device_params()[:1]),
+    *(wide(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id)) for of in device_params()[1:]),
 ]
 # Activations and sums are F32 on both sides.
 BOUND = 1e-9
+Q8_0_BOUND = 1e-3  # 8 bits of each weight have an error of 0.4 %
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +65,184 @@ def test_rows_equal_transformers(models: Path, golden: Any, name: str, on: str) 
         [rows] = projector.encode(picture_of(name, projector))
         assert rows.n_rows == rows.grid[0] * rows.grid[1]
         assert nmse(rows.values, golden[name]) <= BOUND
+
+
+def test_every_projector_type_has_a_fixture() -> None:
+    keys = [build(name).keys for name in BUILDERS]
+    assert {of.get("projector_type") or of["vision.projector_type"] for of in keys} == {*FAMILIES}
+
+
+def written(name: str, path: Path, **changes: Any) -> Path:
+    """Write a fixture whose keys, or tensors (as `tensors`), are changed. A value of None removes a key."""
+    fixture = build(name)
+    fixture.tensors |= changes.pop("tensors", {})
+    fixture.keys |= changes
+    fixture.keys = {key: value for key, value in fixture.keys.items() if value is not None}
+    return write(fixture, path)
+
+
+def open_file(path: Path, **options: Any) -> Projector:
+    return Projector.open(path, open_devices(["numpy"])[0], **options)
+
+
+# ---- other files of the same weights ----
+
+
+def test_rows_of_a_quantized_projector(tmp_path: Path, golden: Any) -> None:
+    """Only matrices whose rows consist of blocks are quantized, as in llama.cpp."""
+    path = write(build("idefics3"), tmp_path / "q8.gguf", quantize=True)
+    with GGUF.open(path) as gguf:
+        assert {info.type for info in gguf.tensors.values()} == {"f32", "q8_0"}
+    with open_file(path) as projector:
+        [rows] = projector.encode(picture_of("idefics3", projector))
+    assert 1e-9 < nmse(rows.values, golden["idefics3"]) <= Q8_0_BOUND
+
+
+def test_old_files_name_the_matrices_of_the_ffn_in_reverse(tmp_path: Path, golden: Any) -> None:
+    fixture = build("gemma3")
+    for il in range(3):
+        up, down = (f"v.blk.{il}.ffn_{name}" for name in ("up", "down"))
+        for kind in ("weight", "bias"):
+            both = fixture.tensors.pop(f"{up}.{kind}"), fixture.tensors.pop(f"{down}.{kind}")
+            fixture.tensors[f"{down}.{kind}"], fixture.tensors[f"{up}.{kind}"] = both
+    with open_file(write(fixture, tmp_path / "old.gguf")) as projector:
+        [rows] = projector.encode(picture_of("gemma3", projector))
+    assert nmse(rows.values, golden["gemma3"]) <= BOUND
+
+
+def test_tensors_of_sound_are_not_read(tmp_path: Path) -> None:
+    sound = {"a.blk.0.ln1.weight": np.ones(8), "mm.a.fc.weight": np.ones((8, 8))}
+    open_file(written("gemma4v", tmp_path / "both.gguf", tensors=sound)).close()
+
+
+# ---- pictures one after the other ----
+
+
+def test_rows_do_not_depend_on_earlier_pictures(models: Path, golden: Any) -> None:
+    """A larger picture leaves values in the rows that a smaller one pads."""
+    rng = np.random.default_rng(5)
+    with open_projector(models, "qwen2.5vl", "numpy") as projector:
+        grid = 26, 20
+        large = rng.normal(size=(grid[0] * grid[1], 588)).astype(np.float32) * 100
+        picture = picture_of("qwen2.5vl", projector)
+        for tiles in ((Tile(large, grid), *picture.tiles), picture.tiles):
+            *_, rows = projector.encode(Picture(bytes(16), tiles, ()))
+            assert nmse(rows.values, golden["qwen2.5vl"]) <= BOUND
+        assert rows.grid == (9, 6)
+
+
+def test_tiles_of_a_picture_have_different_keys(models: Path) -> None:
+    with open_projector(models, "idefics3", "numpy") as projector:
+        [tile] = picture_of("idefics3", projector).tiles
+        first, second = projector.encode(Picture(bytes(16), (tile, tile), (0, 1)))
+        assert first.key != second.key and len(first.key) == 16
+        np.testing.assert_array_equal(first.values, second.values)
+        [same] = projector.encode(Picture(bytes(16), (tile,), (0,)))
+        [other] = projector.encode(Picture(b"x" * 16, (tile,), (0,)))
+        assert same.key == first.key != other.key
+
+
+def test_steps_have_no_hazards(models: Path) -> None:
+    for name in ("gemma4v", "qwen3vl", "internvl"):
+        with open_projector(models, name, "numpy") as projector:
+            kind = projector._kind(projector._rows(16))
+            [executable] = projector._mesh.recorded_step(kind).executables
+            assert all(hazard.kind == "in-place" for hazard in check(executable.recording))
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "words"),
+    [
+        ("idefics3", {"projector_type": "resampler"}, UnsupportedModel, "'resampler' is not supported"),
+        ("idefics3", {"projector_type": None}, GGUFError, "clip.projector_type"),
+        ("idefics3", {"has_vision_encoder": False}, UnsupportedModel, "has_vision_encoder"),
+        ("idefics3", {"vision.patch_size": 0}, GGUFError, "vision.patch_size"),
+        ("idefics3", {"vision.patch_size": 15}, GGUFError, "image_size"),
+        ("idefics3", {"vision.projector.scale_factor": 4}, GGUFError, "4 x 4 patches"),
+        ("idefics3", {"vision.projector.scale_factor": 65}, GGUFError, "scale_factor"),
+        ("idefics3", {"vision.attention.head_count": 5}, UnsupportedModel, "5 heads"),
+        ("idefics3", {"vision.block_count": 1 << 30}, GGUFError, "block_count"),
+        ("idefics3", {"vision.block_count": 4}, GGUFError, "v.blk.3."),
+        ("idefics3", {"vision.block_count": 2}, UnsupportedModel, "tensors that clip does not use"),
+        ("idefics3", {"vision.image_std": [0.5, 0.0, 0.5]}, GGUFError, "image_std"),
+        ("idefics3", {"vision.image_mean": [0.5]}, GGUFError, "image_mean"),
+        ("idefics3", {"tensors": {"v.position_embd.weight": np.full((36, 64), np.nan)}}, GGUFError, "finite"),
+        ("idefics3", {"tensors": {"mm.model.fc.weight": np.ones((48, 64))}}, GGUFError, "mm.model.fc.weight"),
+        ("qwen3vl", {"tensors": {"v.position_embd.weight": np.ones((63, 64))}}, GGUFError, "square table"),
+        ("qwen3vl", {"vision.is_deepstack_layers": [False] * 5 + [True]}, GGUFError, "deepstack"),
+        ("qwen2.5vl", {"vision.n_wa_pattern": 0}, GGUFError, "n_wa_pattern"),
+        (
+            "gemma3",
+            {"tensors": {"mm.input_projection.weight": np.ones((48, 64))}},
+            GGUFError,
+            "input_projection",
+        ),
+        ("pixtral", {"tensors": {"v.token_embd.img_break": np.ones(47)}}, GGUFError, "IMG_BREAK"),
+        (
+            "pixtral+merger",
+            {"tensors": {"mm.patch_merger.weight": np.ones((64, 64))}},
+            GGUFError,
+            "patch_merger",
+        ),
+        ("gemma4v", {"tensors": {"v.position_embd.weight": np.ones((24, 64))}}, GGUFError, "positions"),
+        ("gemma4v", {"tensors": {"v.blk.0.attn_q.input_min": np.full(1, 9)}}, GGUFError, "v.blk.0.attn_q"),
+        ("internvl", {"tensors": {"v.position_embd.weight": np.ones((16, 64))}}, GGUFError, "positions"),
+    ],
+)
+def test_wrong_projector_files(
+    tmp_path: Path, name: str, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    tensors = {key: np.asarray(values, np.float32) for key, values in changes.get("tensors", {}).items()}
+    path = written(name, tmp_path / "wrong.gguf", **{**changes, "tensors": tensors})
+    with pytest.raises(error, match=re.escape(words)) as caught:
+        open_file(path).close()
+    assert "wrong.gguf" in str(caught.value)
+
+
+def text_model(path: Path, arch: str = "llama", n_embd: int = 48, **keys: int) -> Path:
+    return write(
+        Fixture("text", arch, {"embedding_length": n_embd, **keys}, {"x": np.ones(1, np.float32)}), path
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("idefics3", {"arch": "gemma3"}, "architecture llama, smollm3, and the model's is 'gemma3'"),
+        ("idefics3", {"n_embd": 64}, "rows have 48 values, the model's embeddings 64"),
+        ("qwen3vl", {"arch": "qwen3vl", "n_deepstack_layers": 3}, "2 deepstack layers, the model 3"),
+    ],
+)
+def test_projectors_of_another_model(models: Path, tmp_path: Path, name: str, text: Any, words: str) -> None:
+    path = text_model(tmp_path / "text.gguf", **text)
+    with GGUF.open(path) as gguf, pytest.raises(UnsupportedModel, match=re.escape(words)) as caught:
+        open_projector(models, name, "numpy", text=gguf).close()
+    assert f"{name}.gguf" in str(caught.value) and "text.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize(("per_layer", "both_ways"), [(0, True), (8, False)])
+def test_which_gemma_4_sees_pictures_both_ways(
+    models: Path, tmp_path: Path, per_layer: int, both_ways: bool
+) -> None:
+    path = text_model(tmp_path / "text.gguf", "gemma4", embedding_length_per_layer_input=per_layer)
+    with GGUF.open(path) as gguf, open_projector(models, "gemma4v", "numpy", text=gguf) as projector:
+        [rows] = projector.encode(picture_of("gemma4v", projector))
+        assert rows.both_ways is both_ways
+
+
+def test_pictures_that_are_too_large(models: Path) -> None:
+    with open_projector(models, "qwen2.5vl", "numpy", limits=TokenLimits(max_tokens=700)) as projector:
+        for grid in ((60, 60), (2, 1300)):  # 3,600 patches; 163 windows
+            patches = np.zeros((grid[0] * grid[1], 588), np.float32)
+            with pytest.raises(InvalidArgument, match="--image-max-tokens"):
+                projector.encode(Picture(bytes(16), (Tile(patches, grid),), (0,)))
+    with pytest.raises(InvalidArgument, match="--image-max-tokens"):
+        open_projector(models, "qwen2vl", "numpy", limits=TokenLimits(max_tokens=1 << 14))
+
+
+def test_text_models_are_no_projectors(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="no projector"):
+        open_file(text_model(tmp_path / "text.gguf"))
