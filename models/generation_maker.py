@@ -58,8 +58,8 @@ class GenerationMaker:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises UnsupportedModel without a usable tokenizer."""
-        self._mailbox.check_open()
+        """The tokenizer, also after the engine is closed or lost. Raises UnsupportedModel without a usable
+        tokenizer."""
         if self._tokens.tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
         return self._tokens.tokenizer

@@ -34,7 +34,7 @@ from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Generation, arun_all, astream, run_all, stream
 from vkbackend.models.generation_maker import GenerationMaker, Prompt, Prompts
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.hub import fetch
+from vkbackend.models.hub import fetch, fetch_projector
 from vkbackend.models.keywords import Keywords
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import Options
@@ -114,12 +114,15 @@ class LLM(Chats, Slots, Embeddings):
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
         """Open a model from the Hugging Face Hub. `name` is "user/repo:Q4_K_M" or "user/repo", and `file` is
-        a file of the repository.
+        a file of the repository. `mmproj="auto"` opens the repository's projector, too.
 
         Also raises InvalidArgument for an unknown name, repository or file, and VkbackendError without a
         connection or disk space.
         """
-        return cls(fetch(name, None if file is None else text_of("file", file)), **options)
+        file = None if file is None else text_of("file", file)
+        if options.get("mmproj") == "auto":
+            options["mmproj"] = fetch_projector(name, file)
+        return cls(fetch(name, file), **options)
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text. `add_special` adds BOS and EOS if the model wants them.
@@ -127,6 +130,7 @@ class LLM(Chats, Slots, Embeddings):
 
         Raises UnsupportedModel without a usable tokenizer, and InvalidArgument.
         """
+        self._check_open()
         tokenizer = self.tokenizer
         special = switch("add_special", add_special), switch("parse_special", parse_special)
         return tokenizer.encode(text_of("text", text), *special)
@@ -134,12 +138,13 @@ class LLM(Chats, Slots, Embeddings):
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel,
         InvalidArgument."""
+        self._check_open()
         tokenizer = self.tokenizer
         return tokenizer.decode(token_ids("tokens", tokens), switch("skip_special", skip_special))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises UnsupportedModel without a usable tokenizer."""
+        """The tokenizer, also after `close`. Raises UnsupportedModel without a usable tokenizer."""
         return self._maker.tokenizer
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_hub import FILES, PARTS, SECRET, Hub, fake_hub
 from places import ROOT
+from tiny_vision import write_projector
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, VkbackendError
@@ -104,7 +105,7 @@ def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch("me/x")
 
 
-def test_from_pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_pretrained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     demo, fetched = ROOT / "models" / "demo" / "demo.gguf", list[tuple[str, str | None]]()
     monkeypatch.setattr(
         "vkbackend.models.llm.fetch", lambda name, file: fetched.append((name, file)) or str(demo)
@@ -112,6 +113,10 @@ def test_from_pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM.from_pretrained("me/demo", "demo-Q8_0.gguf", devices=["numpy"], n_ctx=64) as llm:
         assert llm.path == str(demo) and llm.n_ctx == 64
     assert fetched == [("me/demo", "demo-Q8_0.gguf")]
+    projector = write_projector(tmp_path / "mmproj.gguf", 192)
+    monkeypatch.setattr("vkbackend.models.llm.fetch_projector", lambda name, file: str(projector))
+    with LLM.from_pretrained("me/demo", devices=["numpy"], n_ctx=64, mmproj="auto") as llm:
+        assert llm.pictures is not None
     with pytest.raises(InvalidArgument, match="file"):
         LLM.from_pretrained("me/demo", 3)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ HANG_S = 30.0
 class ByteTokenizer:
     bos_id, eos_id, stop_ids = None, 0, frozenset({0})
 
-    def decode(self, tokens: Any, at_start: bool = True) -> str:
+    def decode(self, tokens: Any, skip_special: bool = True, at_start: bool = True) -> str:
         return bytes(t % 256 for t in tokens).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:

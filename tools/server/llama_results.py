@@ -106,7 +106,8 @@ class LlamaResults:
     def _prompt(self, job: Job) -> str:
         if isinstance(job.ids, MediaPrompt):
             return job.text or ""
-        return self.llm.detokenize(without_images(job.ids), skip_special=False)
+        # The engine that began the answer may be lost, so this is not `LLM.detokenize`.
+        return self.llm.tokenizer.decode(without_images(job.ids), skip_special=False)
 
     def _is_full(self, job: Job, tally: Tally) -> bool:
         return tally.n_tokens != job.max_tokens and tally.prompt_n + tally.n_tokens >= self.llm.n_ctx

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +16,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serving import Address, served
+from serving import HANG_S, Address, Command, served
 from tiny_vision import write_projector
 
 from vkbackend import LLM
@@ -222,3 +226,36 @@ def test_images_wait_in_the_queue(address: Address, llm: LLM, monkeypatch: pytes
     assert address.request("POST", "/v1/chat/completions", body)[0] == 429
     leave.set()
     thread.join()
+
+
+@pytest.mark.wide
+def test_streams_with_images_continue_after_the_engine_is_killed(
+    models: Path, tmp_path: Path, expected: Any
+) -> None:
+    """The new engine gets the rows that the first one computed."""
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    command = Command("-m", str(models / "stories-narrow-F16.gguf"), "--mmproj", str(projector), "-c", "512")
+    body = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 24, "temperature": 0,
+            "ignore_eos": True}  # fmt: skip
+    for path, blocks in (("/v1/chat/completions", body), ("/completion", {
+        "prompt": {"prompt_string": "Once <__media__> upon", "multimodal_data": [RED]}, "n_predict": 24,
+        "temperature": 0, "ignore_eos": True,
+    })):  # fmt: skip
+        whole = command.address.post(path, blocks)[1]
+        connection = http.client.HTTPConnection("127.0.0.1", command.address.port, timeout=HANG_S)
+        connection.request("POST", path, json.dumps(blocks | {"stream": True}))
+        text, n_events = "", 0
+        for line in connection.getresponse():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            assert "error" not in event, event
+            choice = (event.get("choices") or [event])[0]
+            text += choice.get("content") or choice.get("delta", {}).get("content") or ""
+            n_events += 1
+            if n_events == 8:
+                os.kill(command.engine(), signal.SIGKILL)
+        chosen = (whole.get("choices") or [{"message": whole}])[0]["message"]
+        assert text == chosen["content"]
+    assert "".join(command.log).count("reopening it") == 2
+    assert command.end() == 0, command.log
