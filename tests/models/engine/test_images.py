@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import llama_float64
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse, wide
+from device_sets import DEVICE_SETS, nmse, product, wide
 from drafts import Guesses
-from material import DATA
 from oracles import image_cases
-from oracles.fixture import write
+from oracles.fixture import Fixture, write
 from oracles.fixtures import build
 from oracles.heads import with_head
+from oracles.parts import attention, base, feed_forward
 from places import GOLDEN
 from runners import F32, load_runner
 from scheduling import GREEDY, Everything, drafting, finish, tokens_of
@@ -39,9 +39,22 @@ from vkbackend.models.vision.rows import ImageRows
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 
-MODEL = DATA / "stories-narrow-F16.gguf"
 TEXT = [5, 17, 40, 33, 21]
-DEVICES = [p if p.id in ("0", "0,0") else wide(p) for p in DEVICE_SETS]
+NUMPY = pytest.param(["numpy"], id="numpy")
+
+
+def sets(*default: str) -> list[Any]:
+    """Return all sets of devices, of which the others run with --all."""
+    return [p if p.id in default else wide(p) for p in (NUMPY, *DEVICE_SETS)]
+
+
+def products(rows: Any, name: str, devices: str) -> list[Any]:
+    """Return the products of `rows` and all sets of devices, of which one runs without --all."""
+    return [p if p.id == f"{name}-{devices}" else wide(p) for p in product(rows, (NUMPY, *DEVICE_SETS))]
+
+
+def numbers(*values: int) -> list[Any]:
+    return [pytest.param(n, id=str(n)) for n in values]
 
 
 def image_of(seed: int, n_rows: int, width: int, **how: Any) -> ImageRows:
@@ -109,45 +122,54 @@ def watched(path: Path, devices: list[str], **options: Any) -> Iterator[Watched]
         engine.engine.close()
 
 
-def embeddings(tokens: list[int]) -> np.ndarray:
-    with GGUF.open(MODEL) as gguf:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers for tests of the engine."""
+    fixture = Fixture("small", "llama")
+    base(fixture, 2)
+    for il in range(2):
+        attention(fixture, il)
+        feed_forward(fixture, il)
+    return write(fixture, tmp_path_factory.mktemp("images") / "small.gguf")
+
+
+def embeddings(path: Path, tokens: list[int]) -> np.ndarray:
+    with GGUF.open(path) as gguf:
         t = gguf.tensors["token_embd.weight"]
         return dequantize(gguf.data(t.name), t.type, t.shape)[tokens].astype(np.float32)
 
 
-@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
-def test_rows_equal_to_embeddings_of_words_give_their_logits(devices: list[str]) -> None:
+@pytest.mark.parametrize("devices", sets("0,0"))
+def test_rows_equal_to_embeddings_of_words_give_their_logits(small: Path, devices: list[str]) -> None:
     words = [9, 30, 77, 12, 55, 61, 8]
-    image = ImageRows(b"k" * 16, embeddings(words), (1, 7), both_ways=False)
-    with watched(MODEL, devices, prefix_cache=False) as w:
+    image = ImageRows(b"k" * 16, embeddings(small, words), (1, 7), both_ways=False)
+    with watched(small, devices, prefix_cache=False) as w:
         [want] = w.run([*TEXT, *words, 11], n=5)
         logits = w.logits
         assert w.run([*TEXT, image, 11], n=5) == [want]
         assert all(np.array_equal(a, b) for a, b in zip(w.logits, logits, strict=True))
 
 
-@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
-@pytest.mark.parametrize("n_ubatch", [64, 4])
-def test_logits_after_an_image(devices: list[str], n_ubatch: int) -> None:
+@pytest.mark.parametrize(("n_ubatch", "devices"), products(numbers(64, 4), "4", "0"))
+def test_logits_after_an_image(small: Path, n_ubatch: int, devices: list[str]) -> None:
     image = image_of(1, 9, 64)
-    with watched(MODEL, devices, n_ubatch=n_ubatch) as w:
+    with watched(small, devices, n_ubatch=n_ubatch) as w:
         prompt = [*TEXT, image, 11, 12, image_of(2, 3, 64)]
         [[token]] = w.run(prompt)
         rows = {5: image.values, 16: image_of(2, 3, 64).values}
-        want = llama_float64.forward(MODEL, [*TEXT, *[0] * 9, 11, 12, *[0] * 3], images=rows)[-1]
+        want = llama_float64.forward(small, [*TEXT, *[0] * 9, 11, 12, *[0] * 3], images=rows)[-1]
         assert nmse(w.logits[-1], want) <= 1e-9
         assert token == want.argmax()
 
 
-LONG = [3 + 7 * i % 200 for i in range(20)]
-QUICK = [["numpy"], next(p for p in DEVICE_SETS if p.id == "0")]
+LONG = [3 + 7 * i % 120 for i in range(20)]
 
 
-@pytest.mark.parametrize("devices", QUICK)
-def test_the_prefix_cache_shares_equal_images_only(devices: list[str]) -> None:
+@pytest.mark.parametrize("devices", sets("numpy"))
+def test_the_prefix_cache_shares_equal_images_only(small: Path, devices: list[str]) -> None:
     """A prompt of 20 tokens, 50 rows and 3 tokens has two full blocks, and the second ends in the image."""
     prompts = [[*LONG, image_of(seed, 50, 64), 11, 12, 13] for seed in (1, 2)]
-    with watched(MODEL, devices, n_ctx=128) as w:
+    with watched(small, devices, n_ctx=128) as w:
         [first] = w.run(prompts[0], n=4)
         alone = w.logits
         assert w.n_rows == [73, 1, 1, 1]
@@ -159,23 +181,23 @@ def test_the_prefix_cache_shares_equal_images_only(devices: list[str]) -> None:
         w.run(prompts[1], n=4)
         assert w.n_rows[0] == 53, "a slot holds the same text, and another image"
         other = w.logits
-    with watched(MODEL, devices, n_ctx=128, prefix_cache=False) as w:
+    with watched(small, devices, n_ctx=128, prefix_cache=False) as w:
         w.run(prompts[1], n=4)
         assert nmse(np.array(other), np.array(w.logits)) <= 1e-9 < nmse(np.array(alone), np.array(w.logits))
 
 
-def test_without_the_hash_images_would_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_hash_images_would_mix(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test before this one needs ids that depend on the image's key."""
     monkeypatch.setattr(image_spans, "row_ids", lambda key, n_rows: row_ids(b"", n_rows))
-    with watched(MODEL, ["numpy"], n_ctx=128) as w:
+    with watched(small, ["numpy"], n_ctx=128) as w:
         w.run([*LONG, image_of(1, 50, 64), 11])
         w.run([*LONG, image_of(2, 50, 64), 11])
         assert w.n_rows == [1]
 
 
-def test_an_image_twice_in_a_conversation_is_computed_once() -> None:
+def test_an_image_twice_in_a_conversation_is_computed_once(small: Path) -> None:
     image = image_of(3, 40, 64)
-    with watched(MODEL, ["numpy"], n_ctx=256) as w:
+    with watched(small, ["numpy"], n_ctx=256) as w:
         [answer] = w.run([*LONG, image, 11, 12], n=6)
         w.run([*LONG, image, 11, 12, *answer, 9, image, 10], n=2)
         # The slot lacks the last answered token.
@@ -189,35 +211,35 @@ def test_ids_of_rows() -> None:
     assert all(-(1 << 56) <= token < 0 for token in ids)
 
 
-@pytest.mark.parametrize("devices", QUICK)
-def test_images_and_texts_in_one_batch_equal_each_alone(devices: list[str]) -> None:
+@pytest.mark.parametrize("devices", sets("0"))
+def test_images_and_texts_in_one_batch_equal_each_alone(small: Path, devices: list[str]) -> None:
     prompts: list[list[int | ImageRows]] = [
         [*TEXT, image_of(1, 9, 64), 11],
         [*LONG, 7],
         [image_of(2, 33, 64)],
         [*TEXT, 8],
     ]
-    with watched(MODEL, devices, n_slots=4, n_ubatch=16, prefix_cache=False) as w:
-        alone = [w.run(prompt, n=6)[0] for prompt in prompts]
-        assert w.run(*prompts, n=6) == alone
-        assert len(w.n_rows) < 4 * 6
+    with watched(small, devices, n_slots=4, n_ubatch=16, prefix_cache=False) as w:
+        alone = [w.run(prompt, n=3)[0] for prompt in prompts]
+        assert w.run(*prompts, n=3) == alone
+        assert len(w.n_rows) < 4 * 3 + 3
 
 
-def test_a_preempted_image_is_computed_again() -> None:
+def test_a_preempted_image_is_computed_again(small: Path) -> None:
     prompts = [[*LONG, image_of(seed, 30, 64), 11] for seed in (1, 2)]
-    with watched(MODEL, ["numpy"], n_ctx=96, kv_cells=128, prefix_cache=False) as w:
+    with watched(small, ["numpy"], n_ctx=96, kv_cells=128, prefix_cache=False) as w:
         alone = [w.run(prompt, n=20)[0] for prompt in prompts]
         assert w.engine.scheduler.n_preempted == 0
         assert w.run(*prompts, n=20) == alone
         assert w.engine.scheduler.n_preempted > 0
 
 
-def test_sampling_sees_no_rows_of_images() -> None:
+def test_sampling_sees_no_rows_of_images(small: Path) -> None:
     image = image_of(1, 9, 64)
     params = SamplingParams(
         temperature=0, repeat_penalty=1.5, repeat_last_n=-1, dry_multiplier=0.8, dry_sequence_breakers=()
     )
-    with watched(MODEL, ["numpy"]) as w:
+    with watched(small, ["numpy"]) as w:
         tokens, images = with_row_ids([*TEXT, image, 11])
         events = finish(w.engine, [Generate(1, tokens, 8, params, images=images)])[1]
         assert not events[-1].error and len(tokens_of(events)) == 8
@@ -227,14 +249,14 @@ def test_sampling_sees_no_rows_of_images() -> None:
             history.append(event.token)
 
 
-def test_drafts_after_an_image() -> None:
+def test_drafts_after_an_image(small: Path) -> None:
     image, text = image_of(1, 9, 64), [4, 9, 12, 30, 4, 9, 12]
 
     def truth(drafted: Want) -> list[int]:
         assert min(drafted.history) >= 0 and list(drafted.tokens) == list(drafted.history)
         return want[len(drafted.history) - len(TEXT) - len(text) :]
 
-    with watched(MODEL, ["numpy"]) as w:
+    with watched(small, ["numpy"]) as w:
         [want] = w.run([*TEXT, image, *text], n=16)
         guesses = Guesses(truth, 0.8, 1, w.runner.n_vocab)
         w.engine = Engine(w.runner, Everything(), drafting(w.runner, Ngrams(2, 96), guesses))
@@ -252,8 +274,8 @@ def test_drafts_after_an_image() -> None:
         (image_of(1, 17, 64, both_ways=True), "more rows (n_ubatch, -ub)"),
     ],
 )  # fmt: skip
-def test_images_that_do_not_fit_are_refused(image: ImageRows, words: str) -> None:
-    with watched(MODEL, ["numpy"], n_ubatch=16) as w:
+def test_images_that_do_not_fit_are_refused(small: Path, image: ImageRows, words: str) -> None:
+    with watched(small, ["numpy"], n_ubatch=16) as w:
         with pytest.raises(InvalidArgument) as caught:
             w.run([*TEXT, image])
         assert words in str(caught.value)
@@ -261,20 +283,20 @@ def test_images_that_do_not_fit_are_refused(image: ImageRows, words: str) -> Non
         moved = [Span(images[0].first + 1, images[0].image)]
         with pytest.raises(InvalidArgument, match="not the rows of their image"):
             image_spans.check_images(tokens, moved, 64, 16)
-    with watched(MODEL, ["numpy"], mmproj=None) as w, pytest.raises(InvalidArgument, match="mmproj"):
+    with watched(small, ["numpy"], mmproj=None) as w, pytest.raises(InvalidArgument, match="mmproj"):
         w.run([*TEXT, image])
 
 
-def test_a_saved_state_with_an_image(tmp_path: Path) -> None:
+def test_a_saved_state_with_an_image(small: Path, tmp_path: Path) -> None:
     image, path = image_of(1, 9, 64), str(tmp_path / "state")
     prompt = [*TEXT, image, 11]
-    with watched(MODEL, ["numpy"]) as w:
+    with watched(small, ["numpy"]) as w:
         [want] = w.run([*prompt, 12, 13], n=3)
         logits = w.logits
         w.run(prompt)
         w.engine.submit(SaveState(98, path, 0))
         assert not w.engine.step().answers[0].error  # type: ignore[union-attr]
-    with watched(MODEL, ["numpy"]) as w:
+    with watched(small, ["numpy"]) as w:
         w.engine.submit(LoadState(99, path, 0))
         [answer] = w.engine.step().answers
         assert not isinstance(answer, int) and answer.tokens == (
@@ -307,9 +329,8 @@ def qwen3vl_case(
     return [*TEXT, images[0], 11, 12, images[1], 13], rows, positions
 
 
-@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
-@pytest.mark.parametrize("n_ubatch", [64, 7])
-def test_positions_and_deepstack_rows(qwen3vl_path: Path, devices: list[str], n_ubatch: int) -> None:
+@pytest.mark.parametrize(("n_ubatch", "devices"), products(numbers(64, 7), "7", "0,0"))
+def test_positions_and_deepstack_rows(qwen3vl_path: Path, n_ubatch: int, devices: list[str]) -> None:
     with watched(qwen3vl_path, devices, n_ubatch=n_ubatch, n_ctx=64) as w:
         prompt, rows, positions = qwen3vl_case(w.runner.image_width)
         assert w.runner.image_width == 3 * w.runner.n_embd
@@ -334,7 +355,7 @@ def test_images_in_both_halves_of_a_step(qwen3vl_path: Path, devices: list[str])
         assert nmse(w.logits[-1], want[-1]) <= 1e-9
 
 
-@pytest.mark.parametrize("devices", QUICK)
+@pytest.mark.parametrize("devices", sets("numpy"))
 def test_an_image_with_positions_continues_after_cached_rows(qwen3vl_path: Path, devices: list[str]) -> None:
     with watched(qwen3vl_path, devices, n_ctx=128) as w:
         image = image_of(3, 48, w.runner.image_width, grid=(6, 8))
@@ -347,20 +368,19 @@ def test_an_image_with_positions_continues_after_cached_rows(qwen3vl_path: Path,
         assert nmse(np.array(w.run(prompt, n=4) and w.logits), np.array(logits)) <= 1e-9
 
 
-@pytest.mark.parametrize("devices", [["numpy"], *DEVICES])
-@pytest.mark.parametrize("n_ubatch", [64, 12])
-def test_rows_of_an_image_attend_to_each_other(devices: list[str], n_ubatch: int) -> None:
+@pytest.mark.parametrize(("n_ubatch", "devices"), products(numbers(64, 12), "12", "0"))
+def test_rows_of_an_image_attend_to_each_other(small: Path, n_ubatch: int, devices: list[str]) -> None:
     """With 12 rows per step, a text of 20 tokens is cut and the images are not."""
     images = [image_of(1, 10, 64, both_ways=True), image_of(2, 9, 64, both_ways=True)]
     prompt = [*LONG, images[0], images[1], 11, 12]
     rows = {20: images[0].values, 30: images[1].values}
-    with watched(MODEL, devices, n_ubatch=n_ubatch) as w:
+    with watched(small, devices, n_ubatch=n_ubatch) as w:
         [answer] = w.run(prompt, n=3)
         assert w.n_rows == ([41, 1, 1] if n_ubatch == 64 else [12, 8, 10, 11, 1, 1])
         tokens = [*LONG, *[0] * 19, 11, 12, *answer[:-1]]
-        want = llama_float64.forward(MODEL, tokens, images=rows, both_ways=True)[-3:]
+        want = llama_float64.forward(small, tokens, images=rows, both_ways=True)[-3:]
         assert nmse(np.array(w.logits), want) <= 1e-9
-        causal = llama_float64.forward(MODEL, tokens, images=rows)[-3:]
+        causal = llama_float64.forward(small, tokens, images=rows)[-3:]
         assert nmse(causal, want) > 1e-4
         # The cache has rows 20 to 31, so 8 rows of the second image are left.
         logits = w.logits
@@ -368,20 +388,20 @@ def test_rows_of_an_image_attend_to_each_other(devices: list[str], n_ubatch: int
         assert sum(w.n_rows) == 1 + 9 and nmse(w.logits[0], logits[0]) <= 1e-9
 
 
-def test_images_that_need_one_step_and_other_sequences() -> None:
+def test_images_that_need_one_step_and_other_sequences(small: Path) -> None:
     prompts: list[list[int | ImageRows]] = [
         [*TEXT, image_of(1, 13, 64, both_ways=True), image_of(4, 12, 64, both_ways=True)],
         [*LONG, 7],
         [image_of(2, 13, 64, both_ways=True), image_of(3, 1, 64, both_ways=True), 9],
         [*TEXT, 8, *LONG],
     ]
-    with watched(MODEL, ["numpy"], n_slots=4, n_ubatch=16, prefix_cache=False) as w:
-        alone = [w.run(prompt, n=6)[0] for prompt in prompts]
-        assert w.run(*prompts, n=6) == alone
-        assert w.run(*reversed(prompts), n=6) == alone[::-1]
+    with watched(small, ["numpy"], n_slots=4, n_ubatch=16, prefix_cache=False) as w:
+        alone = [w.run(prompt, n=3)[0] for prompt in prompts]
+        assert w.run(*prompts, n=3) == alone
+        assert w.run(*reversed(prompts), n=3) == alone[::-1]
 
 
-@pytest.mark.parametrize("split_mode", ["tensor", "hosts"])
+@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("hosts"))])
 def test_images_on_two_hosts(qwen3vl_path: Path, split_mode: str) -> None:
     places = ["0/numpy", "1/numpy"]
     both = [image_of(4, 9, 3 * 64, both_ways=True, grid=(3, 3))]
@@ -394,12 +414,14 @@ def test_images_on_two_hosts(qwen3vl_path: Path, split_mode: str) -> None:
         assert nmse(np.array(logits), np.array(w.logits)) <= 1e-9
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [(name, ["numpy"]) for name in image_cases.NAMES]
-    + [wide(pytest.param(name, *p.values)) for name in image_cases.NAMES for p in DEVICE_SETS],
-)
-@pytest.mark.parametrize("n_ubatch", [96, 24])
+def model_sets() -> list[Any]:
+    """Return (model, devices): numpy, and with --all every set of devices. Another test has Qwen3-VL."""
+    quick = product([name for name in image_cases.NAMES if name != "qwen3vl"], [NUMPY])
+    return [*quick, *map(wide, product(image_cases.NAMES, DEVICE_SETS))]
+
+
+@pytest.mark.parametrize(("name", "devices"), model_sets())
+@pytest.mark.parametrize("n_ubatch", [24, wide(pytest.param(96))])
 def test_logits_equal_those_of_transformers(
     tmp_path: Path, name: str, devices: list[str], n_ubatch: int
 ) -> None:
