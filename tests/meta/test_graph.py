@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import covering, nmse, wide
+from device_sets import covering, nmse, some, wide
 from places import ROOT
 from prefills import opened, prefill
 from recordings import without_each_barrier
@@ -125,10 +125,10 @@ def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
     [
         wide(pytest.param(2, None)),
         wide(pytest.param(3, None)),
-        (5, None),
+        wide(pytest.param(5, None)),
         (3, [5, 3, 2]),
         wide(pytest.param(2, [1, 0])),
-        (2, [0, 1]),
+        wide(pytest.param(2, [0, 1])),
         (3, [1, 0, 2]),
         (5, [9, 1, 1, 1, 1]),
     ],
@@ -148,7 +148,7 @@ def test_formats_on_several_devices_equal_one(models: Path, name: str, n: int) -
         assert nmse(prefill(runner, TOKENS), on_one(models, name)) <= 1e-9
 
 
-@pytest.mark.parametrize(("ahead", "provider"), covering([0, 1, 3, None], ["pages", "host-sum"]))
+@pytest.mark.parametrize(("ahead", "provider"), some(covering([0, 1, 3, None], ["pages", "host-sum"]), 3))
 def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: int | None) -> None:
     with on_numpy(models, 2) as runner:
         want = prefill(runner, TOKENS)

@@ -7,13 +7,13 @@ from __future__ import annotations
 import random
 import time
 from functools import cache
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, covering, device_infos, nmse, wide
+from device_sets import MULTI, covering, device_infos, nmse, some, wide
 from device_sets import product as pairs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,10 +117,13 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
     summed.mesh.close()
 
 
+WIRES = [*((provider, "f32") for provider in PROVIDERS), ("pages", "bf16"), ("scatter", "f16")]
+
+
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 @pytest.mark.parametrize(
     ("provider", "wire"),
-    [*((provider, "f32") for provider in PROVIDERS), ("pages", "bf16"), ("scatter", "f16")],
+    some(starmap(pytest.param, WIRES), 2),
 )
 @pytest.mark.parametrize("n_runs", [25, pytest.param(1000, marks=pytest.mark.wide)])
 def test_bit_equal_over_many_runs_with_delays(

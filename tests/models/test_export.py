@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_sets import covering
 from gguf_files import F32, STRING, U32, array, gguf_bytes, key, tensor
 from runners import load_runner
 
@@ -19,7 +20,18 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.cli import main
 
 N_EMBD, N_FF, N_VOCAB = 64, 96, 32
-SPLITS = [(1, None), (2, [3, 1]), (3, None)]
+SPLITS = [pytest.param(n, split, id=str(n)) for n, split in ((1, None), (2, [3, 1]), (3, None))]
+
+PLACED = [
+    pytest.param(n, options, id=f"{n}-{options}")
+    for n, options in (
+        (3, {}),
+        (8, {}),  # several devices share each KV head
+        (2, {"n_gpu_layers": 2}),
+        (3, {"split_mode": "layer"}),
+        (3, {"override_tensor": (("ffn", "CPU"),)}),
+    )
+]
 
 
 def tensors_of(layers: range, *, output: bool = False, rope: bool = False) -> dict[str, tuple[int, ...]]:
@@ -82,34 +94,21 @@ def written_back(
         runner.close()
 
 
-@pytest.mark.parametrize(("n", "split"), SPLITS)
 @pytest.mark.parametrize(
-    "name", ["stories-narrow-F32", "stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"]
+    ("name", "n", "split"), covering([f"stories-narrow-{t}" for t in ("F32", "F16", "Q8_0", "Q4_0")], SPLITS)
 )
 def test_tied(models: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
     path = models / f"{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == path.read_bytes()
 
 
-@pytest.mark.parametrize(("n", "split"), SPLITS)
-@pytest.mark.parametrize("name", ["wide-F16", "wide-Q8_0", "wide-Q4_0"])
+@pytest.mark.parametrize(("name", "n", "split"), covering(["wide-F16", "wide-Q8_0", "wide-Q4_0"], SPLITS))
 def test_untied(models: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
     path = models / f"stories-{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["qwen2-Q8_0", "moe8x-Q4_0"])
-@pytest.mark.parametrize(
-    ("n", "options"),
-    [
-        (3, {}),
-        (8, {}),  # several devices share each KV head
-        (2, {"n_gpu_layers": 2}),
-        (3, {"split_mode": "layer"}),
-        (3, {"override_tensor": (("ffn", "CPU"),)}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("n", "options", "name"), covering(PLACED, ["qwen2-Q8_0", "moe8x-Q4_0"]))
 def test_biases_experts_and_placement(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:

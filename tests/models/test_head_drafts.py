@@ -27,6 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store(tmp_path_factory.mktemp("head") / "stories-narrow-head.gguf", model, "F16")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("devices", [QUICKEST, wide(pytest.param(QUICKEST * 2, id="two"))])
 @pytest.mark.parametrize("options", [{}, wide(pytest.param({"process": True}, id="process"))])
 def test_stories_are_the_same(path: Path, devices: list[str], options: dict[str, bool]) -> None:

@@ -30,13 +30,13 @@ needs_compiler = pytest.mark.skipif(
 
 
 def validated() -> list[Any]:
-    """Return all pairs of an op and a variant. By default, only the first variant of each op and a tenth of
-    the other pairs are validated, so that every format is validated with several ops."""
+    """Return all pairs of an op and a variant. By default, only the first variant of each op and a thirtieth
+    of the other pairs are validated, so that every format is validated with some op."""
     ops = list(dict.fromkeys(op for op, _ in shaderlib.variants()))
     seen = dict.fromkeys(ops, 0)
     params = []
     for op, variant in shaderlib.variants():
-        seldom = seen[op] > 0 and (ops.index(op) + seen[op]) % 10 > 0
+        seldom = seen[op] > 0 and (ops.index(op) + seen[op]) % 30 > 0
         seen[op] += 1
         params.append(pytest.param(op, variant, marks=[pytest.mark.wide] if seldom else []))
     return params

@@ -37,7 +37,7 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     ("model", "split", "flags", "options"),
     [
         (DENSE, (3.0, 1.0), (), {}),
-        (DENSE, (1.0, 1.0, 1.0, 1.0, 1.0), (), {}),
+        wide(pytest.param(DENSE, (1.0, 1.0, 1.0, 1.0, 1.0), (), {})),
         wide(pytest.param(DENSE, (1.0, 2.0), ("-ngl", "2"), {"n_gpu_layers": 2})),
         (DENSE, (1.0, 1.0), ("-nkvo", "-ot", "ffn=CPU"), {"kv_offload": False, "ffn": True}),
         wide(pytest.param(DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"})),

@@ -62,7 +62,7 @@ def check_file(
         assert tokens == greedy
 
 
-@pytest.mark.parametrize("name", some(FILES, 2))
+@pytest.mark.parametrize("name", some(FILES, 4))
 def test_files_in_numpy(models: Path, name: str) -> None:
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[name]["prompt_tokens"]

@@ -79,12 +79,12 @@ def logits_after_moving(
 @pytest.mark.parametrize(
     ("name", "n", "options"),
     [
-        ("narrow-F32", 1, {}),
+        wide(pytest.param("narrow-F32", 1, {})),
         wide(pytest.param("narrow-F32", 3, {"tensor_split": [2, 1, 1]})),
         ("narrow-Q4_0", 3, {"tensor_split": [1, 0, 3]}),
         ("narrow-Q8_0", 8, {}),  # two devices share each of the 4 kv heads
         ("narrow-Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
-        ("narrow-Q8_0", 3, {"split_mode": "layer"}),
+        wide(pytest.param("narrow-Q8_0", 3, {"split_mode": "layer"})),
         wide(pytest.param("moe8x-Q4_0", 3, {})),
     ],
 )

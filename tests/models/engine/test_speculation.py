@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_sets import covering
 from drafts import Guesses, always_right
 from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
@@ -40,6 +41,10 @@ pytestmark = pytest.mark.no_vulkan
 N_PLAIN = 40  # Higher tokens make the fake runner misbehave.
 # Snapshots per slot, and whether rows of drafts store recurrent states. None: without recurrent states.
 STATES = [(None, False), (0, False), (2, False), (0, True), (2, True)]
+
+ON_FEW_BLOCKS = covering(
+    [pytest.param(*state, id="-".join(map(str, state))) for state in STATES], [0.0, 0.7, 1.0]
+)
 
 
 def truth(want: Want) -> list[int]:
@@ -113,8 +118,7 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(data: st.DataObject) -> No
     same_as_plain(options, requests, guesses)
 
 
-@pytest.mark.parametrize(("snapshots", "rows"), STATES)
-@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(("snapshots", "rows", "share"), ON_FEW_BLOCKS)
 def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int | None, rows: bool) -> None:
     """Four sequences need 16 blocks and share 5. Preempted sequences lose their drafts and run again."""
     options = {"n_slots": 4, "n_ctx": 120, "blocks": 5, "n_ubatch": 32}

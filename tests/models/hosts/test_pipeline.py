@@ -73,7 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (TWO, 2, {}, 2),
         (THREE, 3, {}, 3),
-        (["0/numpy", "0/numpy", "1/numpy"], 2, {}, 2),
+        pytest.param(["0/numpy", "0/numpy", "1/numpy"], 2, {}, 2, marks=pytest.mark.wide),
         (["1/numpy", "0/numpy"], 2, {}, 1),  # node 0 has the last layers
         (TWO, 2, {"split_mode": "tensor"}, 1),
         (THREE, 3, {"tensor_split": [1, 0, 1]}, 2),

@@ -60,7 +60,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
         # two nodes send complete slots, because parts would need as many bytes and a second exchange
         (TWO, "host-sum", [1, 1]),
         # complete slots would need 2 slots per node
-        (HOSTS, "host-sum", [4 / 3] * 3),
+        pytest.param(HOSTS, "host-sum", [4 / 3] * 3, marks=pytest.mark.wide),
         (HOSTS, "auto", [4 / 3] * 3),
         # Node 0 sends three half slots: each of its devices' partials, and the sum.
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_sets import covering
 from gguf_files import BOOL, F32, STRING, array, key, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,8 +81,7 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
     return Counter(i for i in ids if tok.is_marker(i))
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "model"), covering(NAMES, ["gpt2", "llama"]))
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
     tok, template = tokenizer(folder, name, model), template_of(name)
     protection = Protection(template, tok, source(name))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_sets import some
 
 from vkbackend import shaderlib
 from vkbackend.buffer import Home, View
@@ -31,7 +32,7 @@ void main() {{
 """
 
 
-@pytest.mark.parametrize("local", [1, 32, 128])
+@pytest.mark.parametrize("local", some([32, 1, 128], 3))
 def test_sums_one_after_another(
     device: Any, local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from itertools import starmap
 
 import pytest
+from device_sets import some
 from fake_runner import continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,7 +213,9 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("n", [200, pytest.param(10_000, marks=pytest.mark.wide)])
-@pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
+@pytest.mark.parametrize(
+    ("kind", "n_in_flight"), some(starmap(pytest.param, [("both", 2), *((kind, 1) for kind in KINDS)]), 3)
+)
 def test_many_requests_leave_no_objects(kind: str, n_in_flight: int, n: int) -> None:
     rng = random.Random(n)
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
