@@ -48,7 +48,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
     with twin_runner(path, places, 2, **OPTIONS) as runner:
         (led, led_nbytes), (followed, followed_nbytes) = sent_in_a_step(runner)
     n_there, slot = len(places) - 1, 4 * tiny.n_embd
-    assert led == 2 * tiny.n_layer + 1 and led_nbytes - 2 * tiny.n_layer * slot < 100  # the call
+    assert led == 2 * tiny.n_layer + 1 and led_nbytes - 2 * tiny.n_layer * slot < 128  # the call
     logits_nbytes = 4 * tiny.n_vocab * n_there // len(places)
     assert followed == n_there * (2 * tiny.n_layer + 1)
     assert abs(followed_nbytes - n_there * 2 * tiny.n_layer * slot - logits_nbytes) <= 4 * 32
@@ -104,5 +104,5 @@ def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
         (led, led_nbytes), followed = sent_in_a_step(runner)
-    assert led == 3 and 0 < led_nbytes - 2 * 4 * tiny.n_embd < 100
+    assert led == 3 and 0 < led_nbytes - 2 * 4 * tiny.n_embd < 128
     assert followed == (2, 4 * tiny.n_vocab)
