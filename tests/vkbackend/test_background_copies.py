@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from vkbackend.open_device import open_device
 from vkbackend.recording import Copy, Recording
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
+from vkbackend.vulkan import capabilities
 from vkbackend.vulkan.device import VulkanDevice
 
 DEADLINE_S = 30
@@ -52,6 +54,24 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Device]:
     yield device
     device.close()
     assert not device.counts
+
+
+GRAPHICS, COMPUTE, TRANSFER, SPARSE, DECODE, FLOW = 1, 2, 4, 8, 32, 256
+FAMILIES = {
+    "copies": ([GRAPHICS | COMPUTE | TRANSFER | SPARSE, TRANSFER | SPARSE, COMPUTE | TRANSFER], 1),
+    "video first": ([GRAPHICS | COMPUTE | TRANSFER, TRANSFER | DECODE, TRANSFER | FLOW, TRANSFER], 3),
+    "video only": ([GRAPHICS | COMPUTE | TRANSFER, COMPUTE | TRANSFER, TRANSFER | DECODE], None),
+    "one": ([GRAPHICS | COMPUTE | TRANSFER], None),
+}
+
+
+@pytest.mark.parametrize(("flags", "family"), FAMILIES.values(), ids=FAMILIES)
+def test_the_family_of_a_copy_engine(
+    flags: list[int], family: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = [SimpleNamespace(queueFlags=of_family) for of_family in flags]
+    monkeypatch.setattr(capabilities, "enumerate_all", lambda *_, **__: families)
+    assert capabilities.transfer_family(None) == family
 
 
 @pytest.mark.parametrize("by_semaphores", [False, True])

@@ -301,7 +301,8 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def transfer_family(physical: Any) -> int | None:
-    """Return the index of a copy-only queue family (with its own copy engine), or None."""
+    """Return the index of a copy-only queue family (with its own copy engine), or None. Engines for video and
+    optical flow also copy, but slowly."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",
@@ -309,6 +310,9 @@ def transfer_family(physical: Any) -> int | None:
         name="vkGetPhysicalDeviceQueueFamilyProperties",
     )
     copies, others = C.VK_QUEUE_TRANSFER_BIT, C.VK_QUEUE_COMPUTE_BIT | C.VK_QUEUE_GRAPHICS_BIT
+    others |= (
+        C.VK_QUEUE_VIDEO_DECODE_BIT_KHR | C.VK_QUEUE_VIDEO_ENCODE_BIT_KHR | C.VK_QUEUE_OPTICAL_FLOW_BIT_NV
+    )
     return next((i for i, f in enumerate(families) if f.queueFlags & (copies | others) == copies), None)
 
 
