@@ -13,6 +13,7 @@ from oracles.fixture import N_CTX, PROMPT
 from oracles.fixtures import FIXTURES, is_mixture
 from runners import load_runner
 
+from vkbackend import hazards
 from vkbackend.meta.expert_moves import Move
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.experts.uses import Uses
@@ -83,3 +84,48 @@ class Slow:
     def ended(self) -> bool:
         self._n = self._n - 1 if self._n else int(self._rng.integers(0, 4))
         return self._n == 0 and self._ended()
+
+
+TEXT_EVERY = 20
+
+
+def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) -> None:
+    """Compute the same tokens again and again, while random experts are copied to random slots. Targets of
+    copies are NaN until the first poll. No step may read them."""
+    plain = opened(path, devices, **options)
+    want, mib = text(plain), slot_mib(plain)
+    plain.close()
+    rng = np.random.default_rng(n_steps)
+    runner = opened(path, devices, 3 * mib, **options)
+    cache = runner.expert_cache
+    assert cache
+    cache.choose, cache.period = at_random(rng), 1
+    slow = [Slow(device, rng) for device in runner.mesh.devices]
+    created, n_during = 0, 0
+    for i in range(n_steps):
+        at = int(rng.integers(0, 6))
+        got = runner.step([5 + at], [Run(0, 0, 1, N + at)], [0]) if i % TEXT_EVERY else text(runner)
+        assert np.array_equal(got, want[N + at : N + at + 1] if i % TEXT_EVERY else want), f"step {i}"
+        assert cache.slots.faults() == []
+        n_during += cache.slots.n_moving > 0
+        if i % 50 == 0:
+            check_recordings(runner)
+        if i == 10:
+            created = sum(device.created for device in runner.mesh.devices)
+    assert created in (0, sum(device.created for device in runner.mesh.devices))
+    assert n_during > n_steps // 4 and cache.n_replaced > n_steps // 4 and slow
+    runner.close()
+
+
+def check_recordings(runner: Runner) -> None:
+    """The copies conflict with no access of a recorded step except reads of slots by table. Without this
+    exception, the check reports these reads."""
+    cache = runner.expert_cache
+    assert cache
+    n_found = 0
+    for step in runner.mesh.steps.by_kind.values():
+        for d, executable in enumerate(step.executables):
+            copies, views = cache.slots.copies(d), cache.slots.views(d)
+            assert hazards.check_copies(executable.recording, copies, views) == []
+            n_found += len(hazards.check_copies(executable.recording, copies))
+    assert n_found or not cache.slots.n_moving

@@ -4,7 +4,9 @@ Three machines have simulated cards of 24 GiB, which read 700 GB/s of device mem
 memory, and the rest of the cards' memory is a cache of the most used experts. Prints the tokens per second
 that memory, bus and RAM allow: without the cache, with it for an even router and for Zipf's law, and if the
 CPU computed the experts. An exchange between two cards is assumed to take 83 us, and so is handing a layer's
-missed experts to a CPU device. The last table has the rate at which this device must read RAM to pay.
+missed experts to a CPU device. The third table has the rate at which this device must read RAM to pay. The
+last table counts what a prompt's step reads over the bus if each tile of pairs reads its expert in place, and
+if a step copied all experts to device memory first.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from vkbackend import env
 from vkbackend.meta.rates import Rates
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.arguments import EXPERTS
 from vkbackend.models.options import Options
-from vkbackend.models.placement.expert_use import Used, even, zipf
+from vkbackend.models.placement.expert_use import Used, even, resident, tiles_read, zipf
 from vkbackend.models.placement.mixture_plan import RAM
 from vkbackend.models.placement.tensors import check_weights
+from vkbackend.ops import tile_size
 from vkbackend.runtime import Device
 from vkbackend.tools.flags.assumed import Assumed
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
@@ -61,6 +66,10 @@ PROMPTS = (
 )
 
 
+STEP_ROWS = 512, 1024, 2048, 4096
+STEPS = ("model", "experts cached", "router", "-ub", "copied first", "in place", "in place, with the cache")
+
+
 def mixture(machine: Machine, spec: str) -> Mixture:
     devices: list[Device] = [SimulatedDevice(i, CARD_NBYTES) for i in range(machine.n_cards)]
     gguf = Hollow(spec)
@@ -92,6 +101,24 @@ class Rows:
     token: tuple[object, ...]
     prompts: list[tuple[object, ...]]
     cpu: tuple[object, ...]
+    steps: list[tuple[object, ...]]
+
+
+def steps_of(planned: Mixture, spec: str) -> list[tuple[object, ...]]:
+    """Return the GB that steps read over the bus. Copies cannot leave out the cached experts, because a
+    recorded step never changes."""
+    plan, n_slots = planned.plan, planned.caches[-1].n_slots
+    n_expert, n_used, limits = plan.n_experts, plan.model.n_used, SimulatedDevice(0, CARD_NBYTES).limits
+    steps: list[tuple[object, ...]] = []
+    for name, router in ROUTERS.items():
+        used = router(n_expert, n_used)
+        missed = np.where(resident(used, n_slots), 0, used)
+        for n_rows in STEP_ROWS:
+            tile = tile_size(limits, n_rows, n_used, n_expert) or 1
+            experts = (n_expert, *(tiles_read(of, n_rows, tile) for of in (used, missed)))
+            gb = (f"{n * plan.slot_nbytes / 1e9:.1f}" for n in experts)
+            steps.append((spec, n_slots, name, n_rows, *gb))
+    return steps
 
 
 def rows_of(machine: Machine, spec: str) -> Rows:
@@ -124,7 +151,7 @@ def rows_of(machine: Machine, spec: str) -> Rows:
     shown = [f"{n / 1e9:.2f}: {rate / 1e9:.0f}" if rate else f"{n / 1e9:.2f}: never"
              for n, rate in zip(missed, must, strict=True)]  # fmt: skip
     cpu = (machine.name, spec, *shown, RAM[machine.ram] / 1e9)
-    return Rows(tuple(token), prompts, cpu)
+    return Rows(tuple(token), prompts, cpu, steps_of(planned, spec))
 
 
 def per_s(ms: float) -> str:
@@ -145,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         table("Prompts, without a cache", PROMPTS, [step for row in rows for step in row.prompts])
         title = "GB missed per token: GB/s of RAM that a CPU device must read to be as fast as the bus"
         table(title, CPU, [row.cpu for row in rows])
+        title = f"GB that a step reads over the bus, {MACHINES[1].name}"
+        n = len(args.models.split(","))
+        table(title, STEPS, [step for row in rows[n : 2 * n] for step in row.steps])
     return 0
 
 

@@ -20,10 +20,10 @@ from expert_caches import (
     SETS,
     SHARES,
     N,
-    Slow,
     at_random,
     on_devices,
     opened,
+    run_at_random,
     slot_mib,
     text,
 )
@@ -68,51 +68,6 @@ def test_equal_bits(tmp_path: Path, name: str, devices: list[str]) -> None:
         assert np.array_equal(got, want), f"{n_slots} slots"
         assert (cache.misses == 0) == (n_slots == n_experts) and cache.hits
         assert (cache.n_replaced > 0) == (n_slots < n_experts)
-
-
-TEXT_EVERY = 20
-
-
-def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) -> None:
-    """Compute the same tokens again and again, while random experts are copied to random slots. Targets of
-    copies are NaN until the first poll. No step may read them."""
-    plain = opened(path, devices, **options)
-    want, mib = text(plain), slot_mib(plain)
-    plain.close()
-    rng = np.random.default_rng(n_steps)
-    runner = opened(path, devices, 3 * mib, **options)
-    cache = runner.expert_cache
-    assert cache
-    cache.choose, cache.period = at_random(rng), 1
-    slow = [Slow(device, rng) for device in runner.mesh.devices]
-    created, n_during = 0, 0
-    for i in range(n_steps):
-        at = int(rng.integers(0, 6))
-        got = runner.step([5 + at], [Run(0, 0, 1, N + at)], [0]) if i % TEXT_EVERY else text(runner)
-        assert np.array_equal(got, want[N + at : N + at + 1] if i % TEXT_EVERY else want), f"step {i}"
-        assert cache.slots.faults() == []
-        n_during += cache.slots.n_moving > 0
-        if i % 50 == 0:
-            check_recordings(runner)
-        if i == 10:
-            created = sum(device.created for device in runner.mesh.devices)
-    assert created in (0, sum(device.created for device in runner.mesh.devices))
-    assert n_during > n_steps // 4 and cache.n_replaced > n_steps // 4 and slow
-    runner.close()
-
-
-def check_recordings(runner: Runner) -> None:
-    """The copies conflict with no access of a recorded step except reads of slots by table. Without this
-    exception, the check reports these reads."""
-    cache = runner.expert_cache
-    assert cache
-    n_found = 0
-    for step in runner.mesh.steps.by_kind.values():
-        for d, executable in enumerate(step.executables):
-            copies, views = cache.slots.copies(d), cache.slots.views(d)
-            assert hazards.check_copies(executable.recording, copies, views) == []
-            n_found += len(hazards.check_copies(executable.recording, copies))
-    assert n_found or not cache.slots.n_moving
 
 
 LONG = [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, needs_layer, wide
-from expert_caches import FAMILIES, SETS, SHARES, N, Slow, at_random, opened, slot_mib, text
+from expert_caches import FAMILIES, SETS, SHARES, N, Slow, at_random, opened, run_at_random, slot_mib, text
 from oracles.fixture import PROMPT, write
 from oracles.fixtures import build
 from streamed import PLACES, check_windows, poisoned, stream_of
@@ -82,6 +82,25 @@ def test_equal_bits(
         if n_slots == n_experts and not any(len(load.shape) == 3 for load in others):
             whole = sum(weight_nbytes(load, d) for load in others for d in range(len(devices)))
             assert stream.n_copied == 2 * (1 + 6) * whole
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("devices", "n_steps"),
+    [
+        pytest.param(["numpy"] * 2, 2_000, id="numpy*2"),
+        *(pytest.param(*p.values, 1_000, id=p.id, marks=p.marks) for p in DEVICE_SETS[:1]),
+    ],
+)
+def test_no_step_reads_an_expert_that_is_replaced(
+    tmp_path: Path, devices: list[str], n_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VKBACKEND_POISON", "1")
+    poisoned(monkeypatch)
+    path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
+    options = {"tensor_split": SHARES[: len(devices)], "pinned_mib": 0.0, "use_mmap": False}
+    run_at_random(path, devices, n_steps, **options)
 
 
 def test_a_token_copies_the_experts_that_miss(tmp_path: Path) -> None:
