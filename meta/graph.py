@@ -249,19 +249,21 @@ class Graph:
     def reduces(self) -> list[Reduce]:
         return [meeting for meeting in self.meetings if isinstance(meeting, Reduce)]
 
-    def fetch_experts(self, d: int, ids: View, n_experts: int, stacks: Sequence[Weight]) -> None:
-        """End the segment, so that the host can copy the used experts of streamed `stacks`. `ids` u32
-        [n_rows, n_used] is on device d. In a step that uses nearly all experts, they are copied ahead
-        instead."""
-        n_rows, n_used = ids.shape
+    def fetch_experts(self, ids: Mapping[int, View], n_experts: int, stacks: Sequence[Weight]) -> None:
+        """End the segment, so that hosts can copy the used experts of streamed `stacks`. `ids` u32
+        [n_rows, n_used] are on these devices, and the first device of each node writes them to host memory.
+        In a step that uses nearly all experts, they are copied ahead instead."""
+        n_rows, n_used = next(iter(ids.values())).shape
         names = tuple(name_in_layer(w.name) for w in stacks if w.streamed)
         if names and not uses_all(n_rows, n_used, n_experts):
-            used, n_ids = self.inputs[d].used, n_rows * n_used
-            assert used is not None
-            self.on(d, "moe used").copy(
-                replace(ids, shape=(n_ids,)), View(used.buffer, used.offset, (n_ids,), "u32")
-            )
-            self._meet(Fetch(names, n_ids, d), self.label("moe fetch"))
+            n_ids, firsts = n_rows * n_used, {self.devices[d].node: d for d in reversed(list(ids))}
+            for d in firsts.values():
+                used = self.inputs[d].used
+                assert used is not None
+                self.on(d, "moe used").copy(
+                    replace(ids[d], shape=(n_ids,)), View(used.buffer, used.offset, (n_ids,), "u32")
+                )
+            self._meet(Fetch(names, n_ids, tuple(firsts.values())), self.label("moe fetch"))
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
         for d, (begin, end) in enumerate(parts_of(reduce, self.n)):

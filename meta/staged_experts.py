@@ -52,6 +52,7 @@ class StagedExperts:
             device.buffer(staged_nbytes(streamed, d), Home.STREAM, "staged experts") if stride else None
             for d, (device, stride) in enumerate(zip(devices, self._strides, strict=True))
         ]
+        self._here = [d for d, device in enumerate(devices) if self._buffers[d] and not device.node]
         self._thread = ThreadPoolExecutor(1, "vkbackend-experts")
         self._copying: Future[None] | None = None
 
@@ -65,7 +66,7 @@ class StagedExperts:
 
     def _copy(self, experts: Sequence[tuple[str, int]]) -> None:
         for k, (prefix, expert) in enumerate(experts):
-            for d in range(len(self._devices)):
+            for d in self._here:
                 places = self.places(d, k, prefix)
                 for load, (buffer, at) in zip(self._streamed[prefix], places, strict=True):
                     data = expert_bytes(load, d, expert, self._data[load.name])
@@ -73,10 +74,9 @@ class StagedExperts:
                         copy_into(buffer.host[at : at + data.size].reshape(data.shape), data)
 
     def places(self, d: int, k: int, prefix: str) -> list[tuple[Buffer, int]]:
-        """Return (buffer, first byte) of each matrix of the k-th expert on device `d`."""
+        """Return (buffer, first byte) of each matrix of the k-th expert on device `d`, which has a share."""
         buffer = self._buffers[d]
-        if buffer is None:
-            return []
+        assert buffer
         sizes = [slot_nbytes(load, d) for load in self._streamed[prefix]]
         return [(buffer, at) for at in accumulate(sizes[:-1], initial=k * self._strides[d])]
 
@@ -87,9 +87,8 @@ class StagedExperts:
                 return False
             copying, self._copying = self._copying, None
             copying.result()
-            for device, buffer in zip(self._devices, self._buffers, strict=True):
-                if buffer:
-                    device.flush(buffer)
+            for d in self._here:
+                self._devices[d].flush(self._buffers[d])  # type: ignore[arg-type]
         return True
 
     def close(self) -> None:

@@ -40,11 +40,12 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Ends a segment before the next layer, or if `stacks` is set, after the router of a layer. `stacks` are
-    the names in the layer of the experts' matrices, and `device` wrote the ids."""
+    the names in the layer of the experts' matrices. On each node that computes the layer, one of `devices`
+    wrote the ids."""
 
     stacks: tuple[str, ...] = ()
     n_ids: int = 0
-    device: int = 0
+    devices: tuple[int, ...] = ()
 
 
 def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
@@ -71,7 +72,7 @@ class _Layer:
 
 
 class Stream:
-    """Copies the weights of a step from the file. `n_copied` counts bytes."""
+    """Copies the weights of a step from the file to this node's devices. `n_copied` counts bytes."""
 
     def __init__(
         self,
@@ -91,9 +92,12 @@ class Stream:
         self._later: Sequence[frozenset[str]] = ()
         self._at = -1
         self.n_copied = 0
+        here = [d for d, device in enumerate(devices) if not device.node]
         for section, of_layer in by_layer(loads).items():
-            pieces = [pieces for load in of_layer for pieces in enumerate(weights[load.name].pieces)]
-            buffers = [(devices[d], view.buffer) for d, of_device in pieces for _, view in of_device]
+            pieces = [
+                (d, view) for load in of_layer for d in here for _, view in weights[load.name].pieces[d]
+            ]
+            buffers = [(devices[d], view.buffer) for d, view in pieces]
             layer = _Layer(list(dict.fromkeys(buffers)))  # type: ignore[arg-type]
             for device, buffer in layer.buffers:
                 if buffer.host is None:
@@ -103,11 +107,11 @@ class Stream:
                     )
             for load in of_layer:
                 raw, weight = source.data(load.name), weights[load.name]
-                for d, device in enumerate(devices):
+                for d in here:
                     if len(load.shape) < 3:
                         layer.matrices += matrix_pairs(load, d, weight.pieces[d], raw)
                         continue
-                    of_device = expert_pairs(load, d, weight, raw, device)
+                    of_device = expert_pairs(load, d, weight, raw, devices[d])
                     stack = layer.stacks.setdefault(name_in_layer(load.name), [[] for _ in of_device])
                     for e, pairs in enumerate(of_device):
                         stack[e] += pairs
@@ -166,9 +170,12 @@ class Stream:
         return _copy(layer.matrices) + sum(map(_copy, experts))
 
     def _copy_experts(self, fetch: Fetch) -> None:
-        view = self._used[fetch.device]
+        device = next((d for d in fetch.devices if not self._devices[d].node), None)
+        if device is None:  # another node computes the layer
+            return
+        view = self._used[device]
         assert view is not None
-        self._devices[fetch.device].invalidate(view.buffer)  # type: ignore[arg-type]
+        self._devices[device].invalidate(view.buffer)  # type: ignore[arg-type]
         layer = self._layers[self._at]
         used = np.unique(bytes_of(view, 4 * fetch.n_ids).view(np.uint32))
         for name in fetch.stacks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,5 +170,5 @@ class TensorGraph(Protocol):
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]: ...
-    def fetch_experts(self, d: int, ids: View, n_experts: int, stacks: Sequence[Weight]) -> None: ...
+    def fetch_experts(self, ids: Mapping[int, View], n_experts: int, stacks: Sequence[Weight]) -> None: ...
     def add(self, a: Tensor, b: Tensor) -> Tensor: ...

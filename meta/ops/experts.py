@@ -76,10 +76,8 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         d: _pairs(graph, d, replace(routed[1].on(d), dtype="u32"), n_experts, state.writers, stacks)
         for d in state.writers
     }
-    first = state.writers[0]
-    graph.fetch_experts(
-        first, pairs_on[first].ids, n_experts, [*stacks, *filter(None, (e.gate_bias, e.up_bias))]
-    )
+    ids_on = {d: pairs.ids for d, pairs in pairs_on.items()}
+    graph.fetch_experts(ids_on, n_experts, [*stacks, *filter(None, (e.gate_bias, e.up_bias))])
     for d in state.writers:
         on, pairs = graph.on(d, "moe"), pairs_on[d]
         weights, ids, groups = routed[0].on(d), pairs.ids, pairs.groups

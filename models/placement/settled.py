@@ -87,8 +87,6 @@ def settle(
     if alone:
         options = with_pinned_size(options, layout, sizes, host_budgets(devices))
         layout = layout_of(options)
-    elif options.pinned_mib != "auto":
-        raise InvalidArgument("pinned_mib: several hosts pin all weights that are in host memory")
     halves = halves and not layout.streamed  # The host would copy a layer for each half.
     if options.moe_cache_mib == "auto":
         if not alone:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, needs_layer, wide
 from expert_caches import FAMILIES, SETS, SHARES, N, Slow, at_random, opened, run_at_random, slot_mib, text
-from oracles.fixture import PROMPT, write
+from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import build
 from streamed import PLACES, check_windows, poisoned, stream_of
 
@@ -25,6 +25,7 @@ from vkbackend.models.placement.layout import weight_nbytes
 from vkbackend.models.placement.memory_report import allocations
 from vkbackend.models.placement.traced_steps import step_sizes
 from vkbackend.step import Run
+from vkbackend.tools.measure.twin_nodes import twin_runner
 
 QUICK = [("qwen3moe", "numpy*2")]
 
@@ -124,6 +125,32 @@ def test_a_token_copies_the_experts_that_miss(tmp_path: Path) -> None:
     assert cache.hits and cache.misses > n_missed
     assert stream.n_copied - n_copied == 6 * others + (cache.misses - n_missed) * of_expert
     runner.close()
+
+
+HOSTS = ["0/numpy", "1/numpy", "1/numpy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split_mode", "n_slots"),
+    [
+        pytest.param("qwen3moe", "tensor", 3, id="slots"),
+        *(wide(pytest.param(n, m, 0, id=f"{n}-{m}")) for n in FAMILIES for m in ("tensor", "hosts")),
+        *(wide(pytest.param(n, m, 3, id=f"{n}-{m}-slots")) for n in FAMILIES for m in ("tensor", "hosts")),
+    ],
+)
+def test_several_hosts(tmp_path: Path, name: str, split_mode: str, n_slots: int) -> None:
+    """Each host copies its devices' slices of the layers that stay in the file."""
+    path = write(build(name), tmp_path / "model.gguf")
+    options: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "split_mode": split_mode} | PLACES["layers"]
+    with twin_runner(path, HOSTS, **options) as plain:
+        assert not plain.layout.streamed
+        if plain.encodes:
+            pytest.skip("encoders pin all weights")
+        want, mib = text(plain), slot_mib(plain)
+    more = {"pinned_mib": 0.0, "moe_cache_mib": n_slots * mib}
+    with twin_runner(path, HOSTS, **options, **more) as runner:
+        assert len(runner.layout.streamed) > 1 and (runner.expert_cache is not None) == (n_slots > 0)
+        assert np.array_equal(text(runner), want)
 
 
 def slot_mib_of(path: Path) -> float:

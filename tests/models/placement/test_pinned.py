@@ -16,13 +16,12 @@ from oracles.fixtures import build
 from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
-from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement import fit
 from vkbackend.models.placement.host_limits import HostLimit
 from vkbackend.step import Run
 from vkbackend.tools.cli import main
-from vkbackend.tools.measure.twin_nodes import twin_runner
 
 LAYERS = {"n_gpu_layers": 2}
 N = len(PROMPT)
@@ -66,13 +65,6 @@ def test_weights_that_do_not_fit_stay_in_the_file(
     limit(monkeypatch, all_pinned * 0.2)
     with pytest.raises(OutOfDeviceMemory, match="available"):
         opened(path)
-
-
-def test_several_hosts_pin_all_weights(tmp_path: Path) -> None:
-    path = write(build("qwen3"), tmp_path / "model.gguf")
-    with pytest.raises(InvalidArgument, match="hosts"):
-        with twin_runner(path, ["0/numpy", "1/numpy"], pinned_mib=0.0, n_ctx=N_CTX, **LAYERS):
-            pass
 
 
 LIMITED = """
