@@ -46,6 +46,7 @@ from vkbackend.tools.flags.text import (
     own_context,
     show_model,
     show_timings,
+    take_vision_demo,
     write_text,
 )
 from vkbackend.tools.flags.vision import add_image_argument, image_files
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
+    take_vision_demo(args)
     settle(args, demo_model())
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     source = template_of(args)

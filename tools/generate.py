@@ -30,6 +30,7 @@ from vkbackend.tools.flags.text import (
     open_model,
     show_model,
     show_timings,
+    take_vision_demo,
     write_text,
 )
 from vkbackend.tools.flags.vision import add_image_argument, image_files
@@ -71,6 +72,7 @@ def prompt_of(llm: LLM, text: str, args: argparse.Namespace) -> Prompt:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
+    take_vision_demo(args)
     settle(args, demo_model())
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     prompt, cache = read_prompt(args), args.prompt_cache

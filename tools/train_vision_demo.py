@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 
-from vkbackend.tools.demo.shapes import draw, random_scene
+from vkbackend.tools.demo.shapes import draw, new_picture, random_scene
 from vkbackend.tools.demo.transformer import Config, Weights, init_weights, states
 from vkbackend.tools.demo.vision import VisionSizes, encode, init_vision, patches_of, write_mmproj
 from vkbackend.tools.demo.vocabulary import BOS, EOS, Vocabulary, learned_vocabulary
@@ -147,13 +148,22 @@ def main(argv: list[str] | None = None) -> int:
     )
     default_out = Path(__file__).resolve().parent.parent / "models" / "demo"
     parser.add_argument(
-        "--steps", type=int, default=4000, help=f"optimizer steps of {BATCH} pictures at most"
+        "--steps", type=int, default=2000, help=f"optimizer steps of {BATCH} pictures at most"
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="training time at most, in minutes")
+    parser.add_argument("--minutes", type=float, default=10.0, help="training time at most, in minutes")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Muon")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, vocabulary and pictures")
-    parser.add_argument("--out", type=Path, default=default_out, help="folder for the two files")
+    parser.add_argument("--out", type=Path, default=default_out, help="folder for the files")
+    parser.add_argument(
+        "--pictures", type=int, metavar="N", help="only draw N new pictures into --out (needs no PyTorch)"
+    )
     args = parser.parse_args(argv)
+    if args.pictures:
+        for number in range(args.pictures):
+            pixels, scene = new_picture(number)
+            Image.fromarray(pixels).save(args.out / f"shapes-{number}.png")
+            print(f"shapes-{number}.png: {scene.sentence}")
+        return 0
     try:
         import torch
     except ImportError:

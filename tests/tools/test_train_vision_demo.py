@@ -7,16 +7,18 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from vision_configs import vision_config
 
 from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.preprocess.prepare import prepare
-from vkbackend.tools.demo.shapes import COLOURS, PLACES, SHAPES, SIDE, Scene, draw, random_scene
+from vkbackend.tools.demo.shapes import COLOURS, PLACES, SHAPES, SIDE, Scene, draw, new_picture, random_scene
 from vkbackend.tools.demo.vision import VisionSizes, patches_of
-from vkbackend.tools.train_vision_demo import FAKE, GLOBAL, QUESTIONS, vocabulary
+from vkbackend.tools.train_vision_demo import FAKE, GLOBAL, QUESTIONS, main, vocabulary
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -70,6 +72,13 @@ def test_patches_are_those_of_the_engine() -> None:
     np.testing.assert_allclose(patches_of(pixels[None], sizes)[0], picture.tiles[0].patches, atol=1e-6)
     assert picture.layout == (f"{FAKE}{GLOBAL}", 0, FAKE)
     assert len(picture.tiles[0].patches) == sizes.n_rows * sizes.merge**2
+
+
+def test_new_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--pictures", "2", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [new_picture(n)[1].sentence for n in range(2)]
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "shapes-1.png")), new_picture(1)[0])
 
 
 def test_without_torch_a_line_says_so() -> None:

@@ -18,6 +18,7 @@ COLOURS = {
 }
 SHAPES = "circle", "square", "triangle"
 PLACES = "top left", "top right", "bottom left", "bottom right"
+UNSEEN = 50_000_000  # The first seed of new pictures; the trainer uses smaller ones.
 TWO = 0.7  # share of pictures with two shapes
 _Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
 
@@ -43,6 +44,12 @@ def _article(word: str) -> str:
 def random_scene(rng: random.Random) -> Scene:
     places = sorted(rng.sample(range(len(PLACES)), 2 if rng.random() < TWO else 1))
     return Scene(tuple((rng.choice([*COLOURS]), rng.choice(SHAPES), PLACES[place]) for place in places))
+
+
+def new_picture(number: int) -> tuple[np.ndarray, Scene]:
+    """Return pixels and scene of a picture that training never draws."""
+    scene = random_scene(random.Random(UNSEEN + number))
+    return draw(scene, np.random.default_rng(UNSEEN + number)), scene
 
 
 def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:

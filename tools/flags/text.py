@@ -20,6 +20,7 @@ from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
+from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder, fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.present import present, show_devices
@@ -30,6 +31,7 @@ from vkbackend.tools.flags.structure import add_structure_arguments
 from vkbackend.tools.flags.vision import add_vision_arguments
 
 NO_MODEL = "no model given (-m): using the embedded demo model"
+VISION_DEMO = "no model given (-m): using the embedded vision demo, which describes one or two colored shapes"
 MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
@@ -82,6 +84,14 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def demo_model() -> str:
     return str(files("vkbackend.models") / "demo" / "demo.gguf")
+
+
+def take_vision_demo(args: argparse.Namespace) -> None:
+    """Set the vision demo's files if there are images and no model."""
+    if args.image and args.model is None and args.hf_repo is None and args.mmproj is None:
+        folder = files("vkbackend.models") / "demo"
+        args.model, args.mmproj = str(folder / "demo-vision.gguf"), str(folder / "mmproj-demo-vision.gguf")
+        note(args, VISION_DEMO)
 
 
 def own_context(path: str) -> int:
