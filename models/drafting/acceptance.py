@@ -1,7 +1,8 @@
 """Learns how often drafted tokens are accepted.
 
 Each source of drafts has a rate, because an n-gram of six tokens is right more often than an n-gram of three
-tokens. A sequence's rates start at the rate of all sequences.
+tokens. A sequence's rates start at the rate of all sequences. Drafts are short until some of their tokens
+were accepted, so that a text that cannot be guessed costs little.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ PRIOR = 0.5
 # ngram-6 was measured on edited files (models/drafting/ngram.py). Models begin high, so that they are tried.
 STRONG = {"ngram-6": 0.8, "draft": 0.8, "mtp": 0.8, "eagle3": 0.8}
 WEIGHT = 2.0  # The prior counts as this many tokens.
+GROWTH = 2.0  # Longer drafts per accepted token
 DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
 
 
@@ -25,6 +27,12 @@ class Acceptance:
         accepted, tried = self._counts.get(source, (0.0, 0.0))
         prior = self._common.rate(source) if self._common else STRONG.get(source, PRIOR)
         return (accepted + WEIGHT * prior) / (tried + WEIGHT)
+
+    def limit(self, source: str) -> int:
+        """Return how many tokens to draft at most: 1 at first, and 7 after 3 accepted tokens."""
+        accepted, _ = self._counts.get(source, (0.0, 0.0))
+        most = 1 + int(GROWTH * accepted)
+        return max(most, self._common.limit(source)) if self._common else most
 
     def learn(self, source: str, n_drafted: int, n_accepted: int) -> None:
         """Tokens after the first rejected token were not tried."""

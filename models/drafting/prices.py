@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
-N_TIMES = 32  # The minimum of this many times ignores steps that other work has delayed.
+N_TIMES = 32  # A quarter of this many times is at most the price, which ignores steps that were delayed.
 SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
+GAIN = 1.03  # Drafts must produce this many times the tokens per second of plain decoding.
 
 
 class Recent:
-    """The minimum of the last N_TIMES times, or 0 before the first."""
+    """The lower quartile of the last N_TIMES times, or 0 before the first. On a busy machine, the minima of
+    all sizes are almost equal, although large steps take longer."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=N_TIMES)
@@ -22,7 +24,7 @@ class Recent:
 
     def add(self, seconds: float) -> None:
         self._last.append(seconds)
-        self.seconds = min(self._last)
+        self.seconds = sorted(self._last)[len(self._last) // 4]
         self.n_added += 1
 
     def forget(self) -> None:
@@ -131,7 +133,7 @@ def best_lengths(
         return lengths
     if not tries:  # Most drafts that save no time are refused here, before drafts are compared.
         most_tokens = n_sequences + sum([sum(draft) for draft in survivals])
-        if most_tokens * plain <= n_sequences * prices.known(n_rows + 1):
+        if most_tokens * plain <= GAIN * n_sequences * prices.known(n_rows + 1):
             return lengths
     chances = [(chance, -j, i) for i, draft in enumerate(survivals) for j, chance in enumerate(draft)]
     chances.sort(reverse=True)
@@ -139,7 +141,7 @@ def best_lengths(
 
     def value(n: int, hopeful: bool = False) -> float:
         tokens = n_sequences + sum(chance for chance, _, _ in chances[:n])
-        return tokens / prices.known(n_rows + n, hopeful)
+        return tokens / prices.known(n_rows + n, hopeful) / (GAIN if n else 1.0)
 
     best = max([0, *sizes], key=value)
     if best:  # an old time is measured again only if drafts save time
@@ -164,7 +166,8 @@ def best_length(
     """Return how many tokens to draft for each sequence to maximize the tokens per second. A drafted token
     takes `seconds`. Each token is accepted with probability `rate`."""
     times = {rows: (prices.known(rows), prices.known(rows, True)) for rows in ROWS if rows >= n_rows}
-    plain = best_s = prices.known(n_rows) / n_sequences
+    plain = prices.known(n_rows) / n_sequences
+    best_s = plain / GAIN
     best, hoped, hoped_s = 0, 0, float("inf")
     tokens, chance = float(n_sequences), float(n_sequences)
     for n in range(1, (most - n_rows) // n_sequences + 1):
@@ -176,4 +179,4 @@ def best_length(
         if (per_token := (hopeful + n * seconds) / tokens) < hoped_s:
             hoped, hoped_s = n, per_token
     # An old time is measured again only if drafts pay.
-    return Length(hoped if best else 0, plain - best_s)
+    return Length(hoped if best else 0, plain - best_s if best else 0.0)

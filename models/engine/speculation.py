@@ -26,6 +26,7 @@ PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 2  # Tokens per try; the second token measures a step of the draft model.
 TRY_SHARE = 0.02  # of the time since the last draft may be spent on a try of a model or head
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
+SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
 SURE = 0.5  # share of the expected saving that may be spent first, because the acceptance is not known
 
 Reserve = Callable[[int, int], bool]
@@ -47,14 +48,19 @@ class Speculation:
     """The first drafter with a draft for a sequence wins."""
 
     def __init__(
-        self, drafters: Sequences[Drafter], limits: Limits, prices: StepPrices | None = None
+        self,
+        drafters: Sequences[Drafter],
+        limits: Limits,
+        prices: StepPrices | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         self._drafters, self._limits = drafters, limits
         self._max_rows = min(MAX_VEC_ROWS, limits.max_rows)
         self._prices = prices or StepPrices()
-        self._common = Acceptance()
+        self._common = acceptance or Acceptance()
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
+        self._n_refused = 0  # drafts since the last one that was verified
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0
@@ -72,6 +78,8 @@ class Speculation:
             return
         self._n_steps += 1
         tries = self._n_steps >= self._probe_at
+        if self._n_refused >= PAUSE and self._n_steps % SELDOM and not tries:
+            return
         waiting = [(s, n) for s in line if (n := min(n_left, self._most(s))) > 0]
         drafted: list[tuple[Sequence, Draft]] = []
         for drafter in self._drafters:
@@ -79,8 +87,10 @@ class Speculation:
                 waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
         lengths: list[int] = []
         if drafted:
-            survivals = [_survival(sequence, draft) for sequence, draft in drafted]
+            survivals = [_survival(sequence, draft, self._limits.n_min) for sequence, draft in drafted]
             lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
+        if drafted:
+            self._n_refused = 0 if any(lengths) else self._n_refused + 1
         if tries or any(lengths):
             self._interval = min(2 * self._interval, MAX_PROBE) if tries else PROBE
             self._probe_at = self._n_steps + self._interval
@@ -147,7 +157,10 @@ class Speculation:
         owed = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
         if best.n:
             n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
-            return best.n if owed < SURE * best.saved_s * n_left else 0
+            most = max(self._acceptance(sequence).limit(drafter.source) for sequence, _ in waiting)
+            if owed >= SURE * best.saved_s * n_left:
+                return 0
+            return min(best.n, max(N_TRIED, self._limits.n_min, most))
         if not best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds).n and drafter.measure():
             return 0  # even right drafts would save no time
         plain = self._prices.known(n_rows)
@@ -205,11 +218,12 @@ def _want(sequence: Sequence, n: int, drafter: Drafter) -> Want:
     return want._replace(tokens=sequence.history)  # Other models read only the text.
 
 
-def _survival(sequence: Sequence, draft: Draft) -> list[float]:
-    """Return the probability of each token that it and all tokens before it are accepted."""
+def _survival(sequence: Sequence, draft: Draft, least: int) -> list[float]:
+    """Return the probability of each token that it and all tokens before it are accepted. Leave out tokens
+    that are not drafted yet, because too few were accepted before."""
     assert sequence.acceptance is not None
-    rate = sequence.acceptance.rate(draft.source)
-    return [rate ** (j + 1) for j in range(len(draft.tokens))]
+    rate, most = sequence.acceptance.rate(draft.source), sequence.acceptance.limit(draft.source)
+    return [rate ** (j + 1) for j in range(min(max(most, least), len(draft.tokens)))]
 
 
 def _cut(sequence: Sequence, draft: Draft) -> Draft:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkbackend.models.drafting.acceptance import Acceptance, expected_tokens
-from vkbackend.models.drafting.prices import REFRESH, StepPrices, best_length, best_lengths
+from vkbackend.models.drafting.prices import GAIN, REFRESH, StepPrices, best_length, best_lengths
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -51,7 +51,7 @@ def test_the_value_is_the_best_of_all_lengths(rates: list[float], flat: bool, mo
 
     def value(lengths: tuple[int, ...]) -> float:
         tokens = n + sum(sum(draft[:k]) for draft, k in zip(survivals, lengths, strict=True))
-        return tokens / prices.known(n + sum(lengths))
+        return tokens / prices.known(n + sum(lengths)) / (GAIN if any(lengths) else 1.0)
 
     chosen = best_lengths(n, n, survivals, prices, most)
     every = (k for k in itertools.product(range(8), repeat=n) if n + sum(k) <= most)
@@ -144,3 +144,16 @@ def test_the_learned_rate_is_the_rate() -> None:
 
 def test_expected_tokens() -> None:
     assert expected_tokens(0.5, 3) == pytest.approx((1 - 0.5**4) / 0.5) and expected_tokens(1, 7) == 8
+
+
+def test_drafts_are_short_until_some_were_accepted() -> None:
+    common = Acceptance()
+    first, second = Acceptance(common), Acceptance(common)
+    assert first.limit("draft") == 1
+    for _ in range(20):
+        first.learn("draft", 1, 0)
+    assert first.limit("draft") == second.limit("draft") == 1
+    first.learn("draft", 1, 1)
+    assert first.limit("draft") == second.limit("draft") == 3 and second.limit("mtp") == 1
+    first.learn("draft", 3, 3)
+    assert second.limit("draft") >= 7, "sequences begin with the limit of all"
