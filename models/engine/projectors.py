@@ -11,15 +11,12 @@ from vkbackend.models.vision.projector import Projector
 
 def open_projector(options: Options) -> Projector | None:
     """Open the projector of the options, if there is one. Open it before the model, whose layout then uses
-    the remaining memory. The default device is the first of the model's devices."""
+    the remaining memory. The default device is the first of the model's devices on this machine."""
     if options.mmproj is None:
         return None
-    first = next(iter(options.devices or ()), None)
-    word = first if options.mmproj_device is None else options.mmproj_device
-    (device,) = open_devices(
-        None if word is None else [HOST if word == "none" else word.removeprefix("0/")],
-        options.runtime,
-        exact=options.exact,
-    )
+    here = [word.removeprefix("0/") for word in options.devices or () if options.node_of(word) in ("", "0")]
+    word = options.mmproj_device or next(iter(here), None)
+    words = None if word is None else [HOST if word == "none" else word.removeprefix("0/")]
+    (device,) = open_devices(words, options.runtime, exact=options.exact)
     with GGUF.open(options.path) as text:
         return Projector.open(options.mmproj, device, text=text, limits=options.image_limits)

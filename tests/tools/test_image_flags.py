@@ -53,10 +53,12 @@ def test_generate_reads_images(run: Run, images: list[str]) -> None:
         assert code == 0, err
         return json.loads(out)
 
-    one = answer("-p", "Once upon", "--image", images[0])
-    assert sum(token < 0 for token in one["prompt_tokens"]) == 4 and one["timings"]["image_n"] == 1
     both = answer("-p", "a <__media__> b <__media__>", "--image", images[0], "--image", images[1])
-    assert sum(token < 0 for token in both["prompt_tokens"]) == 8
+    assert sum(token < 0 for token in both["prompt_tokens"]) == 8 and both["timings"]["image_n"] == 2
+
+
+@pytest.mark.wide
+def test_errors_and_times_of_images(run: Run, images: list[str]) -> None:
     code, _, err = run("generate", "-p", "<__media__><__media__>", "--image", images[0])
     assert code == 2 and "2 times <__media__> for 1 images" in err
     code, _, err = run("generate", "-p", "x", "--image", "missing.png")
@@ -65,6 +67,7 @@ def test_generate_reads_images(run: Run, images: list[str]) -> None:
     assert "images      1" in err and "encode" in err
 
 
+@pytest.mark.wide
 def test_chat_shows_images(run: Run, images: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     saved = tmp_path / "chat.json"
     typed = [f"/image {images[0]}", "/image missing.png", "what?", f"/image '{images[1]}' and this?",
