@@ -31,6 +31,7 @@ DEVICES = [
 ]
 # Activations and sums are F32 on both sides.
 BOUND = 1e-9
+LIBMTMD_BOUND = 1e-6  # llama.cpp computes GELU with an F16 table
 Q8_0_BOUND = 1e-3  # 8 bits of each weight have an error of 0.4 %
 
 
@@ -83,6 +84,26 @@ def written(name: str, path: Path, **changes: Any) -> Path:
 
 def open_file(path: Path, **options: Any) -> Projector:
     return Projector.open(path, open_devices(["numpy"])[0], **options)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", BUILDERS)
+def test_transformers_computes_the_golden_rows(golden: Any, name: str) -> None:
+    pytest.importorskip("transformers", reason="the extra oracles is not installed")
+    from oracles import hf_vision
+
+    assert nmse(hf_vision.ROWS[name](build(name)), golden[name]) <= 1e-12
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", BUILDERS)
+def test_libmtmd_computes_about_the_golden_rows(golden: Any, name: str) -> None:
+    pytest.importorskip("xllamacpp", reason="the extra oracles is not installed")
+    from oracles import libmtmd
+
+    if name not in libmtmd.TEXTS:
+        pytest.skip("libmtmd computes other rows (make_vision.py)")
+    assert nmse(libmtmd.rows(build(name)), golden[name]) <= LIBMTMD_BOUND
 
 
 # ---- other files of the same weights ----

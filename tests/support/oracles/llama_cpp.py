@@ -180,7 +180,7 @@ class Context:
 
     def close(self) -> None:
         self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
+        self._lib.llama_model_free(self.model)
 
 
 def logits(
@@ -228,10 +228,10 @@ class Vocabulary:
         params = self._lib.llama_model_default_params()
         # VOCAB_ONLY is the first of four one-byte switches. The third switch is on by default.
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
-        self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
-        if not self._model:
+        self.model = self._lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
             raise ValueError(f"llama.cpp does not load {path.name}")
-        self._vocab = self._lib.llama_model_get_vocab(self._model)
+        self._vocab = self._lib.llama_model_get_vocab(self.model)
         self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
 
     @property
@@ -254,4 +254,4 @@ class Vocabulary:
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
     def close(self) -> None:
-        self._lib.llama_model_free(self._model)
+        self._lib.llama_model_free(self.model)

@@ -2,7 +2,9 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_vision.py [NAME ...]
 
-Needs torch and transformers. With names, only these fixtures are computed; others keep their rows.
+Needs torch, transformers and xllamacpp. With names, only these fixtures are computed; others keep their rows.
+Where libmtmd computes the same, both programs must agree. It runs quick GELU in Gemma 4's encoder, and reads
+InternVL's table of positions from its second row.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import json
 import sys
 
 import numpy as np
-from oracles import hf, hf_vision
+from oracles import hf, hf_vision, libmtmd, llama_cpp
+from oracles.make_golden import nmse
 from oracles.vision import BUILDERS, build
 from places import GOLDEN
 
 PATH = GOLDEN / "vision.npz"
+BOUND = 1e-6  # llama.cpp computes GELU with an F16 table
 
 
 def main() -> None:
@@ -25,8 +29,12 @@ def main() -> None:
             arrays = {name: stored[name] for name in stored.files if name in BUILDERS}
     for name in sys.argv[1:] or BUILDERS:
         arrays[name] = hf_vision.ROWS[name](build(name))
-        print(f"{name:16} {arrays[name].shape} rms {np.sqrt(np.mean(arrays[name] ** 2)):.3f}")
-    np.savez_compressed(PATH, about=json.dumps({"made by": hf.versions()}), **arrays)
+        apart = nmse(libmtmd.rows(build(name)), arrays[name]) if name in libmtmd.TEXTS else None
+        assert apart is None or apart <= BOUND, f"{name}: NMSE {apart:.1e}"
+        against = "" if apart is None else f"NMSE against libmtmd {apart:.1e}"
+        print(f"{name:16} {arrays[name].shape} {against}")
+    about = {"made by": hf.versions(), "agrees with": llama_cpp.versions()}
+    np.savez_compressed(PATH, about=json.dumps(about), **arrays)
 
 
 if __name__ == "__main__":
