@@ -33,6 +33,7 @@ from vkbackend.models.engine.messages import Generate, LoadState, SaveState
 from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.rows import ImageRows
@@ -458,3 +459,23 @@ def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:
     runner.close()
     chances = [float(of_case[2][0]) for of_case in drafts]
     assert abs(chances[1] - chances[0]) <= 1e-5 < abs(chances[2] - chances[0]), chances
+
+
+def test_blocks_with_images_are_kept_in_files(small: Path, tmp_path: Path) -> None:
+    """Another process finds the blocks of an image, and none for another image."""
+    prompts = [[*LONG, image_of(seed, 50, 64), 11, 12] for seed in (1, 2)]
+    kept: dict[str, Any] = {"cache_disk": str(tmp_path), "cache_disk_mib": 64, "n_ctx": 128}
+    with watched(small, ["numpy"], **kept) as w:
+        [want] = w.run(prompts[0], n=3)
+        logits = w.logits
+    with watched(small, ["numpy"], **kept) as w:
+        assert w.run(prompts[0], n=3) == [want] and w.n_rows[0] == 72 - 64
+        assert nmse(np.array(w.logits), np.array(logits)) <= 1e-9
+    with watched(small, ["numpy"], **kept) as w:
+        w.run(prompts[1])
+        assert w.n_rows[0] == 72
+
+
+def test_positions_of_images_are_not_shifted() -> None:
+    with pytest.raises(InvalidArgument, match="context_shift"):
+        Options.of("x", mmproj="y", context_shift=True)
