@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serving import HANG_S, Address, Command, served
+from places import ROOT
+from serving import HANG_S, Address, Command, one_model, served
 from tiny_vision import write_projector
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
+from vkbackend.tools.demo.shapes import new_picture
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.media_fetch import checked
@@ -259,3 +262,25 @@ def test_streams_with_images_continue_after_the_engine_is_killed(
         assert text == chosen["content"]
     assert "".join(command.log).count("reopening it") == 2
     assert command.end() == 0, command.log
+
+
+@pytest.mark.wide
+def test_many_clients_get_the_description_of_their_own_picture() -> None:
+    """The vision demo describes pictures that it never saw, while other requests run."""
+    folder = ROOT / "models" / "demo"
+    files = "-m", str(folder / "demo-vision.gguf"), "--mmproj", str(folder / "mmproj-demo-vision.gguf")
+    with one_model(*files, "-c", "512", "-np", "4") as address:
+
+        def describe(number: int) -> tuple[str, str]:
+            pixels, scene = new_picture(number)
+            buffer = BytesIO()
+            Image.fromarray(pixels).save(buffer, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+            body = {"messages": url_part(url), "max_tokens": 40, "temperature": 0}
+            answer = address.request("POST", "/v1/chat/completions", body)[1]
+            return answer["choices"][0]["message"]["content"].strip(), scene.sentence
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(describe, range(24)))
+    right = sum(answer == sentence for answer, sentence in answers)
+    assert right >= 22, [pair for pair in answers if pair[0] != pair[1]]
