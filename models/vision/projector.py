@@ -13,7 +13,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.sizing import StepShape
+from vkbackend.meta.sizing import StepShape, measure
 from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket
@@ -99,8 +99,17 @@ class Projector:
             n_embd=encoder.config.projection_dim,
             encodes=True,
         )
-        mesh.prepare(partial(encoder.forward, w=weights), shape)
-        mesh.devices[0].drop_upload()
+        build, device = partial(encoder.forward, w=weights), mesh.devices[0]
+        sizes = measure(mesh.devices, build, shape)
+        if sizes.largest[0] > (most := device.limits.max_storage_range):
+            n_tokens = n_rows * most // sizes.largest[0] // encoder.n_merged
+            raise InvalidArgument(
+                f"{encoder.config.path}: {device.name} reads {most} bytes at once, and pictures of {n_rows} "
+                f"patches need {sizes.largest[0]}; use --image-max-tokens {n_tokens}, or another "
+                "--mmproj-device"
+            )
+        mesh.prepare(build, shape, sizes)
+        device.drop_upload()
 
     def _rows(self, n_patches: int) -> int:
         """Return the rows of the recorded step for a tile, in blocks of cells and complete results."""

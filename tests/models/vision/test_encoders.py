@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,22 @@ def test_pictures_that_are_too_large(models: Path) -> None:
                 projector.encode(Picture(bytes(16), (Tile(patches, grid),), (0,)))
     with pytest.raises(InvalidArgument, match="--image-max-tokens"):
         open_projector(models, "qwen2vl", "numpy", limits=TokenLimits(max_tokens=1 << 14))
+
+
+def test_values_that_a_device_cannot_bind(models: Path) -> None:
+    """The advice fits."""
+    path = models / "qwen2vl.gguf"
+    if not path.exists():
+        write(build("qwen2vl"), path)
+
+    def opened(**limits: int) -> Projector:
+        [device] = open_devices(["numpy"])
+        device.limits = replace(device.limits, max_storage_range=1 << 20)
+        return Projector.open(path, device, limits=TokenLimits(**limits))
+
+    with pytest.raises(InvalidArgument, match="--image-max-tokens") as caught:
+        opened()
+    opened(max_tokens=int(re.findall(r"--image-max-tokens (\d+)", str(caught.value))[0])).close()
 
 
 def test_text_models_are_no_projectors(tmp_path: Path) -> None:

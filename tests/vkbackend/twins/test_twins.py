@@ -236,6 +236,9 @@ def test_glu() -> None:
         "swiglu_oai": (lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (1 + max(-7, min(u, 7))), 1e-5),
         "gelu_alone": (lambda g, u: gelu(g), 5e-3),
         "relu2_alone": (lambda g, u: max(g, 0) ** 2, 1e-5),
+        "silu_alone": (lambda g, u: g * sigmoid(g), 1e-6),
+        "gelu_erf_alone": (lambda g, u: gelu(g), 1e-6),
+        "gelu_quick_alone": (lambda g, u: g * sigmoid(1.702 * g), 1e-6),
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
