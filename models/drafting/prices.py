@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
 N_TIMES = 32  # A quarter of this many times is at most the price, which ignores steps that were delayed.
+SELDOM = 8  # With N_TIMES times, every eighth time changes the price, because each step reads it.
 SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
@@ -24,8 +25,9 @@ class Recent:
 
     def add(self, seconds: float) -> None:
         self._last.append(seconds)
-        self.seconds = sorted(self._last)[len(self._last) // 4]
         self.n_added += 1
+        if len(self._last) < N_TIMES or self.n_added % SELDOM == 0:
+            self.seconds = sorted(self._last)[len(self._last) // 4]
 
     def forget(self) -> None:
         self._last.clear()
