@@ -25,7 +25,7 @@ NONE = TokenLimits()
 @pytest.mark.parametrize("projector", SMALL)
 def test_rows_are_counted_without_pixels(projector: str) -> None:
     config = vision_config(projector)
-    for number in range(3):
+    for number in (1, 2) if projector == "idefics3" else (1,):
         pixels = pixels_of(projector, number)
         picture = prepare(pixels, config, NONE)
         cut = cut_of(*pixels.shape[:2], config, NONE)
