@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 
@@ -102,6 +103,7 @@ def _yes(flag: bool) -> str:
     return "yes" if flag else "-"
 
 
+@cache
 def row_of(name: str) -> Row:
     model = sketches(name)[0]
     memories = [model.kv(il) for il in range(model.n_layer)]

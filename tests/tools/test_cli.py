@@ -354,7 +354,10 @@ def test_only_the_command_that_is_asked_for_is_imported() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("command", ["info models/demo/demo.gguf", "generate -dev numpy -n 2 -p Once"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param("info models/demo/demo.gguf", marks=pytest.mark.wide), "generate -dev numpy -n 2 -p Once"],
+)
 def test_stdout_that_cannot_be_written(command: str) -> None:
     line = f"{sys.executable} -m vkbackend.tools.cli {command}"
     full = subprocess.run(["bash", "-c", f"{line} >/dev/full"], cwd=ROOT, capture_output=True, text=True)

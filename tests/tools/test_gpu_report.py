@@ -216,7 +216,7 @@ def test_ops_are_timed_and_ranked(tiny: None) -> None:
     assert row["% of copy"] > 0 and row["runs"] == "mat_vec.f32"
 
 
-@pytest.mark.parametrize("devices", [("numpy",), ("numpy", "numpy")])
+@pytest.mark.parametrize("devices", [pytest.param(("numpy",), marks=pytest.mark.wide), ("numpy", "numpy")])
 def test_rates_at_every_depth(devices: tuple[str, ...], tiny: None) -> None:
     part = rates.Rates(devices, [])
     for case, depth in zip(part.cases()[:2], (0, 64), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_lines import run_line
@@ -30,13 +31,25 @@ def commands() -> list[str]:
     return list(dict.fromkeys(line for text in blocks for line in text.splitlines() if line.strip()))
 
 
+def first_of_each_kind(lines: list[str]) -> list[Any]:
+    """Mark commands as wide if an earlier command has the same subcommand and variables."""
+    kinds: set[tuple[str, str]] = set()
+    params = []
+    for line in lines:
+        variables, _, words = line.rpartition("vkbackend ")
+        kind = variables, words.split()[0]
+        params.append(pytest.param(line, id=line, marks=[pytest.mark.wide] if kind in kinds else []))
+        kinds.add(kind)
+    return params
+
+
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, str]:
     return {}
 
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", first_of_each_kind(commands()))
 def test_command(command: str, outputs: dict[str, str], tmp_path: Path) -> None:
     variables, _, words = command.rpartition("vkbackend ")
     (wanted,) = (pattern for begin, pattern in PRINTS.items() if re.match(begin, words))

@@ -65,6 +65,7 @@ def test_tokens_are_those_of_plain_decoding(
         assert drafted[0] == plain[0] and drafted[2] > 2 * n // 3 and drafted[1] < 0.75 * plain[1]
 
 
+@pytest.mark.wide
 def test_a_pair_gives_2_8_tokens_a_step(models: Path) -> None:
     """Decode greedily with at most three drafted tokens, independently of this machine's step times."""
     path, draft = (models / f"stories-{name}-F16.gguf" for name in ("w256", "narrow"))

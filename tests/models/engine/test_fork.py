@@ -61,7 +61,11 @@ def in_child(check: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("devices", "process"),
-    [wide(pytest.param(SETS[0], False)), *((devices, False) for devices in SETS[1:]), (["numpy"], True)],
+    [
+        wide(pytest.param(SETS[0], False)),
+        *((devices, False) for devices in SETS[1:]),
+        wide(pytest.param(["numpy"], True)),
+    ],
     ids=str,
 )
 def test_llm(tiny: Path, devices: list[str], process: bool) -> None:

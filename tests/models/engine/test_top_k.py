@@ -21,7 +21,7 @@ LARGE = ("llama", 40_000, True, synthetic._dense(1, 64, 4, 2, 16, 96))
 
 # test_candidates_equal_the_best_logits covers every set.
 ON_TWO = [wide(pytest.param(["numpy", "numpy"])), wide(DEVICE_SETS[0]), DEVICE_SETS[1]]
-SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]
+SETS = [*map(wide, DEVICE_SETS)]
 
 
 @pytest.fixture

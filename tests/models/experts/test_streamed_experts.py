@@ -133,7 +133,7 @@ HOSTS = ["0/numpy", "1/numpy", "1/numpy"]
 @pytest.mark.parametrize(
     ("name", "split_mode", "n_slots"),
     [
-        pytest.param("qwen3moe", "tensor", 3, id="slots"),
+        wide(pytest.param("qwen3moe", "tensor", 3, id="slots")),
         *(wide(pytest.param(n, m, 0, id=f"{n}-{m}")) for n in FAMILIES for m in ("tensor", "hosts")),
         *(wide(pytest.param(n, m, 3, id=f"{n}-{m}-slots")) for n in FAMILIES for m in ("tensor", "hosts")),
     ],

@@ -95,7 +95,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
         wide(pytest.param("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]})),
         pytest.param("llama", TWO, {"interleave": True}, marks=pytest.mark.wide),
         pytest.param("llama", TWO, {"reduce_type": "bf16"}, marks=pytest.mark.wide),
-        ("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"}),
+        wide(pytest.param("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"})),
         pytest.param("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}, marks=pytest.mark.wide),
         pytest.param("qwen3moe", THREE, {}, marks=pytest.mark.wide),
         wide(pytest.param("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"})),

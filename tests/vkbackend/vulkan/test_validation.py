@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, covering, device_infos, needs_layer, wide
+from device_sets import DEVICE_SETS, device_infos, needs_layer, only, product, wide
 
 from vkbackend.ops import measured
 
@@ -69,17 +69,17 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
     return list(json.loads(result.stdout.splitlines()[-1]))
 
 
-SETS = [p if p.id in ("0,0,0", "0,1") else wide(p) for p in DEVICE_SETS]
-
-
 @needs_layer
-@pytest.mark.parametrize(("devices", "disable"), covering(SETS, ["", "timeline", "host_import"]))
+@pytest.mark.parametrize(
+    ("devices", "disable"), only(product(DEVICE_SETS, ["", "timeline", "host_import"]), "0,0,0-host_import")
+)
 def test_model_causes_no_messages(models: Path, devices: list[str], disable: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     assert messages(RUN, str(path), ",".join(devices), VKBACKEND_DISABLE=disable) == []
 
 
 @needs_layer
+@pytest.mark.wide
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
 def test_codebooks_cause_no_messages(models: Path, devices: list[str]) -> None:
     path = models / "stories-w256-IQ3_S.gguf"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, wide
+from device_sets import DEVICE_SETS, only, wide
 from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import build
 
@@ -37,7 +37,7 @@ def test_both_slots_continue_after_a_copy(tmp_path: Path, name: str) -> None:
     check(write(build(name), tmp_path / "model.gguf"), ["numpy"] * 2)
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS[1:4:2])
+@pytest.mark.parametrize("devices", only(DEVICE_SETS[1:4:2], "0,0"))
 def test_on_devices(tmp_path: Path, devices: list[str]) -> None:
     check(write(build("qwen35"), tmp_path / "model.gguf"), devices)
 
