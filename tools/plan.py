@@ -24,6 +24,7 @@ from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.speculation import add_speculation_arguments
+from vkbackend.tools.flags.vision import add_vision_arguments
 from vkbackend.tools.plan_mixture import show_mixture
 from vkbackend.tools.plan_report import AUTO, Report, report
 
@@ -41,6 +42,7 @@ MEMORY_COLUMNS = {
     "padding": "of all padding",
     "read_per_token": "read per token",
 }
+PROJECTOR_COLUMNS = {"weights": "weights", "kv": "tables", "scratch": "scratch", "staging": "staging"}
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {
     "mirrored": "mirrored again",
     "kv": "KV cache",
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_placement_arguments(parser)
     add_adapter_arguments(parser)
     add_speculation_arguments(parser)
+    add_vision_arguments(parser)
     add_experiment_arguments(parser)
     add_assumed_arguments(parser)
 
@@ -150,6 +153,7 @@ def to_json(plan_report: Report, path: str) -> dict[str, Any]:
         },
         **({"mixture": plan_report.mixture.to_json()} if plan_report.mixture else {}),
         **_draft_json(plan_report),
+        **_projector_json(plan_report),
     }
 
 
@@ -159,6 +163,13 @@ def _draft_json(plan_report: Report) -> dict[str, Any]:
     draft = plan_report.draft
     held = {device.name: draft.nbytes(d) for d, device in enumerate(draft.devices)} if draft else {}
     return {"draft": {"devices": held, "gains": [asdict(gain) for gain in plan_report.gains]}}
+
+
+def _projector_json(plan_report: Report) -> dict[str, Any]:
+    if (projector := plan_report.projector) is None:
+        return {}
+    held = {home: projector.held.homes[home] for home in PROJECTOR_COLUMNS}
+    return {"projector": {"device": projector.device.name, **held, "held": sum(held.values())}}
 
 
 def show(plan_report: Report) -> None:
@@ -194,6 +205,10 @@ def show(plan_report: Report) -> None:
             for d, device in enumerate(draft.devices)
         ]
         out.print(table("draft model in MiB", ("device", "weights", "KV", "scratch", "staging"), rows_of))
+    if projector := plan_report.projector:
+        nbytes = [projector.held.homes[home] / MIB for home in PROJECTOR_COLUMNS]
+        titles = ("device", *PROJECTOR_COLUMNS.values())
+        out.print(table("projector in MiB", titles, [(projector.device.name, *nbytes)]))
     if plan_report.gains:
         lengths = dict.fromkeys(f"{gain.n_drafted} drafted" for gain in plan_report.gains)
         titles = ("exchange us", "drafted token ms", "accepted", *lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from vkbackend.meta.split import Kind
 from vkbackend.models.adapters.loaded import add_adapters
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.projectors import open_projector_device, planned_projector
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.fitting.fitter import Fitter
 from vkbackend.models.fitting.flags import fit_note, of_encoder
@@ -34,12 +35,14 @@ from vkbackend.models.placement.fit import (
     budgets_of,
     check_fit,
     host_budgets,
+    without,
 )
 from vkbackend.models.placement.layout import Layout, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, Held
 from vkbackend.models.placement.settled import row_limit, settle
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.models.placement.traced_steps import in_halves, trace_reduces
+from vkbackend.models.vision.projector_plan import ProjectorPlan
 from vkbackend.runtime import Device
 from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.assumed import Assumed, assumed_of
@@ -68,6 +71,7 @@ class Report:
     draft: DraftPlan | None = None
     gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
     mixture: Mixture | None = None  # experts in host memory
+    projector: ProjectorPlan | None = None
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -151,33 +155,25 @@ def report(args: argparse.Namespace) -> Report:
                 exact=options.exact or env.exact(),
                 batch_invariant=bool(options.speculation),
             )
-        drafting = _open_draft(options, devices)
+        drafting, projecting = list[Device](), list[Device]()
         try:
+            if (wanted := options.of_draft) is not None:
+                drafting = open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
+            if options.mmproj is not None:
+                projecting = [open_projector_device(options)]
+            projector = planned_projector(options, projecting[0], gguf) if projecting else None
             draft = None
-            if drafting and options.draft and options.of_draft:
+            if wanted is not None and options.draft:
                 with GGUF.open(options.draft) as small:
-                    draft = plan_draft(small, options.of_draft, drafting)
+                    draft = plan_draft(small, wanted, drafting)
             marks = marked(fingerprint(gguf), model.control)
-            plan_report = plan_of(model, types, devices, options, draft, assumed, marks)
+            plan_report = plan_of(model, types, devices, options, draft, assumed, marks, projector)
             n_ctx = plan_report.options.n_ctx
             lines = *getattr(args, "notes", ()), *notes(gguf, model, n_ctx), *plan_report.notes
             return replace(plan_report, notes=lines)
         finally:
-            for device in [*devices, *drafting]:
+            for device in [*devices, *drafting, *projecting]:
                 device.close()
-
-
-def _open_draft(options: Options, devices: Sequence[Device]) -> list[Device]:
-    """Open the draft model's devices, or none without a draft model."""
-    wanted = options.of_draft
-    if wanted is None:
-        return []
-    try:
-        return open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
-    except BaseException:
-        for device in devices:
-            device.close()
-        raise
 
 
 def plan_of(
@@ -188,13 +184,13 @@ def plan_of(
     draft: DraftPlan | None,
     assumed: Assumed,
     fingerprint: str = "",
+    projector: ProjectorPlan | None = None,
 ) -> Report:
     """Plan a model on open devices. `fingerprint` names the model's counts of used experts."""
-    limits, budgets = [device.limits for device in devices], budgets_of(devices)
+    residents = [other.resident for other in (draft, projector) if other]
+    limits, budgets = [device.limits for device in devices], without(budgets_of(devices), devices, residents)
     if (options.n_gpu_layers is not None or options.override_tensor) and not assumed.rates[0].host:
         measure_gpus_host_memory(devices)
-    if draft:
-        budgets = draft.without(budgets, devices)
     halves = in_halves(devices, options) and not model.encodes
     lines: tuple[str, ...] = ()
     if options.fit:
@@ -227,7 +223,9 @@ def plan_of(
     )  # fmt: skip
     misfit = ""
     try:
-        check_fit(devices, options, planned, model.n_layer)
+        if projector:
+            projector.check_fit(residents[:-1])
+        check_fit(devices, options, planned, model.n_layer, residents)
     except OutOfDeviceMemory as error:
         misfit = str(error)
     sizes = planned(options)
@@ -243,6 +241,7 @@ def plan_of(
         (*lines, *settled.notes),
         draft,
         mixture=mixture,
+        projector=projector,
     )
     return replace(report, gains=_gains(report, cost, assumed)) if options.speculation else report
 

@@ -61,6 +61,7 @@ from vkbackend.models.engine.step_results import StepResults
 from vkbackend.models.engine.step_times import Mark, StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
+from vkbackend.models.placement.resident import Resident
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.projector import Projector
 from vkbackend.step import MAX_RUNS
@@ -121,11 +122,15 @@ class Engine:
         from vkbackend.models.engine.runner.runner import Runner
 
         with ExitStack() as opened:  # closes them after an error
+            residents = list[Resident]()
             if (draft := open_draft(options)) is not None:
                 opened.callback(draft.close)
-            if (projector := open_projector(options)) is not None:
+                residents.append(Resident.opened("draft model", draft.mesh.devices))
+            if (projector := open_projector(options, residents)) is not None:
                 opened.callback(projector.close)
-            engine = cls.of(Runner(options, progress=progress, group=group), draft, projector)
+                residents.append(projector.resident)
+            runner = Runner(options, progress=progress, group=group, residents=residents)
+            engine = cls.of(runner, draft, projector)
             opened.pop_all()
         return engine
 
@@ -246,7 +251,8 @@ class Engine:
             case EncodeTile():
                 self._add(request.id, partial(self._encode, request))
             case Memory():
-                self._news.add(Event(request.id, memory=self.runner.memory()))
+                rows = [self._projector.memory()] if self._projector else []
+                self._news.add(Event(request.id, memory=[*self.runner.memory(), *rows]))
             case Stats():
                 self._news.add(Event(request.id, stats=self.stats()))
             case Close():

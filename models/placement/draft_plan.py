@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import Cost, Shares, Times, times_on
@@ -15,9 +15,10 @@ from vkbackend.models.drafting.prices import ROW_SHARE
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.models.placement.cost import CostFunction, cost_function, cost_of, read_by_head
-from vkbackend.models.placement.fit import Budget, sizes_with
+from vkbackend.models.placement.fit import sizes_with
 from vkbackend.models.placement.layout import Layout, layouts
 from vkbackend.models.placement.memory_report import Held
+from vkbackend.models.placement.resident import Resident
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
 from vkbackend.runtime import Device
@@ -34,21 +35,12 @@ class DraftPlan:
     def token_ms(self, rates: Rates = MEASURED) -> float:
         return times_on(self.devices, (1,) * len(self.devices), self.cost, rates).total_ms
 
+    @property
+    def resident(self) -> Resident:
+        return Resident("draft model", self.devices, self.held)
+
     def nbytes(self, device: int) -> int:
         return sum(self.held[device].homes.values())
-
-    def without(self, budgets: Sequence[Budget], devices: Sequence[Device]) -> list[Budget]:
-        """Return the budgets of `devices` after the draft model has been loaded."""
-        left = []
-        for budget in budgets:
-            card = devices[budget.members[0]].physical
-            used = sum(
-                self.nbytes(d)
-                for d, device in enumerate(self.devices)
-                if card and device.physical and device.physical.uuid == card.uuid
-            )
-            left.append(replace(budget, nbytes=max(0, budget.nbytes - used)))
-        return left
 
 
 def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> DraftPlan:

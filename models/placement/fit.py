@@ -14,6 +14,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.placement.host_limits import least_host_limit
 from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import Held, allocations
+from vkbackend.models.placement.resident import Resident
 from vkbackend.runtime import Device
 
 RESERVE = 0.02  # This part of each heap is left to drivers.
@@ -33,13 +34,21 @@ Sizes = Callable[[Options], list[Held]]
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Bytes that a physical device or a node can hold now. `members` are its logical devices. The budget
-    limits the kinds of memory in `homes`."""
+    limits the kinds of memory in `homes`. `others` are the models, with their bytes, that `nbytes` leaves
+    out."""
 
     name: str
     nbytes: int
     members: tuple[int, ...]
     max_binding: int = 1 << 62
     homes: tuple[str, ...] = ON_DEVICE
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def room(self) -> str:
+        """Return the bytes as text, with the models that they leave out."""
+        used = " and ".join(f"{mib(nbytes)} of the {name}" for name, nbytes in self.others)
+        return mib(self.nbytes) + (f" besides {used}" if used else "")
 
     def held(self, sizes: Sequence[Held]) -> dict[str, int]:
         return {home: sum(sizes[d].homes[home] for d in self.members) for home in self.homes}
@@ -60,6 +69,20 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
         binding = min(devices[d].limits.max_storage_range for d in members)
         budgets.append(Budget(f"{devices[members[0]].name} ({info.name})", usable, tuple(members), binding))
     return budgets
+
+
+def without(
+    budgets: Sequence[Budget], devices: Sequence[Device], residents: Sequence[Resident]
+) -> list[Budget]:
+    """Return the budgets of `devices` less the memory of other models of this process. Drivers count this
+    memory as part of a budget (VK_EXT_memory_budget), so open models are subtracted, too."""
+    left = []
+    for budget in budgets:
+        of_models = ((r.name, r.nbytes(devices[budget.members[0]], budget.homes)) for r in residents)
+        others = tuple((name, nbytes) for name, nbytes in of_models if nbytes)
+        nbytes = max(0, budget.nbytes - sum(nbytes for _, nbytes in others))
+        left.append(replace(budget, nbytes=nbytes, others=budget.others + others))
+    return left
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
@@ -138,9 +161,16 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
     return None
 
 
-def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """If the layout does not fit, raise OutOfDeviceMemory with the smallest change that would fit."""
-    budgets = budgets_of(devices) + host_budgets(devices)
+def check_fit(
+    devices: Sequence[Device],
+    options: Options,
+    sizes_of: Sizes,
+    n_layer: int,
+    residents: Sequence[Resident] = (),
+) -> None:
+    """If the layout does not fit beside `residents`, raise OutOfDeviceMemory with the smallest change that
+    would fit."""
+    budgets = without(budgets_of(devices), devices, residents) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
     if full is None:
@@ -159,8 +189,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
     if adapters := sum(planned[d].items["adapters"] for d in full.members):
         parts += f" (these include {mib(adapters)} of LoRA adapters)"
     raise OutOfDeviceMemory(
-        f"{full.name} would hold {parts}, but has {mib(full.nbytes)}; "
-        f"{advice(options, sizes_of, budgets, n_layer)}",
+        f"{full.name} would hold {parts}, but has {full.room}; {advice(options, sizes_of, budgets, n_layer)}",
         requested=sum(held.values()),
         budget=full.nbytes,
     )

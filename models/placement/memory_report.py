@@ -87,12 +87,7 @@ def with_caches(report: Sequence[Held], layout: Layout) -> list[Held]:
 
 def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
     most, limit = piece_nbytes(device), device.limits.max_allocation_nbytes
-    mapped = _add_mapped(held, layout, d, device)
-    for home in (Home.WEIGHTS, Home.HOST):
-        loads = [load for load in layout.loads if load.home is home and load.name not in mapped]
-        nbytes = sum(weight_nbytes(load, d) for load in loads)
-        views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
-        held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
+    add_loads(held, layout.loads, d, device)
     if regions := n_regions(layout.loads) * sum(region_nbytes(layout.loads, d, device)):
         held.add("stream", "stream", regions)
     if staged := staged_nbytes(streamed_stacks(layout.stacks, layout.tables), d):
@@ -103,20 +98,31 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         held.add("weights", "slots", nbytes, sum(packed(slots, limit).chunks))
     adapters = adapters_nbytes(layout, d)
     held.items.update(adapters=adapters, weights=-adapters)
-    loads = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
-    for load in loads:
+
+
+def add_loads(held: Held, loads: Sequence[Load], d: int, device: Device) -> None:
+    """Add device `d`'s weights, with the tables of their formats."""
+    most, limit = piece_nbytes(device), device.limits.max_allocation_nbytes
+    mapped = _add_mapped(held, loads, d, device)
+    for home in (Home.WEIGHTS, Home.HOST):
+        of_home = [load for load in loads if load.home is home and load.name not in mapped]
+        nbytes = sum(weight_nbytes(load, d) for load in of_home)
+        views = [(shape, load.dtype) for load, _, shape in own_pieces(of_home, d, most)]
+        held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
+    read = [load for load in loads if load.shared or weight_nbytes(load, d)]
+    for load in read:
         if len(load.shape) == 3:
             held.add("weights", "tables", 4 * (load.shape[0] + 1))
     if device.has_codebooks:
         from vkbackend.codebooks import entries, owner_of  # imports the Vulkan loader
 
-        for name in {owner for load in loads if (owner := owner_of(load.dtype))}:
+        for name in {owner for load in read if (owner := owner_of(load.dtype))}:
             held.add("weights", "tables", entries(name).nbytes)
 
 
-def _add_mapped(held: Held, layout: Layout, d: int, device: Device) -> set[str]:
+def _add_mapped(held: Held, loads: Sequence[Load], d: int, device: Device) -> set[str]:
     names = set()
-    for load in layout.loads:
+    for load in loads:
         for _, shape, _ in mapped_pieces(load, d, device):
             nbytes = math.prod(shape[:-1]) * row_nbytes(load.dtype, shape[-1])
             held.add("mapped", "weights", nbytes, aligned(nbytes, 4))

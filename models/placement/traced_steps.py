@@ -234,7 +234,7 @@ def _traced(
     """Trace the first `n_layer` layers (default: all) and the heads."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
-    by_name = {load.name: _weight(load, devices, places) for load in layout.loads}
+    by_name = traced_weights(layout.loads, devices, places)
     attach(by_name, model.n_adapters)
     ranges = [piece_nbytes(device) for device in devices]
     attach_slots(
@@ -247,6 +247,14 @@ def _traced(
     weights, caches, n_target = Weights(by_name), _caches(layout), model.n_layer - model.n_ahead
     caches = [*caches[:n_target][:n_layer], *caches[n_target:]]
     return devices, lambda graph: model.forward(graph, weights, caches)
+
+
+def traced_weights(
+    loads: Sequence[Load], devices: Sequence[NullDevice], places: Sequence[_Places] = ()
+) -> dict[str, Weight]:
+    """Return weights with addresses and without memory."""
+    places = places or [_Places() for _ in devices]
+    return {load.name: _weight(load, devices, places) for load in loads}
 
 
 class _Places:

@@ -5,49 +5,42 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.errors import InvalidArgument
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.sizing import StepShape, measure
-from vkbackend.meta.slices import Load
-from vkbackend.meta.split import MIRRORED
-from vkbackend.meta.step_kind import StepKind, Wanted, bucket
 from vkbackend.models.architectures.base import Weights, all_weights
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.placement.tensors import FileSource, check_weights
-from vkbackend.models.vision.config import TokenLimits, VisionConfig, projector_type
-from vkbackend.models.vision.encoder import CELLS, Encoder
+from vkbackend.models.placement.resident import COUNTED, Resident
+from vkbackend.models.placement.tensors import FileSource
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.encoder import CELLS
 from vkbackend.models.vision.picture import Picture, Tile
-from vkbackend.models.vision.registry import family
+from vkbackend.models.vision.projector_plan import ProjectorPlan, plan_projector, step_kind, step_rows
 from vkbackend.models.vision.rows import KEY_NBYTES, ImageRows
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, step_words
-
-MAX_PATCHES = 1 << 15  # A dispatch has up to 65,535 rows.
 
 
 class Projector:
     """An open projector. Its methods are called from one thread at a time. Its context manager frees the
     memory and closes the device."""
 
-    def __init__(self, encoder: Encoder, mesh: Mesh, limits: TokenLimits) -> None:
-        self.encoder, self._mesh = encoder, mesh
-        self.limits = limits
-        self._group = math.lcm(CELL_BLOCK, encoder.n_merged)
-        n_patches = encoder.most_patches(encoder.config.most_tokens(limits)) + encoder.n_extra
-        if n_patches > MAX_PATCHES:
-            raise InvalidArgument(
-                f"{encoder.config.path}: pictures of {n_patches} patches; at most {MAX_PATCHES} are "
-                "possible; use a smaller --image-max-tokens"
-            )
-        self.max_patches = self._rows(n_patches)
+    def __init__(self, plan: ProjectorPlan, mesh: Mesh, free_before: int | None) -> None:
+        self.encoder, self._plan, self._mesh = plan.encoder, plan, mesh
+        self._free_before = free_before
+        self.max_patches = plan.shape.n_rows
         self._step = StepParams(np.zeros(step_words(self.max_patches), np.uint32))
+
+    @property
+    def resident(self) -> Resident:
+        return self._plan.resident
 
     @property
     def config(self) -> VisionConfig:
@@ -61,63 +54,26 @@ class Projector:
         *,
         text: GGUF | None = None,
         limits: TokenLimits | None = None,
+        residents: Sequence[Resident] = (),
         progress: Progress | None = None,
     ) -> Self:
         """Load a projector file on a device, and allocate memory for the largest picture. `text` is the text
-        model's file, which must match. The projector owns the device, also after an error.
+        model's file, which must match. `residents` are already loaded. The projector owns the device, also
+        after an error.
 
         Raises GGUFError, UnsupportedModel, InvalidArgument, OutOfDeviceMemory.
         """
         mesh = Mesh([device])
         try:
             with GGUF.open(path) as gguf:
-                encoder: Encoder = family(projector_type(gguf), str(gguf.paths[0]))(gguf)
-                if text:
-                    check_text_model(encoder, text)
-                encoder.both_ways = encoder.sees_both_ways(text)
-                types = check_weights(gguf, encoder)
-                projector = cls(encoder, mesh, limits or TokenLimits())
-                projector._load(gguf, types, progress)
-            return projector
+                plan = plan_projector(gguf, device, text=text, limits=limits)
+                plan.check_fit(residents)
+                free_before = device.free_nbytes()
+                _load(plan, mesh, gguf, progress)
+            return cls(plan, mesh, free_before)
         except BaseException:
             mesh.close()
             raise
-
-    def _load(self, gguf: GGUF, types: dict[str, str], progress: Progress | None) -> None:
-        mesh, encoder, n_rows = self._mesh, self.encoder, self.max_patches
-        specs = all_weights(encoder)
-        loads = [Load(s.name, s.shape, types[s.name], MIRRORED) for s in specs]
-        mesh.stores.load(loads, FileSource(gguf, specs), progress)
-        blocks = np.arange(n_rows // CELL_BLOCK, dtype=np.uint32)[None]
-        cells = mesh.stores.constant(CELLS, blocks)
-        weights = Weights({**mesh.weights, f"{CELLS}.weight": cells})
-        shape = StepShape(
-            n_rows,
-            self._kind(n_rows).n_outputs,
-            ((0, 0),),
-            encoder.table_widths(),
-            n_embd=encoder.config.projection_dim,
-            encodes=True,
-        )
-        build, device = partial(encoder.forward, w=weights), mesh.devices[0]
-        sizes = measure(mesh.devices, build, shape)
-        if sizes.largest[0] > (most := device.limits.max_storage_range):
-            n_tokens = n_rows * most // sizes.largest[0] // encoder.n_merged
-            raise InvalidArgument(
-                f"{encoder.config.path}: {device.name} reads {most} bytes at once, and pictures of {n_rows} "
-                f"patches need {sizes.largest[0]}; use --image-max-tokens {n_tokens}, or another "
-                "--mmproj-device"
-            )
-        mesh.prepare(build, shape, sizes)
-        device.drop_upload()
-
-    def _rows(self, n_patches: int) -> int:
-        """Return the rows of the recorded step for a tile, in blocks of cells and complete results."""
-        return self._group * bucket(-(-n_patches // self._group))
-
-    def _kind(self, n_rows: int) -> StepKind:
-        n_outputs = n_rows // self.encoder.n_merged * self.encoder.n_parts
-        return StepKind(n_rows, n_outputs, Mix.PREFILL, Wanted(hidden=True))
 
     def encode(self, picture: Picture) -> list[ImageRows]:
         """Return the rows of each tile. Raises the errors of `encode_tile`."""
@@ -138,7 +94,7 @@ class Projector:
                 "possible; use a smaller picture, or --image-max-tokens"
             )
         n_rows = n + encoder.n_extra
-        kind = self._kind(self._rows(n_rows))
+        kind = step_kind(encoder, step_rows(encoder, n_rows))
         step = self._mesh.recorded_step(kind)
         begins = encoder.windows(tile.grid)
         ends = [*begins[1:], n_rows]
@@ -157,6 +113,14 @@ class Projector:
         rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_results, -1)
         return encoder.arranged(rows, tile.grid)
 
+    def memory(self) -> dict[str, Any]:
+        """Return the projector's row of `LLM.memory`."""
+        device = self._mesh.devices[0]
+        held: dict[str, Any] = {home.value: device.nbytes[home] for home in COUNTED}
+        held |= dict.fromkeys(("adapters", "mapped", "shared"), 0)
+        held |= {"free_before": self._free_before, "free": device.free_nbytes()}
+        return {"device": f"{device.name} (projector)", **held}
+
     def close(self) -> None:
         self._mesh.close()
 
@@ -172,21 +136,11 @@ def tile_key(key: bytes, index: int) -> bytes:
     return hashlib.sha256(key + index.to_bytes(4, "little")).digest()[:KEY_NBYTES]
 
 
-def check_text_model(encoder: Encoder, text: GGUF) -> None:
-    """Raise UnsupportedModel, which names both files, if the projector is for another text model."""
-    c, arch, files = encoder.config, text.architecture, f"{encoder.config.path} and {text.paths[0]}"
-    if arch not in encoder.text_architectures:
-        raise UnsupportedModel(
-            f"{files} do not match: projectors of type {c.projector!r} are for models of architecture "
-            f"{', '.join(encoder.text_architectures)}, and the model's is {arch!r}"
-        )
-    n_embd, n_deep = text.u32(f"{arch}.embedding_length"), text.u32(f"{arch}.n_deepstack_layers", 0)
-    if n_embd != c.projection_dim:
-        raise UnsupportedModel(
-            f"{files} do not match: the projector's rows have {c.projection_dim} values, the model's "
-            f"embeddings {n_embd}; take both files from one model"
-        )
-    if n_deep != c.n_deepstack:
-        raise UnsupportedModel(
-            f"{files} do not match: the projector has {c.n_deepstack} deepstack layers, the model {n_deep}"
-        )
+def _load(plan: ProjectorPlan, mesh: Mesh, gguf: GGUF, progress: Progress | None) -> None:
+    encoder = plan.encoder
+    mesh.stores.load(plan.loads, FileSource(gguf, all_weights(encoder)), progress)
+    blocks = np.arange(plan.shape.n_rows // CELL_BLOCK, dtype=np.uint32)[None]
+    cells = mesh.stores.constant(CELLS, blocks)
+    weights = Weights({**mesh.weights, f"{CELLS}.weight": cells})
+    mesh.prepare(partial(encoder.forward, w=weights), plan.shape, plan.sizes)
+    plan.device.drop_upload()

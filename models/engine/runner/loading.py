@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from vkbackend import env
 from vkbackend.errors import UnsupportedModel
@@ -34,14 +35,12 @@ from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.encoders import for_encoder, staged_cells
-from vkbackend.models.placement.fit import (
-    budgets_of,
-    check_fit,
-)
+from vkbackend.models.placement.fit import Budget, budgets_of, check_fit, host_budgets, without
 from vkbackend.models.placement.graph_layers import graph_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import Held, allocations
+from vkbackend.models.placement.resident import Resident
 from vkbackend.models.placement.settled import row_limit, settle
 from vkbackend.models.placement.shifting import key_rotations
 from vkbackend.models.placement.step_rows import reads_over_bus
@@ -57,7 +56,8 @@ from vkbackend.runtime import Device
 
 class Loading:
     """`options` holds the settings decided so far. If `joining` is set, several nodes load the model
-    together. Otherwise this process loads the model alone, on `devices` if given."""
+    together. Otherwise this process loads the model alone, on `devices` if given. `residents` are already
+    loaded."""
 
     def __init__(
         self,
@@ -66,8 +66,10 @@ class Loading:
         joining: Joining | None,
         devices: Sequence[Device] | None,
         interleave: bool | None,
+        residents: Sequence[Resident] = (),
     ) -> None:
         self._gguf, self._joining, self._devices = gguf, joining, devices
+        self._residents = residents
         self._leads, self._interleave = joining is None or joining.leads, interleave
         state_rope(gguf, options)
         if options.attention:
@@ -134,20 +136,25 @@ class Loading:
                 self._balance(mesh)
         else:
             halves = self._in_halves(mesh)
-            fitter = Fitter(self.model, self._types, devices, asked, halves=halves, reuse=mesh.reuse)
+            room = [*self._budgets(mesh), *host_budgets(devices)]
+            how: dict[str, Any] = {"halves": halves, "reuse": mesh.reuse, "budgets": room}
+            fitter = Fitter(self.model, self._types, devices, asked, **how)
             self.options = fitter.fit()
             self.n_ubatch = row_limit(self.model, self.options)
             if asked.auto_split and len(devices) > 1 and self.options.shares:
-                cost, budgets = self._cost(mesh), budgets_of(devices)
+                cost, budgets = self._cost(mesh), self._budgets(mesh)
                 self.prediction = predict(devices, self.options.shares, cost, budgets)
         self.notes.append(fit_note(self.options, asked))
 
     def _balance(self, mesh: Mesh) -> None:
         cost = self._cost(mesh)
-        self.prediction = auto_split(mesh.devices, cost, budgets_of(mesh.devices))
+        self.prediction = auto_split(mesh.devices, cost, self._budgets(mesh))
         for line in self.prediction.lines([d.physical.name if d.physical else d.name for d in mesh.devices]):
             env.log(1, line)
         self.options = replace(self.options, tensor_split=self.prediction.tensor_split)
+
+    def _budgets(self, mesh: Mesh) -> list[Budget]:
+        return without(budgets_of(mesh.devices), mesh.devices, self._residents)
 
     def _in_halves(self, mesh: Mesh) -> bool:
         halves = in_halves(mesh.devices, self.options)
@@ -161,6 +168,7 @@ class Loading:
             *(model, self._types, devices, self.options),
             halves=self._in_halves(mesh),
             reuse=mesh.reuse,
+            budgets=self._budgets(mesh),
             alone=alone,
         )
         self.options = options = settled.options
@@ -174,12 +182,12 @@ class Loading:
             )
         self.notes += settled.notes
         if self.prediction and options.shares:  # for the layers that are on the devices
-            self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
+            self.prediction = predict(devices, options.shares, self._cost(mesh), self._budgets(mesh))
         if options.context_shift:
             self._rotations = key_rotations(model, self.layout, options, self._gguf.architecture)
         env.log(1, "plan\n" + self.layout.table())
         if self._leads:
-            check_fit(devices, options, settled.sizes, model.n_layer)
+            check_fit(devices, options, settled.sizes, model.n_layer, self._residents)
 
     def held(self, mesh: Mesh) -> list[Held]:
         """Return the bytes on each device according to the plan."""

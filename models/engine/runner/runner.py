@@ -36,6 +36,7 @@ from vkbackend.models.engine.runner.rope_rows import RopeRows
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates
+from vkbackend.models.placement.resident import Resident
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
@@ -46,7 +47,7 @@ class Runner:
     """If `keep_values` is set, every intermediate tensor can be read after a step. `interleave` splits large
     micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
     of None means True for several physical devices. `group` holds the nodes of the model, with devices named
-    NODE/DEVICE. `devices` are already open.
+    NODE/DEVICE. `devices` are already open, and `residents` already loaded.
 
     After loading, `options` contains the final context length, shares and layers on devices. `prediction`
     contains the expected times.
@@ -62,13 +63,14 @@ class Runner:
         interleave: bool | None = None,
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
+        residents: Sequence[Resident] = (),
     ) -> None:
         # This line comes first, because an unknown name raises an error.
         runtime = runtime_of(options.runtime)
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
-            loading = Loading(gguf, options, self._joining, devices, interleave)
+            loading = Loading(gguf, options, self._joining, devices, interleave, residents)
             self.mesh = loading.open(
                 lambda names: open_devices(
                     names, runtime, exact=exact, batch_invariant=bool(options.speculation)

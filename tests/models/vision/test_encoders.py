@@ -23,6 +23,7 @@ from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.patches import cut_patches
 from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.projector import Projector
+from vkbackend.models.vision.projector_plan import step_kind, step_rows
 from vkbackend.models.vision.registry import FAMILIES
 
 DEVICES = [
@@ -167,7 +168,7 @@ def test_tiles_of_a_picture_have_different_keys(models: Path) -> None:
 def test_steps_have_no_hazards(models: Path) -> None:
     for name in ("gemma4v", "qwen3vl", "internvl"):
         with open_projector(models, name, "numpy") as projector:
-            kind = projector._kind(projector._rows(16))
+            kind = step_kind(projector.encoder, step_rows(projector.encoder, 16))
             [executable] = projector._mesh.recorded_step(kind).executables
             assert all(hazard.kind == "in-place" for hazard in check(executable.recording))
 

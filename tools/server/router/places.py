@@ -14,6 +14,7 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.meta.exchange_times import ExchangeTime
 from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.projectors import planned_projector, projector_word
 from vkbackend.models.engine.runner.planned_memory import planned_memory
 from vkbackend.models.fitting.fitter import COMFORTABLE
 from vkbackend.models.fitting.flags import flags
@@ -105,21 +106,28 @@ def place_on(
 ) -> Place:
     """Raises OutOfDeviceMemory if the model does not fit on these devices while they are empty."""
     options = replace(options, devices=devices)
-    if unknown := [word for word in (*devices, *(options.draft_devices or ())) if word not in machine.cards]:
+    if unknown := [word for word in (*devices, *words_beside(options)) if word not in machine.cards]:
         raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
     held = Counter({HOST: max(0, options.cache_ram) << 20})
     left, chosen, words = dict(budgets), dict[str, Any](), ""
-    for wanted in (options.of_draft, options):  # The draft model is opened first.
-        if wanted is not None:
-            cards = [machine.cards[word] for word in wanted.devices or devices[:1]]
-            stand_ins = [_stand_in(i, card, left) for i, card in enumerate(cards)]
-            sizes, settled = planned_memory(wanted, stand_ins)
-            held += _by_key(sizes, cards)
+    for wanted in (options.of_draft, options):  # The draft model and the projector are opened first.
+        if wanted is None:
+            continue
+        if wanted.mmproj is not None:
+            card = machine.cards[projector_word(wanted) or devices[0]]
+            plan = planned_projector(wanted, _stand_in(0, card, left))
+            plan.check_fit()
+            held += _by_key([plan.held], [card])
             left = {key: max(0, nbytes - held[key]) for key, nbytes in budgets.items()}
-            if wanted.fit:
-                asked = replace(wanted, fit=tuple({*wanted.fit, "n_ctx"}))
-                chosen = {name: getattr(settled, name) for name in asked.fit} | {"fit": False}
-                words = flags(settled, asked)
+        cards = [machine.cards[word] for word in wanted.devices or devices[:1]]
+        stand_ins = [_stand_in(i, card, left) for i, card in enumerate(cards)]
+        sizes, settled = planned_memory(wanted, stand_ins)
+        held += _by_key(sizes, cards)
+        left = {key: max(0, nbytes - held[key]) for key, nbytes in budgets.items()}
+        if wanted.fit:
+            asked = replace(wanted, fit=tuple({*wanted.fit, "n_ctx"}))
+            chosen = {name: getattr(settled, name) for name in asked.fit} | {"fit": False}
+            words = flags(settled, asked)
     for key, nbytes in held.items():
         if nbytes > budgets[key]:
             raise OutOfDeviceMemory(
@@ -131,6 +139,12 @@ def place_on(
             )
     speeds = [card.card.speed[0] for word in devices if (card := machine.cards[word]).card.speed]
     return Place(devices, dict(held), min(speeds, default=1.0), chosen, words)
+
+
+def words_beside(options: Options) -> tuple[str, ...]:
+    """Return the words of the devices of the draft model and the projector, if they have their own."""
+    own_word = options.mmproj is not None and options.mmproj_device and projector_word(options)
+    return (*(options.draft_devices or ()), *([own_word] if own_word else []))
 
 
 def _name(key: str, machine: Machine) -> str:

@@ -19,7 +19,13 @@ from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.images import BODY_NBYTES
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.router.cards import Machine, look
-from vkbackend.tools.server.router.places import Place, budgets_of_machine, fitted_places, places_of
+from vkbackend.tools.server.router.places import (
+    Place,
+    budgets_of_machine,
+    fitted_places,
+    places_of,
+    words_beside,
+)
 from vkbackend.tools.server.router.pool import Plan, Pool, PoolSettings
 from vkbackend.tools.server.router.presets import Preset, read_presets
 from vkbackend.tools.server.router.registry import Entry, Notes, listed
@@ -93,7 +99,7 @@ def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str
 
 
 def _words_of(entry: Entry) -> tuple[str, ...]:
-    return (*(entry.devices or ()), *(entry.options.draft_devices or ()))
+    return (*(entry.devices or ()), *words_beside(entry.options))
 
 
 def _plan(machine: Machine, budgets: Mapping[str, int]) -> Plan:
