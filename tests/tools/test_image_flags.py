@@ -55,6 +55,8 @@ def test_generate_reads_images(run: Run, images: list[str]) -> None:
 
     both = answer("-p", "a <__media__> b <__media__>", "--image", images[0], "--image", images[1])
     assert sum(token < 0 for token in both["prompt_tokens"]) == 8 and both["timings"]["image_n"] == 2
+    assert [row["device"] for row in both["memory"]] == ["numpy", "numpy (projector)"]
+    assert both["memory"][1]["weights"] > 100_000 and both["memory"][1].keys() == both["memory"][0].keys()
 
 
 @pytest.mark.wide

@@ -11,11 +11,14 @@ from device_sets import wide
 from oracles.encoders import build
 from oracles.fixture import write
 from runners import load_runner
+from tiny_vision import write_projector
 
 from vkbackend.buffer import Home
 from vkbackend.meta import speed
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.placement.memory_report import HOMES, ITEMS
+from vkbackend.models.vision.projector import Projector
 from vkbackend.tools import cli
 
 DENSE, MOE, QWEN2 = (f"stories-{name}.gguf" for name in ("wide-Q8_0", "moe8x-Q4_0", "qwen2-Q8_0"))
@@ -142,6 +145,21 @@ def test_a_draft_model_lowers_the_gain(models: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["plan", *command, "-md", draft]) == 0
     text = capsys.readouterr().out
     assert "predicted speed-up by drafts" in text and "7 drafted" in text
+
+
+def test_a_projector_is_planned_on_its_device(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    command = ["-m", str(models / "stories-narrow-F16.gguf"), "-dev", "numpy", "--mmproj", str(projector)]
+    planned = plan(capsys, *command, "--mmproj-device", "none")["projector"]
+    [device] = open_devices(["numpy"])
+    with Projector.open(projector, device) as opened:
+        row = opened.memory()
+    homes = "weights", "kv", "scratch", "staging"
+    assert planned == {"device": "numpy", **{h: row[h] for h in homes}, "held": sum(row[h] for h in homes)}
+    assert cli.main(["plan", *command]) == 0
+    assert "projector in MiB" in capsys.readouterr().out
 
 
 def test_tensors_placed_on_a_device_count_without_a_share(

@@ -12,6 +12,7 @@ from device_sets import device_infos, nmse, only, product, wide
 from runners import load_runner
 
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.llm import LLM
@@ -203,7 +204,8 @@ def test_auto_takes_as_many_layers_as_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int
 ) -> None:
     same(models, ["numpy"])
-    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
+    for module in (fit, loading):
+        monkeypatch.setattr(module, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
     n_layers = runner.options.n_gpu_layers
     assert (6 if n_layers is None else n_layers) == held
@@ -223,7 +225,8 @@ def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.Monke
     on_device, on_host = held(4)
     assert held(5)[0] > on_device and held(3)[1] > on_host
     exact = 1 / (1 - fit.RESERVE)
-    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
+    for module in (fit, loading):
+        monkeypatch.setattr(module, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
     limit = HostLimit("available", int(on_host * exact) + 2)
     monkeypatch.setattr(fit, "least_host_limit", lambda: limit)
     assert run(models, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_vision import write_projector
 
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta.elsewhere import HeapCard, PhysicalCard
 from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.options import Options
+from vkbackend.models.vision.projector import Projector
 from vkbackend.tools.server.router.cards import FoundCard, Machine, card_of
-from vkbackend.tools.server.router.places import fitted_places
+from vkbackend.tools.server.router.places import fitted_places, place_on
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
@@ -58,3 +63,26 @@ def test_the_context_follows_what_is_left(models: Path, machine: Machine) -> Non
     assert device == "fast" and 256 <= n_ctx < 512
     # Neither suffices, so the shortest context says how much room others must make.
     assert placed({"fast": MIB, "slow": MIB}) == [("fast", 256), ("slow", 256)]
+
+
+def test_a_projector_has_memory_on_its_device(models: Path, machine: Machine, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    [device] = open_devices(["numpy"])
+    with Projector.open(projector, device) as opened:
+        n = opened.memory()
+    on_device = n["weights"] + n["kv"] + n["scratch"]
+    budgets = {"fast": ROOM, "slow": ROOM, HOST: ROOM}
+
+    def held(**given: Any) -> Mapping[str, int]:
+        options = Options.of(models / "stories-narrow-F32.gguf", mmproj=projector, **given)
+        return place_on(options, ("fast",), machine, budgets).held
+
+    together, apart = held(), held(mmproj_device="slow")
+    assert apart["slow"] == on_device and together["fast"] == apart["fast"] + on_device
+    assert together[HOST] == apart[HOST] >= n["staging"]
+    budgets["fast"] = together["fast"] - 1
+    with pytest.raises(OutOfDeviceMemory):
+        held()
+    budgets["slow"] = on_device - 1
+    with pytest.raises(OutOfDeviceMemory, match="of the projector"):
+        held(mmproj_device="slow")
