@@ -106,7 +106,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
 # No model here needs these ops of llama.cpp, so their split states cannot occur.
 ABSENT = """
 reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm
-argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri
+argsort soft_max leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri
 win_part rwkv_wkv gated_linear_attn lightning_indexer
 """.split()
 

@@ -21,8 +21,7 @@ from vkbackend import LLM
 from vkbackend.errors import PromptTooLong, UnsupportedModel
 from vkbackend.models.architectures.registry import ENCODERS
 from vkbackend.models.embeddings.heads import probabilities
-from vkbackend.models.engine.runner import loading
-from vkbackend.models.placement import encoders
+from vkbackend.models.placement import encoders, settled
 from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py
@@ -53,7 +52,7 @@ def open_encoder(models: Path, name: str, devices: list[str], **options: Any) ->
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit steps to 16 rows."""
-    for module in (loading, encoders):
+    for module in (settled, encoders):
         monkeypatch.setattr(module, "most_rows", lambda model: 16)
 
 

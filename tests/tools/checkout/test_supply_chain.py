@@ -21,8 +21,8 @@ pytestmark = pytest.mark.no_vulkan
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ALLOWED = {
-    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0", "MPL-2.0",
-    "PSF-2.0", "Zlib",
+    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU",
+    "MPL-2.0", "PSF-2.0", "Zlib",
 }  # fmt: skip
 CLASSIFIERS = {  # of packages without an SPDX identifier
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
