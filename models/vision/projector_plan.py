@@ -75,7 +75,8 @@ class ProjectorPlan:
         n_tokens = largest(1, self.encoder.config.most_tokens(self.limits), fits)
         ways = [f"--image-max-tokens {n_tokens}"] if n_tokens >= least else []
         ways.append("another --mmproj-device (none: the processor)")
-        parts = ", ".join(f"{mib(n)} of {NAMES[home]}" for home, n in full.held([self.held]).items())
+        names = NAMES | {"kv": "tables"}
+        parts = ", ".join(f"{mib(n)} of {names[home]}" for home, n in full.held([self.held]).items() if n)
         raise OutOfDeviceMemory(
             f"{self.encoder.config.path}: {full.name} would hold {parts} of the projector, but has "
             f"{full.room}; use {', or '.join(ways)}",
