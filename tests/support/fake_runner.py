@@ -270,7 +270,7 @@ class FakeParts:
                 self._runner.state_cells[cell] = tuple(values[values >= 0].tolist())
 
 
-def fake(options: Options, progress: Progress | None = None, group: object = None) -> FakeRunner:
+def fake(options: Options, progress: Progress | None = None, **how_loaded: object) -> FakeRunner:
     sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch or DEFAULT_ROWS}
     how = {"prefix_cache": options.prefix_cache, "context_shift": options.context_shift}
     return FakeRunner(**sizes, **how, n_queue=options.n_queue, speculation=options.speculation)

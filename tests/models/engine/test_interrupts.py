@@ -33,7 +33,7 @@ RELEASED_S = 20.0
 class Runner(FakeRunner):
     opened: list[Runner] = []  # noqa: RUF012
 
-    def __init__(self, options: Options, progress: Progress, group: object = None) -> None:
+    def __init__(self, options: Options, progress: Progress, **how_loaded: object) -> None:
         progress(1, 2)
         super().__init__(n_ctx=options.n_ctx, n_slots=options.n_slots)
         self.opened.append(self)

@@ -234,7 +234,11 @@ def load(models: Path) -> Runner:
 
 
 @pytest.mark.parametrize(
-    ("sent", "error"), [(signal.SIGSTOP, Timeout), (signal.SIGKILL, DeviceLost)], ids=["stops", "dies"]
+    ("sent", "error"),
+    [
+        pytest.param(signal.SIGSTOP, Timeout, id="stops", marks=pytest.mark.wide),
+        pytest.param(signal.SIGKILL, DeviceLost, id="dies"),
+    ],
 )
 def test_worker_that(
     models: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
