@@ -168,7 +168,7 @@ def check_fit(
     n_layer: int,
     residents: Sequence[Resident] = (),
 ) -> None:
-    """If the layout does not fit beside `residents`, raise OutOfDeviceMemory with the smallest change that
+    """If the layout and the `residents` do not fit, raise OutOfDeviceMemory with the smallest change that
     would fit."""
     budgets = without(budgets_of(devices), devices, residents) + host_budgets(devices)
     planned = sizes_of(options)

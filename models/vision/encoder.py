@@ -1,7 +1,7 @@
 """The encoder of pictures: a pre-norm transformer over patches (Dosovitskiy et al. 2020, arXiv:2010.11929).
 
 Each family's file states its differences: hooks of the graph, and tables that the host computes per picture.
-Tensor names are as in llama.cpp (clip-impl.h). All rows of a picture see each other, or those of a window.
+Tensor names are as in llama.cpp (clip-impl.h). A row attends to all rows of its picture, or of its window.
 """
 
 from __future__ import annotations

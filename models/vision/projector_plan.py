@@ -42,7 +42,7 @@ MAX_PATCHES = 1 << 15  # A dispatch has up to 65,535 rows.
 
 @dataclass(frozen=True, slots=True)
 class ProjectorPlan:
-    """A projector on `device`. `shape` and `sizes` are those of the largest picture's step. `held` are the
+    """A projector on `device`. `shape` and `sizes` describe the largest picture's step. `held` are the
     bytes that loading allocates."""
 
     encoder: Encoder

@@ -52,7 +52,7 @@ def prompt(*images: Any, text: str = TEXT) -> dict[str, Any]:
 
 
 def test_the_rows_are_the_projectors(llm: LLM, projector: Path) -> None:
-    """The tokens equal those of a prompt whose rows were computed with a separate projector."""
+    """A separate projector computes rows of an image. A prompt with these rows gives the same tokens."""
     with GGUF.open(projector) as gguf:
         config = VisionConfig.from_gguf(gguf)
     picture = prepare(RED, config, TokenLimits())

@@ -44,7 +44,7 @@ CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
 class Soak:
-    """`seen` counts answers by kind and status. `counters` adds up those of all engine processes."""
+    """`seen` counts answers by kind and status. `counters` adds up the counters of all engine processes."""
 
     def __init__(self, endpoint: Endpoint, known: list[Known], seed: int) -> None:
         self.endpoint, self.known, self.rng = endpoint, known, random.Random(seed)

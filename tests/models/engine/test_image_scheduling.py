@@ -21,7 +21,7 @@ from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.vision.rows import ImageRows
 from vkbackend.step import Run
 
-FIRST = 1000  # the token that stands for the first value of an image
+FIRST = 1000  # the token of the first value of an image
 
 
 class Seeing(FakeRunner):

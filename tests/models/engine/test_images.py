@@ -447,7 +447,7 @@ def test_logits_equal_those_of_transformers(
 
 
 def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:
-    """If all RoPE positions are 7 beyond the cells, the drafts are those of equal positions and cells."""
+    """If all RoPE positions are 7 beyond the cells, the drafts do not change."""
     path = write(with_head("qwen35"), tmp_path / "model.gguf")
     runner, drafts = load_runner(path, devices=["numpy"], n_ctx=64, speculation="mtp", mmproj="x", **F32), []
     for offset, of_draft in ((0, 0), (7, 7), (7, 0)):
