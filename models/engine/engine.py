@@ -1,8 +1,7 @@
 """Runs many sequences with continuous batching in the slots of one runner.
 
 Engine and caller exchange only messages, so the engine can run in its own process. The engine knows tokens,
-slots and sampling, but no text and no devices. The file is long, because every kind of request and of failure
-ends here.
+slots and sampling, but no text and no devices.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
-from vkbackend.errors import DeviceLost, QueueFull, Timeout, UnsupportedModel, VkbackendError
+from vkbackend.errors import DeviceLost, Timeout, UnsupportedModel, VkbackendError
 from vkbackend.meta.load import Progress
+from vkbackend.models.engine.admission import check_request, max_text, sequence_of
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.cache.host_tier import tier_of
-from vkbackend.models.engine.cache.image_spans import SequenceImages, check_images
-from vkbackend.models.engine.cache.mark import mark_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.drafters import open_draft, speculation_of
 from vkbackend.models.engine.grammars import Grammars
@@ -46,10 +44,6 @@ from vkbackend.models.engine.messages import (
     SaveState,
     SetVocabulary,
     Stats,
-    check_adapters,
-    check_encoder,
-    check_slot,
-    check_tokens,
 )
 from vkbackend.models.engine.projectors import open_projector
 from vkbackend.models.engine.runner.micro_batch import MicroBatch
@@ -62,9 +56,7 @@ from vkbackend.models.engine.step_times import Mark, StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
 from vkbackend.models.placement.resident import Resident
-from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.projector import Projector
-from vkbackend.step import MAX_RUNS
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner.group import Group
@@ -157,16 +149,9 @@ class Engine:
             tuple(r.notes),
             r.adapters,
             r.encodes,
-            self._n_text,
+            max_text(r),
             r.image_width,
         )
-
-    @property
-    def _n_text(self) -> int:
-        """Return the maximum number of tokens of a text to embed. A decoder computes it in parts, and some
-        encoders in stages."""
-        r = self.runner
-        return min(r.n_ctx, r.n_ubatch) if r.encodes and not r.n_stages else r.n_ctx
 
     @property
     def busy(self) -> bool:
@@ -259,23 +244,11 @@ class Engine:
                 self.close()
 
     def _accept(self, request: Generate | Logits | Embed) -> None:
-        runner = self.runner
+        n_waiting = len(self.scheduler.waiting) + len(self.grammars)
         try:
-            self._check(request)
-            sampler = None
-            tokens = list(request.tokens)
-            if isinstance(request, Generate):
-                sampler = Sampler(request.sampling, request.structure is not None)
-                sampler.resume(len(request.resumed))
-                tokens += request.resumed
-            now = time.monotonic()
-            sequence = Sequence(request, self._n_submitted, now, tokens, sampler)
-            if runner.encodes and len(request.tokens) > runner.n_ubatch:
-                sequence.stage, sequence.n_stages = 0, runner.n_stages
-            if isinstance(request, Generate) and request.images:
-                sequence.show(SequenceImages(request.images, runner.has_sections, MAX_RUNS // runner.n_slots))
-            if request.adapters:
-                sequence.mark = mark_of(request.tokens, request.adapters, runner.adapters)
+            self._check_whole()
+            check_request(request, self.runner, n_waiting)
+            sequence = sequence_of(request, self._n_submitted, self.runner)
             has_to_wait = self.grammars.compile(sequence)
         except VkbackendError as error:
             self._news.add(Event(request.id, error=ErrorData.of(error)))
@@ -285,27 +258,7 @@ class Engine:
         if not has_to_wait:
             self.scheduler.waiting.add(sequence)
         if request.deadline_s is not None:
-            self._deadlines.add(sequence, now + request.deadline_s)
-
-    def _check(self, request: Generate | Logits | Embed) -> None:
-        runner = self.runner
-        self._check_whole()
-        spans = request.images if isinstance(request, Generate) else ()
-        check_tokens(request.tokens, runner.n_vocab, runner.n_ctx, spans)
-        if spans:
-            n_free = runner.n_ubatch - runner.n_slots + 1  # Every other slot may need a row.
-            check_images(request.tokens, spans, runner.image_width, n_free)
-        check_adapters(request.adapters, runner.adapters)
-        if runner.encodes:
-            check_encoder(request, self._n_text)
-        if isinstance(request, Generate) and request.slot is not None:
-            check_slot(request.slot, runner.n_slots)
-        n_waiting = len(self.scheduler.waiting) + len(self.grammars)
-        if n_waiting >= runner.options.n_queue:
-            raise QueueFull(
-                f"{n_waiting} requests wait for one of {runner.n_slots} slots, and no more may (n_queue); "
-                "try again later, or open the model with more slots (n_slots)"
-            )
+            self._deadlines.add(sequence, sequence.born + request.deadline_s)
 
     def _run_on_slot(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> Event:
         while self._in_flight:  # steps in flight still write into slots
