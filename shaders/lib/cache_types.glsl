@@ -1,4 +1,4 @@
-// A cache type's number is its index in CACHE_TYPES of vkbackend/ops/attention.py. Quantized blocks have 32
+// A cache type's number is its index in CACHE_TYPES of vkbackend/ops/kv_cache.py. Quantized blocks have 32
 // elements.
 
 const uint CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_Q8_0 = 3, CACHE_Q4_0 = 4;

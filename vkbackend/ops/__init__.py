@@ -1,8 +1,5 @@
 """The ops. `Recorder` has a method for each op. `OPS` describes the bindings and constants of each shader."""
 
-from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
-from vkbackend.ops.attention import HeadNorm as HeadNorm
-from vkbackend.ops.attention import Rotation as Rotation
 from vkbackend.ops.attention_tiles import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops.attention_tiles import attends_by_units as attends_by_units
 from vkbackend.ops.attention_tiles import attn_splits as attn_splits
@@ -17,6 +14,9 @@ from vkbackend.ops.experts import ROWS as ROWS
 from vkbackend.ops.experts import ExpertsOp as ExpertsOp
 from vkbackend.ops.experts import Groups as Groups
 from vkbackend.ops.experts import tile_count as tile_count
+from vkbackend.ops.kv_cache import CACHE_TYPES as CACHE_TYPES
+from vkbackend.ops.kv_cache import HeadNorm as HeadNorm
+from vkbackend.ops.kv_cache import Rotation as Rotation
 from vkbackend.ops.low_rank import NO_ADAPTER as NO_ADAPTER
 from vkbackend.ops.matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
 from vkbackend.ops.matrix import MatrixOp as MatrixOp

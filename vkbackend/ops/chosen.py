@@ -7,8 +7,9 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
-from vkbackend.ops.attention import CACHE_TYPES, attn_push, rows_cut
+from vkbackend.ops.attention import attn_push, rows_cut
 from vkbackend.ops.attention_tiles import CELL_BLOCK
+from vkbackend.ops.kv_cache import CACHE_TYPES
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_INDEX_HEAD = 256

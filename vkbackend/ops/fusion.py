@@ -12,8 +12,8 @@ from typing import Any
 from vkbackend.buffer import ALIGN, View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
-from vkbackend.ops.attention import HeadNorm, Rotation
 from vkbackend.ops.elementwise import ACTS
+from vkbackend.ops.kv_cache import HeadNorm, Rotation
 from vkbackend.ops.recorder import Recorder
 from vkbackend.ops.table import MATRIX_OPS, OPS
 from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording

@@ -10,6 +10,7 @@ from vkbackend.ops.elementwise import ElementwiseOps
 from vkbackend.ops.expert_cache import ExpertCacheOps
 from vkbackend.ops.heads import HeadOps
 from vkbackend.ops.kept_rows import KeptRowOps
+from vkbackend.ops.kv_cache import CacheOps
 from vkbackend.ops.low_rank import LowRankOps
 from vkbackend.ops.moe import MoeOps
 from vkbackend.ops.operands import OperandOps
@@ -21,6 +22,7 @@ from vkbackend.ops.streams import StreamOps
 
 class Recorder(
     AttentionOps,
+    CacheOps,
     ChosenOps,
     ElementwiseOps,
     ExpertCacheOps,
