@@ -24,12 +24,7 @@ from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.engine.engine_process import Hosted, LocalEngine, RemoteEngine
-from vkbackend.models.engine.messages import (
-    Logits,
-    Memory,
-    Request,
-    Stats,
-)
+from vkbackend.models.engine.messages import Logits, Memory, Request, Stats
 from vkbackend.models.generate_options import GenerateKeywords, GenerateOptions
 from vkbackend.models.generation import Generation, arun_all, astream, run_all, stream
 from vkbackend.models.generation_maker import GenerationMaker, Prompt, Prompts
