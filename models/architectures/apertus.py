@@ -10,8 +10,6 @@ from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import qwen3
-from vkbackend.models.architectures.base import Weights, linear
-from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # The model applies softplus to the file's alphas.
@@ -19,6 +17,7 @@ PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # The model applies softplus
 
 class Model(qwen3.Model):
     freq_factors = True
+    gated = False
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
@@ -28,11 +27,8 @@ class Model(qwen3.Model):
             for alpha_p, alpha_n, beta, eps in zip(*read, strict=True)
         ]
 
-    def dense_weights(self, il: int) -> list[WeightSpec]:
-        return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
-
-    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
-        return linear(ops.xielu(linear(x, w, "ffn_up"), *self.curves[il]), w, "ffn_down")
+    def activate_alone(self, x: Tensor, il: int) -> Tensor:
+        return ops.xielu(x, *self.curves[il])
 
 
 def _read(gguf: GGUF, name: str, n_layer: int) -> list[float]:

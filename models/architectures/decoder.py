@@ -185,8 +185,13 @@ class Decoder(DecoderWeights):
         return KeyRotation(self.config.layers[il].rope, self.half_split) if self.has_rope(il) else None
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
-        gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
-        return linear(self.activate(gate, up), w, "ffn_down")
+        gate, up = linear(x, w, "ffn_gate") if self.gated else None, linear(x, w, "ffn_up")
+        y = self.activate_alone(up, il) if gate is None else self.activate(gate, up)
+        return linear(y, w, "ffn_down")
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:
         return ops.silu_mul(gate, up)
+
+    def activate_alone(self, x: Tensor, il: int) -> Tensor:
+        """Apply the activation of an FFN without a gate, by default GELU."""
+        return ops.gelu(x)

@@ -40,6 +40,7 @@ class DecoderWeights:
     half_split = True  # RoPE pairs element i with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # Norms before attention and FFN.
+    gated = True  # The FFN has a gate.
     causal = True  # Rows do not attend to later rows, unless the file's attention.causal differs.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
 
@@ -177,8 +178,9 @@ class DecoderWeights:
 
     def dense_weights(self, il: int) -> list[WeightSpec]:
         n_embd, layer = self.config.n_embd, self.config.layers[il]
+        gate = [WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn"))] if self.gated else []
         return [
-            WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn")),
+            *gate,
             WeightSpec("ffn_up", (layer.n_ff, n_embd), rows("ffn")),
             WeightSpec("ffn_down", (n_embd, layer.n_ff), columns("ffn")),
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder_weights import DecoderWeights
 from vkbackend.models.architectures.layer_normed import LayerNormed
 from vkbackend.models.architectures.memory_specs import KeyRotation, LayerMemory
@@ -48,9 +48,6 @@ class Encoder(LayerNormed):
         specs = DecoderWeights.feed_forward_weights(self, il)
         return self.norm_weights([*specs, WeightSpec("layer_output_norm", (self.n_embd,))], f"blk.{il}.")
 
-    def dense_weights(self, il: int) -> list[WeightSpec]:
-        return [spec for spec in super().dense_weights(il) if self.gated or spec.name != "ffn_gate"]
-
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         h = super().embed(graph, w)
         if self.n_types > 1:
@@ -69,11 +66,6 @@ class Encoder(LayerNormed):
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         return self.feed_forward(h, w, il)
-
-    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
-        if self.gated:
-            return super().feed_forward(x, w, il)
-        return linear(ops.gelu(linear(x, w, "ffn_up")), w, "ffn_down")
 
     def output_norm(self, x: Tensor, w: Weights) -> Tensor:
         return x

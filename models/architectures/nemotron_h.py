@@ -12,7 +12,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.config import Config, LayerConfig
 from vkbackend.models.architectures.memory_specs import LayerMemory, MemorySpec
 from vkbackend.models.architectures.reading import read_counts
@@ -24,6 +24,7 @@ from vkbackend.rope import RopeTable
 
 class Model(StateSpaceDecoder):
     pre_ffn_norm = "attn_norm"
+    gated = False
 
     def read_config(self, gguf: GGUF) -> Config:
         self.scan = Scan.from_gguf(gguf)
@@ -58,9 +59,6 @@ class Model(StateSpaceDecoder):
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
         return super().feed_forward_weights(il) if self.feeds[il] else []
 
-    def dense_weights(self, il: int) -> list[WeightSpec]:
-        return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
-
     def kv(self, il: int) -> MemorySpec:
         return None if self.feeds[il] else super().kv(il)
 
@@ -78,5 +76,5 @@ class Model(StateSpaceDecoder):
             return h + self.ffn(h, w, il)
         return h + self.mix(ops.rms_norm(h, w("attn_norm"), self.config.eps), w, cache, il)
 
-    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
-        return linear(ops.relu2(linear(x, w, "ffn_up")), w, "ffn_down")
+    def activate_alone(self, x: Tensor, il: int) -> Tensor:
+        return ops.relu2(x)
