@@ -46,7 +46,7 @@ def main() -> None:
             about = json.loads(str(golden["about"]))
             path = write(build(name), Path(folder) / "model.gguf")
             errors = [f"{nmse(logits(path, devices), golden['logits']):.1e}" for devices in SETS.values()]
-            apart = f"{max(map(float, about['nmse'])):.1e}"
+            apart = f"{max(map(float, about['nmse'])):.1e}" if about["nmse"] else "-"
             print("| " + " | ".join([name, about["agrees with"], apart, *errors]) + " |", flush=True)
 
 
