@@ -180,7 +180,7 @@ class Context:
 
     def close(self) -> None:
         self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self.model)
+        self._lib.llama_model_free(self._model)
 
 
 def logits(
