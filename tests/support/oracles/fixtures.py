@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from oracles import dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
+from oracles import dense, gemma, latent, layer_norm, mixtures, near_llama, recurrent, state_space
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
-FAMILIES = dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
+FAMILIES = dense, gemma, latent, layer_norm, mixtures, near_llama, recurrent, state_space
 FIXTURES = tuple(BUILDERS)
 
 

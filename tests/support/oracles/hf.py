@@ -13,11 +13,29 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, hf_recurrent, hf_state_space
+from oracles import (
+    hf_dense,
+    hf_gemma,
+    hf_latent,
+    hf_layer_norm,
+    hf_mixtures,
+    hf_near_llama,
+    hf_recurrent,
+    hf_state_space,
+)
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-FAMILIES = hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, hf_recurrent, hf_state_space
+FAMILIES = (
+    hf_dense,
+    hf_gemma,
+    hf_latent,
+    hf_layer_norm,
+    hf_mixtures,
+    hf_near_llama,
+    hf_recurrent,
+    hf_state_space,
+)
 
 
 def versions() -> str:

@@ -1,0 +1,9 @@
+"""xverse (XVERSE 7B, 13B, 65B): llama without experts and frequency factors. XVERSE Technology 2023."""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.decoder import Decoder
+
+
+class Model(Decoder):
+    half_split = False
