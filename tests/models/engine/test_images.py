@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import llama_float64
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse, product, wide
 from drafts import Guesses
-from oracles import image_cases
+from image_prompts import image_of, on_hosts, watched
 from oracles.fixture import Fixture, write
 from oracles.fixtures import build
 from oracles.heads import with_head
 from oracles.parts import attention, base, feed_forward
-from places import GOLDEN
 from runners import F32, load_runner
-from scheduling import GREEDY, Everything, drafting, finish, tokens_of
+from scheduling import Everything, drafting, finish, tokens_of
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
@@ -31,14 +28,12 @@ from vkbackend.models.engine.cache.image_spans import SequenceImages, Span, row_
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, LoadState, SaveState
 from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
-from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.models.vision.rows import ImageRows
 from vkbackend.step import Run
-from vkbackend.tools.measure.twin_nodes import twin_runner
 
 TEXT = [5, 17, 40, 33, 21]
 NUMPY = pytest.param(["numpy"], id="numpy")
@@ -56,71 +51,6 @@ def products(rows: Any, name: str, devices: str) -> list[Any]:
 
 def numbers(*values: int) -> list[Any]:
     return [pytest.param(n, id=str(n)) for n in values]
-
-
-def image_of(seed: int, n_rows: int, width: int, **how: Any) -> ImageRows:
-    values = np.random.default_rng(seed).normal(0, 1, (n_rows, width)).astype(np.float32)
-    grid = how.pop("grid", (1, n_rows))
-    return ImageRows(bytes([seed]) * 16, values, grid, how.pop("both_ways", False))
-
-
-class Watched:
-    """An engine whose logits rows are kept."""
-
-    OPTIONS: ClassVar = {"n_ctx": 96, "n_slots": 2, "mmproj": "x", "exact": True, **F32}
-
-    def __init__(self, path: Path, devices: list[str], **options: Any) -> None:
-        self.watch(load_runner(path, devices=devices, **Watched.OPTIONS | options))
-
-    def watch(self, runner: Runner) -> None:
-        self.runner = runner
-        self.engine = Engine(self.runner, Everything())
-        self.logits: list[np.ndarray] = []
-        self.n_rows: list[int] = []  # of each step
-        collect, launch = self.runner.collect, self.runner.launch
-
-        def collected(handle: Any) -> Any:
-            rows = collect(handle)
-            self.logits += list(rows[1].copy())
-            return rows
-
-        def launched(batch: Any, wanted: Any) -> Any:
-            self.n_rows.append(len(batch.tokens))
-            return launch(batch, wanted)
-
-        self.runner.collect, self.runner.launch = collected, launched  # type: ignore[method-assign]
-        self._n = 0
-
-    def run(self, *prompts: list[int | ImageRows], n: int = 1, **how: Any) -> list[list[int]]:
-        """Generate `n` tokens after each prompt, all at once."""
-        requests = []
-        for prompt in prompts:
-            tokens, images = with_row_ids(prompt)
-            self._n += 1
-            requests.append(Generate(self._n, tokens, n, GREEDY, images=images, **how))
-        self.logits, self.n_rows = [], []
-        events = finish(self.engine, requests)  # type: ignore[arg-type]
-        for of_request in events.values():
-            if of_request[-1].error:
-                raise of_request[-1].error.exception()
-        return [tokens_of(events[request.id]) for request in requests]
-
-
-@contextmanager
-def on_hosts(path: Path, places: list[str], **options: Any) -> Iterator[Watched]:
-    engine = object.__new__(Watched)
-    with twin_runner(path, places, **Watched.OPTIONS, **options) as runner:
-        engine.watch(runner)
-        yield engine
-
-
-@contextmanager
-def watched(path: Path, devices: list[str], **options: Any) -> Iterator[Watched]:
-    engine = Watched(path, devices, **options)
-    try:
-        yield engine
-    finally:
-        engine.engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -413,37 +343,6 @@ def test_images_on_two_hosts(qwen3vl_path: Path, split_mode: str) -> None:
     with watched(qwen3vl_path, ["numpy"]) as w:
         assert w.run(prompt, [*TEXT, *both, 3], n=3) == answers
         assert nmse(np.array(logits), np.array(w.logits)) <= 1e-9
-
-
-def model_sets() -> list[Any]:
-    """Return (model, devices): numpy, and with --all every set of devices. Another test has Qwen3-VL."""
-    quick = product([name for name in image_cases.NAMES if name != "qwen3vl"], [NUMPY])
-    return [*quick, *map(wide, product(image_cases.NAMES, DEVICE_SETS))]
-
-
-@pytest.mark.parametrize(("name", "devices"), model_sets())
-@pytest.mark.parametrize("n_ubatch", [24, wide(pytest.param(96))])
-def test_logits_equal_those_of_transformers(
-    tmp_path: Path, name: str, devices: list[str], n_ubatch: int
-) -> None:
-    """The logits of each token after the second image. 24 rows hold neither both images nor all text."""
-    c = image_cases.case(name)
-    grids = dict(zip(c.images, image_cases.GRIDS, strict=True))
-    prompt: list[int | ImageRows] = []
-    for at, token in enumerate(c.tokens):
-        if at in c.images:
-            both_ways = name in image_cases.BOTH_WAYS
-            prompt.append(ImageRows(bytes([at]) * 16, c.images[at], grids[at], both_ways))
-        elif not c.is_image[at]:
-            prompt.append(token)
-    with np.load(GOLDEN / "images.npz") as golden:
-        want = golden[name]
-    with watched(write(c.fixture, tmp_path / "model.gguf"), devices, n_ubatch=n_ubatch) as w:
-        got = []
-        for n in range(len(prompt) - len(want), len(prompt)):
-            w.run(prompt[: n + 1])
-            got += w.logits
-    assert nmse(np.array(got), want) <= (1e-6 if name.startswith("gemma") else 1e-9)
 
 
 def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Computes the rows of a projector with Hugging Face `transformers`, in float32 with eager attention."""
+"""Computes the rows of a projector with Hugging Face `transformers`, in float32 with eager attention.
+
+Complete models (`COMPLETE`) also have a text model, which is random here and which make_image_logits.py
+replaces.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers as tf
-from oracles.fixture import Fixture
-from oracles.vision import GRIDS, TEXT_WIDTH, fuse_qkv, pixels_of, size
+from oracles.fixture import N_VOCAB, Fixture
+from oracles.vision import GRIDS, TEXT_WIDTH, fuse_qkv, lines_of, pixels_of, size
 from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder, Gemma4VisionModel
 from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedVisionConfig
@@ -25,9 +29,13 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
+Inputs = dict[str, torch.Tensor]
+Builder = Callable[[Fixture], tuple[Any, Inputs]]
 ROWS: dict[str, Callable[[Fixture], np.ndarray]] = {}
+# A model, and its arguments for the fixture's picture.
+COMPLETE: dict[str, Builder] = {}
 TEXT = {
-    "vocab_size": 64, "hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1,
+    "vocab_size": N_VOCAB, "hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
 }  # fmt: skip
 
@@ -43,6 +51,19 @@ def oracle(name: str) -> Callable[[Callable[[Fixture], np.ndarray]], Callable[[F
     def add(rows: Callable[[Fixture], np.ndarray]) -> Callable[[Fixture], np.ndarray]:
         ROWS[name] = rows
         return rows
+
+    return add
+
+
+def complete(name: str) -> Callable[[Builder], Builder]:
+    def add(build: Builder) -> Builder:
+        @torch.no_grad()
+        def rows(m: Fixture) -> np.ndarray:
+            network, how = build(m)
+            return features(network.get_image_features(**how))
+
+        COMPLETE[name], ROWS[name] = build, rows
+        return build
 
     return add
 
@@ -97,28 +118,25 @@ def features(output: Any) -> np.ndarray:
     return rows.reshape(-1, rows.shape[-1]).numpy()
 
 
-@oracle("idefics3")
-@torch.no_grad()
-def idefics3(m: Fixture) -> np.ndarray:
+@complete("idefics3")
+def idefics3(m: Fixture) -> tuple[Any, Inputs]:
     vision = {**sizes(m), "image_size": size(m, "image_size"), "patch_size": size(m, "patch_size")}
     config = tf.Idefics3Config(
         text_config={"model_type": "llama", **TEXT},
         vision_config={**vision, "hidden_act": "gelu_pytorch_tanh"},
         scale_factor=3,
-        image_token_id=63,
+        image_token_id=0,
         pad_token_id=0,
     )
     outer = {
-        "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
-        "v.position_embd": "model.vision_model.embeddings.position_embedding",
-        "v.post_ln": "model.vision_model.post_layernorm",
-        "mm.model.fc": "model.connector.modality_projection.proj",
+        "v.patch_embd": "vision_model.embeddings.patch_embedding",
+        "v.position_embd": "vision_model.embeddings.position_embedding",
+        "v.post_ln": "vision_model.post_layernorm",
+        "mm.model.fc": "connector.modality_projection.proj",
     }
-    state = renamed(m, "model.vision_model.encoder.layers", SIGLIP, outer)
-    network = load(
-        made(tf.Idefics3ForConditionalGeneration, config), state, ("model.vision", "model.connector")
-    )
-    return features(network.get_image_features(planes(m)[None]))
+    state = renamed(m, "vision_model.encoder.layers", SIGLIP, outer)
+    network = load(made(tf.Idefics3Model, config), state, ("vision", "connector"))
+    return network, {"pixel_values": planes(m)[None]}
 
 
 MERGER = {
@@ -222,42 +240,53 @@ PIXTRAL = {
 }  # fmt: skip
 
 
-def pixtral_rows(m: Fixture, class_: Any, config_class: Any, act: str, **how: Any) -> np.ndarray:
-    """Undo the permutation of q and k, whose rotated pairs are adjacent in the file, and add [IMG_BREAK]."""
+def pixtral_of(m: Fixture, class_: Any, config_class: Any, act: str, **how: Any) -> tuple[Any, Inputs]:
+    """Undo the permutation of q and k, whose rotated pairs are adjacent in the file."""
     vision = tf.PixtralVisionConfig(
         **sizes(m), image_size=256, patch_size=16, head_dim=16, hidden_act=act, rope_theta=10_000.0
     )
-    config = config_class(text_config=tf.MistralConfig(**TEXT, head_dim=16), vision_config=vision, **how)
+    text = tf.MistralConfig(**TEXT, head_dim=16)
+    config = config_class(text_config=text, vision_config=vision, image_token_index=0, **how)
     outer = {
         "v.patch_embd": "vision_tower.patch_conv", "v.pre_ln": "vision_tower.ln_pre",
         "mm.1": "multi_modal_projector.linear_1", "mm.2": "multi_modal_projector.linear_2",
         "mm.input_norm": "multi_modal_projector.norm",
         "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
     }  # fmt: skip
-    end = m.tensors.pop("v.token_embd.img_break")
+    del m.tensors["v.token_embd.img_break"]
     for name, values in m.tensors.items():
         if "attn_q" in name or "attn_k" in name:
             m.tensors[name] = values.reshape(4, 8, 2, 64).transpose(0, 2, 1, 3).reshape(64, 64)
     state = renamed(m, "vision_tower.transformer.layers", PIXTRAL, outer)
     network = load(made(class_, config), state, ("vision_tower", "multi_modal"))
     image = planes(m)
-    rows = features(network.get_image_features(image, image_sizes=torch.tensor([image.shape[2:]])))
-    lines = rows.reshape(GRIDS[m.name][0] // how.get("spatial_merge_size", 1), -1, TEXT_WIDTH)
-    ends = np.broadcast_to(end, (len(lines), 1, TEXT_WIDTH))
-    return np.concatenate([lines, ends], axis=1).reshape(-1, TEXT_WIDTH)[:-1]
+    return network, {"pixel_values": image, "image_sizes": torch.tensor([image.shape[2:]])}
 
 
-@oracle("pixtral")
-@torch.no_grad()
-def pixtral(m: Fixture) -> np.ndarray:
+@complete("pixtral")
+def pixtral(m: Fixture) -> tuple[Any, Inputs]:
     how = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
-    return pixtral_rows(m, tf.LlavaModel, tf.LlavaConfig, "gelu", **how)
+    return pixtral_of(m, tf.LlavaModel, tf.LlavaConfig, "gelu", **how)
 
 
-@oracle("pixtral+merger")
-@torch.no_grad()
-def mistral3(m: Fixture) -> np.ndarray:
-    return pixtral_rows(m, tf.Mistral3Model, tf.Mistral3Config, "silu", spatial_merge_size=2)
+@complete("pixtral+merger")
+def mistral3(m: Fixture) -> tuple[Any, Inputs]:
+    return pixtral_of(m, tf.Mistral3Model, tf.Mistral3Config, "silu", spatial_merge_size=2)
+
+
+def with_breaks(rows: Callable[[Fixture], np.ndarray]) -> Callable[[Fixture], np.ndarray]:
+    """Return a function that adds the row of [IMG_BREAK], a token in transformers, between lines of rows."""
+
+    def joined(m: Fixture) -> np.ndarray:
+        end, n_lines = m["v.token_embd.img_break"], lines_of(m)
+        lines = rows(m).reshape(n_lines, -1, TEXT_WIDTH)
+        ends = np.broadcast_to(end, (n_lines, 1, TEXT_WIDTH))
+        return np.concatenate([lines, ends], axis=1).reshape(-1, TEXT_WIDTH)[:-1]
+
+    return joined
+
+
+ROWS |= {name: with_breaks(ROWS[name]) for name in ("pixtral", "pixtral+merger")}
 
 
 GEMMA4 = {
@@ -330,14 +359,13 @@ def gemma4uv(m: Fixture) -> np.ndarray:
     return features(load(network, state, ("",))(*raster(m, 12)))
 
 
-@oracle("lfm2")
-@torch.no_grad()
-def lfm2(m: Fixture) -> np.ndarray:
+@complete("lfm2")
+def lfm2(m: Fixture) -> tuple[Any, Inputs]:
     vision = {**sizes(m), "patch_size": 16, "num_patches": 64, "hidden_act": "gelu_pytorch_tanh"}
     config = tf.Lfm2VlConfig(
         vision_config={"model_type": "siglip2_vision_model", "vision_use_head": False, **vision},
         text_config={"model_type": "lfm2", **TEXT}, projector_hidden_size=80, downsample_factor=2,
-        projector_use_layernorm=True,
+        projector_use_layernorm=True, image_token_id=0,
     )  # fmt: skip
     outer = {
         "v.patch_embd": "vision_tower.embeddings.patch_embedding",
@@ -350,7 +378,7 @@ def lfm2(m: Fixture) -> np.ndarray:
     network = load(made(tf.Lfm2VlModel, config), state, ("vision_tower", "multi_modal"))
     squares, _ = raster(m, 16)
     shapes, mask = torch.tensor([GRIDS[m.name]]), torch.ones(squares.shape[:2], dtype=torch.int64)
-    return features(network.get_image_features(squares, spatial_shapes=shapes, pixel_attention_mask=mask))
+    return network, {"pixel_values": squares, "spatial_shapes": shapes, "pixel_attention_mask": mask}
 
 
 INTERNVL = {
@@ -362,10 +390,12 @@ INTERNVL = {
 }  # fmt: skip
 
 
-def internvl_rows(m: Fixture, **how: Any) -> np.ndarray:
+def internvl_of(m: Fixture, **how: Any) -> tuple[Any, Inputs]:
     vision = {**sizes(m), "image_size": 64, "patch_size": 16, "attention_bias": True, **how}
     config = tf.InternVLConfig(
-        vision_config={"model_type": "internvl_vision", **vision}, text_config={"model_type": "llama", **TEXT}
+        vision_config={"model_type": "internvl_vision", **vision},
+        text_config={"model_type": "llama", **TEXT},
+        image_token_id=0,
     )
     outer = {
         "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
@@ -382,16 +412,14 @@ def internvl_rows(m: Fixture, **how: Any) -> np.ndarray:
     state["vision_tower.embeddings.cls_token"] = token.reshape(1, 1, -1)
     state["vision_tower.embeddings.position_embeddings"] = table.reshape(1, 17, -1)
     network = load(made(tf.InternVLModel, config), state, ("vision_tower", "multi_modal"))
-    return features(network.get_image_features(planes(m)))
+    return network, {"pixel_values": planes(m)}
 
 
-@oracle("internvl")
-@torch.no_grad()
-def internvl(m: Fixture) -> np.ndarray:
-    return internvl_rows(m)
+@complete("internvl")
+def internvl(m: Fixture) -> tuple[Any, Inputs]:
+    return internvl_of(m)
 
 
-@oracle("internvl+rms")
-@torch.no_grad()
-def internvl_rms(m: Fixture) -> np.ndarray:
-    return internvl_rows(m, norm_type="rms_norm", use_qk_norm=True)
+@complete("internvl+rms")
+def internvl_rms(m: Fixture) -> tuple[Any, Inputs]:
+    return internvl_of(m, norm_type="rms_norm", use_qk_norm=True)

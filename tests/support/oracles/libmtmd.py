@@ -103,7 +103,7 @@ def write_vocabulary(name: str, path: Path) -> Path:
     writer = gguf.GGUFWriter(path, arch)
     sizes = {
         "context_length": 64, "embedding_length": TEXT_WIDTH, "block_count": 1, "feed_forward_length": 64,
-        "attention.head_count": 3, "attention.head_count_kv": 3, "attention.key_length": 16,
+        "attention.head_count": 4, "attention.head_count_kv": 4, "attention.key_length": 16,
         "attention.value_length": 16, "rope.dimension_count": 16,
     }  # fmt: skip
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)

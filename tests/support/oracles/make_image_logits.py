@@ -1,5 +1,6 @@
 """Makes `golden/images.npz`, transformers' logits of the last tokens of image_cases.py's prompts, in
-float32.
+float32. Arrays of prompts with a picture of vision.py are named `picture/NAME`. If transformers has a class
+for both the encoder and the text model, this class computes the logits from pixels.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_image_logits.py
 
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import hf
+from oracles import hf, hf_vision
 from oracles.hf_parts import BUILDERS, common, rope
-from oracles.image_cases import BOTH_WAYS, GRIDS, N_TEXT, NAMES, Case, case
+from oracles.image_cases import BOTH_WAYS, BREAK, N_TEXT, NAMES, TEXT_OF, Case, case, of_picture
+from oracles.vision import build, lines_of
 from places import GOLDEN
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
@@ -52,7 +54,7 @@ def qwen(c: Case) -> torch.Tensor:
     }
     network.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
     ids, types = torch.tensor([c.tokens]), torch.from_numpy(c.is_image).int()[None]
-    grids = torch.tensor([(1, MERGE * height, MERGE * width) for height, width in GRIDS])
+    grids = torch.tensor([(1, MERGE * height, MERGE * width) for height, width in c.grids.values()])
     positions, _ = complete.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)
     how: dict[str, Any] = {}
     n_embd = c.fixture.keys["embedding_length"]
@@ -87,13 +89,33 @@ def gemma(c: Case) -> torch.Tensor:
     return network(inputs_embeds=h, use_cache=False, **how).logits[0]
 
 
+def with_picture(name: str) -> torch.Tensor:
+    """Return the logits of a prompt with the picture of the projector `name`."""
+    m = build(name)
+    c = of_picture(name, hf_vision.ROWS[name](build(name)))
+    if name.startswith(("gemma", "qwen")):
+        return of_rows(c)
+    [first] = c.images
+    ids = torch.tensor([c.tokens])
+    if name.startswith("pixtral"):
+        n = (len(c.images[first]) + 1) // lines_of(m)
+        ids[0, first + n - 1 : first + len(c.images[first]) : n] = BREAK
+    network, how = hf_vision.COMPLETE[name](m)
+    text = hf.model(c.fixture)
+    setattr(network, "text_model" if name == "idefics3" else "language_model", text.model)
+    h = network(input_ids=ids, use_cache=False, **how).last_hidden_state[0]
+    return text.lm_head(h)
+
+
+def of_rows(c: Case) -> torch.Tensor:
+    return (gemma if c.fixture.arch.startswith("gemma") else qwen)(c)
+
+
 @torch.no_grad()
 def main() -> None:
-    logits = {}
-    for name in NAMES:
-        c = case(name)
-        logits[name] = (gemma if name.startswith("gemma") else qwen)(c).numpy()[-N_TEXT[-1] :]
-        print(name, logits[name].shape, flush=True)
+    logits = {name: of_rows(case(name)) for name in NAMES}
+    logits |= {f"picture/{name}": with_picture(name) for name in TEXT_OF}
+    logits = {name: rows.numpy()[-N_TEXT[-1] :] for name, rows in logits.items()}
     np.savez_compressed(GOLDEN / "images.npz", about=json.dumps({"made by": hf.versions()}), **logits)
 
 

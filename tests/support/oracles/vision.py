@@ -10,7 +10,7 @@ from oracles.fixture import Fixture
 
 BUILDERS: dict[str, Callable[[Fixture], None]] = {}
 GRIDS: dict[str, tuple[int, int]] = {}  # (height, width) of each fixture's picture, in patches
-TEXT_WIDTH = 48  # of the text model's embeddings
+TEXT_WIDTH = 64  # of the embeddings of the text models in fixtures.py
 
 
 def builder(
@@ -34,6 +34,11 @@ def pixels_of(name: str, patch: int) -> np.ndarray:
     height, width = (patch * n for n in GRIDS[name])
     rng = np.random.default_rng(crc32(f"picture {name}".encode()))
     return (rng.integers(0, 256, (height, width, 3)).astype(np.float32) / 255 - 0.5) / np.float32(0.5)
+
+
+def lines_of(m: Fixture) -> int:
+    """Return the lines of rows in which a Pixtral encoder's result is."""
+    return GRIDS[m.name][0] // m.keys.get("vision.spatial_merge_size", 1)
 
 
 def keys(
