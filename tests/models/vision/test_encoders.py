@@ -225,7 +225,7 @@ def test_wrong_projector_files(
     assert "wrong.gguf" in str(caught.value)
 
 
-def text_model(path: Path, arch: str = "llama", n_embd: int = 48, **keys: int) -> Path:
+def text_model(path: Path, arch: str = "llama", n_embd: int = 64, **keys: int) -> Path:
     return write(
         Fixture("text", arch, {"embedding_length": n_embd, **keys}, {"x": np.ones(1, np.float32)}), path
     )
@@ -235,7 +235,7 @@ def text_model(path: Path, arch: str = "llama", n_embd: int = 48, **keys: int) -
     ("name", "text", "words"),
     [
         ("idefics3", {"arch": "gemma3"}, "architecture llama, smollm3, and the model's is 'gemma3'"),
-        ("idefics3", {"n_embd": 64}, "rows have 48 values, the model's embeddings 64"),
+        ("idefics3", {"n_embd": 48}, "rows have 64 values, the model's embeddings 48"),
         ("qwen3vl", {"arch": "qwen3vl", "n_deepstack_layers": 3}, "2 deepstack layers, the model 3"),
     ],
 )

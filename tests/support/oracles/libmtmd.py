@@ -25,12 +25,14 @@ MARKS = {
     "qwen3vl": ("<|vision_start|>", "<|vision_end|>"),
     "pixtral": ("[IMG_BREAK]", "[IMG_END]"),
     "pixtral+merger": ("[IMG_BREAK]", "[IMG_END]"),
+    "gemma4uv": ("<|image>", "<image|>"),
     "lfm2": ("<|image_start|>", "<|image_end|>"),
 }
 M_ROPE = {"rope.dimension_sections": [4, 2, 2, 0]}
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics3": ("llama", {}),
     "gemma3": ("gemma3", {"attention.sliding_window": 32}),
+    "gemma4uv": ("gemma4", {"attention.sliding_window": 32}),
     "qwen2vl": ("qwen2vl", M_ROPE),
     "qwen2.5vl": ("qwen2vl", M_ROPE),
     "qwen3vl": ("qwen3vl", {**M_ROPE, "n_deepstack_layers": 2}),
@@ -127,7 +129,7 @@ def write_vocabulary(name: str, path: Path) -> Path:
 def rows(fixture: Fixture) -> np.ndarray:
     """Return the rows of the fixture's picture, f32 [n_rows, width], or of its last tile."""
     lib, name = _library(), fixture.name
-    side = size(fixture, "patch_size")
+    side = size(fixture, "patch_size") * (3 if name == "gemma4uv" else 1)
     pixels = np.rint((pixels_of(name, side) + 1) * 127.5).astype(np.uint8)
     n_deep = sum(fixture.keys.get("vision.is_deepstack_layers", []))
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +138,7 @@ def rows(fixture: Fixture) -> np.ndarray:
         assert parameters.media_marker == lib.mtmd_default_marker(), "the parameters of libmtmd changed"
         parameters.use_gpu = parameters.print_timings = parameters.warmup = False
         parameters.n_threads, parameters.flash_attn_type = 1, 0
-        if name.startswith(("qwen", "pixtral", "lfm2")):
+        if name.startswith(("qwen", "pixtral", "gemma4", "lfm2")):
             parameters.image_min_tokens = 1
         path = write(fixture, Path(folder) / "mmproj.gguf")
         context = lib.mtmd_init_from_file(str(path).encode(), text, parameters)

@@ -242,8 +242,9 @@ def gemma4v(m: Fixture) -> None:
 
 @builder("gemma4uv", (2, 3))
 def gemma4uv(m: Fixture) -> None:
-    """There is no encoder. The grid is in squares of 3 x 3 patches."""
+    """There is no encoder. The grid is in squares of 3 x 3 patches. These means give libmtmd pixels_of()."""
     gemma4_of(m, "gemma4uv", patch=4, n_layer=0, n_head=0, n_ff=0)
+    m.keys |= {"vision.image_mean": [0.5] * 3, "vision.image_std": [0.5] * 3}
     m.put("v.patch_embd.weight", m.normal("v.patch_embd.weight", 64, 432) / np.float32(12 * 3**0.5))
     m.bias("v.patch_embd", 64)
     for i, n in ((1, 432), (2, 64), (3, 64)):
