@@ -78,13 +78,25 @@ def with_windows(config: Config, window: int, local: Sequence[bool], rope: str =
     return replace(config, layers=tuple(layers))
 
 
+def dense_if_stored(config: Config, gguf: GGUF) -> Config:
+    """Replace the experts of layers with a dense FFN in the file, whose keys do not list these layers."""
+    layers = list(config.layers)
+    dense = [il for il in range(len(layers)) if f"blk.{il}.ffn_gate.weight" in gguf.tensors]
+    widths = read_counts(gguf, "feed_forward_length", len(layers)) if dense else ()
+    for il in dense:
+        layers[il] = replace(layers[il], n_ff=widths[il], mixture=None)
+    return replace(config, layers=tuple(layers))
+
+
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
     """Read the layers' hyper-parameters. A key has one value, or one per layer. `mixture` holds the experts'
     defaults. Each layer's kv heads and dense FFN columns must be at least `low`."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)
-    heads = read_counts(gguf, "attention.head_count", n_layer)
+    heads = read_counts(gguf, "attention.head_count", n_layer, low=low)
+    most = max(max(heads), 1)  # a layer without attention may state no heads
+    heads = tuple(n_head or most for n_head in heads)
     kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads, low=low)
     n_embd = read_count(gguf, "embedding_length")
     layers = []

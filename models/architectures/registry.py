@@ -81,6 +81,11 @@ MODELS = {
     "hunyuan_vl": "HunyuanOCR, its text part",
     "maincoder": "Maincoder-1B",
     "hunyuan-moe": "Hunyuan-A13B",
+    "hy_v3": "Hunyuan 3",
+    "bailingmoe2": "Ling 2, Ring 2",
+    "mimo2": "MiMo V2 Flash",
+    "deci": "Llama-3.3-Nemotron-Super-49B, Llama-3.1-Nemotron-Ultra-253B, 51B",
+    "muse-glimmer": "Muse-Glimmer-30B, its text part",
 }
 ARCHITECTURES = tuple(MODELS)  # they generate text
 ENCODERS = {  # they compute only embeddings

@@ -5,13 +5,26 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 
 import numpy as np
-from oracles import dense, gemma, latent, layer_norm, mixtures, near_llama, recurrent, state_space
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
-FAMILIES = dense, gemma, latent, layer_norm, mixtures, near_llama, recurrent, state_space
+FAMILIES = (
+    "dense",
+    "gemma",
+    "latent",
+    "layer_norm",
+    "mixtures",
+    "near_llama",
+    "recurrent",
+    "sigmoid_mixtures",
+    "state_space",
+    "uneven",
+)
+for _name in FAMILIES:
+    import_module(f"oracles.{_name}")
 FIXTURES = tuple(BUILDERS)
 
 

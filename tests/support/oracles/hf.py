@@ -6,6 +6,7 @@ fused projections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
 from typing import Any
@@ -13,29 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import (
-    hf_dense,
-    hf_gemma,
-    hf_latent,
-    hf_layer_norm,
-    hf_mixtures,
-    hf_near_llama,
-    hf_recurrent,
-    hf_state_space,
-)
 from oracles.fixture import Fixture
-from oracles.hf_parts import BUILDERS
+from oracles.hf_parts import BUILDERS, MAKERS
 
 FAMILIES = (
-    hf_dense,
-    hf_gemma,
-    hf_latent,
-    hf_layer_norm,
-    hf_mixtures,
-    hf_near_llama,
-    hf_recurrent,
-    hf_state_space,
+    "dense",
+    "gemma",
+    "latent",
+    "layer_norm",
+    "mixtures",
+    "near_llama",
+    "recurrent",
+    "sigmoid_mixtures",
+    "state_space",
+    "uneven",
 )
+for _name in FAMILIES:
+    import_module(f"oracles.hf_{_name}")
 
 
 def versions() -> str:
@@ -67,7 +62,8 @@ def model(fixture: Fixture) -> Any:
     config._attn_implementation = "eager"
     class_ = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"), None)
     make = class_._from_config if class_ else transformers.AutoModelForCausalLM.from_config
-    network = make(config, dtype=torch.float32).eval()
+    other = MAKERS.get(type(config))
+    network = (other(config) if other else make(config, dtype=torch.float32)).eval()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
     if config.tie_word_embeddings and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

@@ -7,11 +7,36 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from oracles.fixture import N_VOCAB, Fixture
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 State = dict[str, np.ndarray]
 Builder = Callable[[Fixture], tuple[Any, State]]
 BUILDERS: dict[str, Builder] = {}
+
+# Makes the model of a configuration whose class transformers lacks or hides in a model of images.
+MAKERS: dict[type, Callable[[Any], torch.nn.Module]] = {}
+
+
+class TextModel(torch.nn.Module):
+    """A text model without its images' encoder, and the output matrix."""
+
+    def __init__(self, config: Any, class_: Any, finish: Callable[[Any, Any], Any] = lambda x, _: x) -> None:
+        super().__init__()
+        self.config, self.finish = config, finish
+        self.model = class_._from_config(config, dtype=torch.float32)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def base_model(self) -> torch.nn.Module:
+        return self.model
+
+    def forward(self, tokens: torch.Tensor, use_cache: bool, past_key_values: Any = None) -> Any:
+        out = self.model(tokens, use_cache=use_cache, past_key_values=past_key_values)
+        logits = self.finish(self.lm_head(out.last_hidden_state), self.config)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
 
 NAMES = {  # A layer's tensor names in GGUF and in transformers. Builders add more names.
     "attn_norm": "input_layernorm",

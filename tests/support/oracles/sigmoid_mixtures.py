@@ -1,0 +1,95 @@
+"""Fixtures with experts that a sigmoid plus a bias chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+    selection_bias,
+)
+
+
+def fuse_qkv(m: Fixture, il: int) -> None:
+    p = f"blk.{il}.attn_"
+    m.put(p + "qkv.weight", np.concatenate([m.tensors.pop(f"{p}{name}.weight") for name in "qkv"]))
+
+
+def ahead(m: Fixture, il: int, last: str = "nextn.shared_head_norm") -> None:
+    """Add a multi-token prediction head's tensors to layer `il`, which does not change the logits."""
+    m.unread = (f"blk.{il}.",)
+    m.matrix(f"blk.{il}.nextn.eh_proj", N_EMBD, 2 * N_EMBD)
+    for name in ("nextn.enorm", "nextn.hnorm", last):
+        m.norm(f"blk.{il}.{name}", N_EMBD)
+
+
+@fixture("bailingmoe2")
+def bailingmoe2(m: Fixture) -> None:
+    base(
+        m, 4, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_shared_count=1,
+        expert_shared_feed_forward_length=N_FF_EXP, leading_dense_block_count=1, expert_gating_func=2,
+        expert_weights_scale=2.5, expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2,
+        nextn_predict_layers=1,
+    )  # fmt: skip
+    for il in range(4):
+        attention(m, il, head_norms=True)
+        fuse_qkv(m, il)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+    ahead(m, 3, "layer_output_norm")
+
+
+@fixture("hy_v3")
+def hy_v3(m: Fixture) -> None:
+    base(
+        m, 4, **EXPERTS, expert_shared_feed_forward_length=N_FF_EXP, expert_gating_func=2,
+        expert_weights_scale=2.5, expert_weights_norm=True, nextn_predict_layers=1,
+    )  # fmt: skip
+    for il in range(4):
+        attention(m, il, head_norms=True)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        m.put(f"blk.{il}.exp_probs_b", m.tensors.pop(f"blk.{il}.exp_probs_b.bias"))
+        feed_forward(m, il, norm="", suffix="_shexp")
+    ahead(m, 3)
+
+
+@fixture("mimo2")
+def mimo2(m: Fixture) -> None:
+    """Build a model whose windowed layers have twice as many kv heads, in the layers' order of MiMo V2 Flash."""
+    local = [0, 1, 1, 0]
+    base(
+        m, 4, **EXPERTS, n_kv=[1 + windowed for windowed in local], attention__key_length=24,
+        rope__dimension_count=8, rope__freq_base_swa=100.0, attention__sliding_window=12,
+        attention__sliding_window_pattern=local, attention__value_scale=0.707,
+    )  # fmt: skip
+    for il in range(4):
+        m.keys["attention.head_count_kv"] = 1 + local[il]
+        attention(m, il)
+        p = f"blk.{il}."
+        for name, *shape in (("v", (1 + local[il]) * HEAD_DIM, N_EMBD), ("output", N_EMBD, 4 * HEAD_DIM)):
+            del m.tensors[f"{p}attn_{name}.weight"]
+            m.matrix(f"{p}attn_{name}", *shape)
+        if local[il]:
+            m.put(p + "attn_sinks.weight", m.normal(p + "attn_sinks", 4) + 1)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+    m.keys["attention.head_count_kv"] = [1 + windowed for windowed in local]
