@@ -150,6 +150,15 @@ def gate_rows(gate: State, x: State) -> State:
     raise _no_rule("gate_rows", gate=gate, x=x)
 
 
+def gate_heads(gate: State, x: State, head_dim: int) -> State:
+    """The gate has one value per head. Both operands must be MIRRORED, or split between the same heads."""
+    if gate == x == MIRRORED:
+        return x
+    if x.kind is gate.kind is Kind.SPLIT and x == split(1, scaled(gate.ranges, head_dim)) and gate.axis == 1:
+        return x
+    raise _no_rule(f"gate_heads of {head_dim}", gate=gate, x=x)
+
+
 def add(a: State, b: State) -> State:
     """The result is PARTIAL if an operand is PARTIAL. A mirrored addend is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):

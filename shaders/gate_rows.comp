@@ -1,7 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Apply a gate per row: y[r, i] = sigmoid(gate[r]) * x[r, i].
+// Apply a gate per row: y[r, i] = f(gate[r]) * x[r, i], where f is sigmoid or softplus.
 #include "lib/types.glsl"
+
+layout(constant_id = 1) const uint SOFTPLUS = 0;
 
 layout(push_constant) uniform Push {
     uint gate_off, x_off, y_off;
@@ -11,7 +13,18 @@ layout(set = 0, binding = 0) readonly buffer Gate { float gate[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
 layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
+// Return log(1 + exp(g)). For a small exponential e, log(1 + e) would lose its digits.
+float softplus(float g) {
+    const float e = exp(-abs(g));
+    return max(g, 0.0) + (e < 1e-3 ? e * (1.0 - 0.5 * e) : log(1.0 + e));
+}
+
 void main() {
     const uint i = global_index();
-    if (i < n * n_rows) y[y_off + i] = x[x_off + i] / (1.0 + exp(min(-gate[gate_off + i / n], 87.0)));
+    if (i >= n * n_rows) return;
+    const float g = gate[gate_off + i / n];
+    if (SOFTPLUS == 1)
+        y[y_off + i] = x[x_off + i] * softplus(g);
+    else
+        y[y_off + i] = x[x_off + i] / (1.0 + exp(min(-g, 87.0)));
 }

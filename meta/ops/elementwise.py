@@ -7,6 +7,8 @@ from vkbackend.meta.split import Kind
 from vkbackend.meta.sums import each, holders_of, latest, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
+F32_MAX = 3.4028234663852886e38
+
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up, as in SwiGLU (Shazeer 2020)."""
@@ -51,6 +53,11 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
 def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
     """Return g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up clamped to [-7, 7] (gpt-oss)."""
     return _glu("swiglu_oai", gate, up, "swiglu_oai")
+
+
+def silu_mul_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """Return min(silu(gate), limit) * u, where u is `up` clamped to [-limit, limit] (Step 3.5)."""
+    return mul(clamp(silu(gate), -F32_MAX, limit), clamp(up, -limit, limit))
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
@@ -121,6 +128,18 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
     for on, factor, source, out in each(y, "gate_rows", gate, x):
         on.gate_rows(factor, source, out)
     y.base = gate_rows(gate, x.base) if x.base else None
+    return y
+
+
+def gate_heads(gate: Tensor, x: Tensor, head_dim: int, *, softplus: bool = False) -> Tensor:
+    """Multiply each head of x [rows, heads * head_dim] by sigmoid(gate), or by log(1 + exp(gate)) if
+    `softplus`. `gate` is [rows, heads]."""
+    gate, x = whole(gate), whole(x)
+    state = split.gate_heads(gate.state, x.state, head_dim)
+    y = x.graph.new(x.rows, x.width, state, "gate_heads", holders_of(x))
+    for on, factor, source, out in each(y, "gate_heads", gate, x):
+        heads = source.reshape(source.shape[0] * source.shape[1] // head_dim, head_dim)
+        on.gate_rows(factor, heads, out.reshape(*heads.shape), softplus=softplus)
     return y
 
 

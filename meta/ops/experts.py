@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
+from vkbackend.meta.ops.elementwise import F32_MAX
 from vkbackend.meta.ops.groups import groups_of, tiles_in_parts
 from vkbackend.meta.ops.low_rank import adapt_experts, expert_ids
 from vkbackend.meta.ops.matrix import convert, n_parts, operand_of
@@ -48,6 +49,7 @@ class Experts:
     down_bias: Weight | None = None
     act: str = "silu"
     weighs_input: bool = False  # multiply x, not the result, by the expert's weight
+    limit: float = 0.0  # bounds act(gate x) from above, and up x on both sides (0: none)
 
 
 @dataclass(slots=True)
@@ -89,8 +91,8 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         if e.weighs_input:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
-        # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only glu reads these
-        # ends.
+        # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only activations
+        # read these ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         adapted = expert_ids(graph, d, ids, (e.gate, e.up, e.down))
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
@@ -98,7 +100,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, pairs, out)
             adapt_experts(graph, d, w, weighed or x.on(d), adapted, out)
-        on.glu(a if e.gate else b, b, a, act=e.act)
+        _activate(on, e, a, b)
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, pairs, each)
@@ -106,6 +108,18 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         if not e.weighs_input:
             on.moe_sum(each, weights, y.on(d))
     return y
+
+
+def _activate(on: device_ops.Recorder, e: Experts, a: View, b: View) -> None:
+    """Write the activated columns to `a`, which holds gate x if there is a gate. `b` holds up x."""
+    if not e.limit:
+        on.glu(a if e.gate else b, b, a, act=e.act)
+        return
+    assert e.act == "silu" and e.gate, e.act
+    on.glu(a, a, a, act="silu_alone")
+    on.clamp(a, a, low=-F32_MAX, high=e.limit)
+    on.clamp(b, b, low=-e.limit, high=e.limit)
+    on.glu(a, b, a, act="none")
 
 
 def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:

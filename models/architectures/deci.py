@@ -1,6 +1,6 @@
-"""deci (Llama-Nemotron Super 49B, Ultra 253B, Nemotron 51B, DeciLM): llama whose layers differ in kv heads and FFN
-columns. A layer may lack attention, the FFN or both. A layer with heads but no kv heads has one matrix instead of
-attention. Bercovich et al. 2024, arXiv:2411.19146.
+"""deci (Llama-Nemotron Super 49B, Ultra 253B, Nemotron 51B, DeciLM): llama whose layers differ in kv
+heads and FFN columns. A layer may lack attention, the FFN or both. A layer with heads but no kv heads has
+one matrix instead of attention. Bercovich et al. 2024, arXiv:2411.19146.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""hy_v3 (Hunyuan 3): bailingmoe2 with RoPE on whole heads. Layers without a dense FFN in the file have experts.
-Tencent 2026.
+"""hy_v3 (Hunyuan 3): bailingmoe2 with RoPE on whole heads. Layers without a dense FFN in the file have
+experts. Tencent 2026.
 """
 
 from __future__ import annotations

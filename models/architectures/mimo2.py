@@ -1,6 +1,6 @@
-"""mimo2 (MiMo V2 Flash): windowed layers have an attention sink per head, another number of kv heads, and another
-RoPE base. Values are smaller than keys, and are multiplied by a constant. Layers without a dense FFN in the file
-have experts, chosen by a sigmoid plus a bias. Xiaomi 2026, arXiv:2601.02780.
+"""mimo2 (MiMo V2 Flash): windowed layers have an attention sink per head, another number of kv heads, and
+another RoPE base. Values are smaller than keys, and are multiplied by a constant. Layers without a dense
+FFN in the file have experts, chosen by a sigmoid plus a bias. Xiaomi 2026, arXiv:2601.02780.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ class Mixture:
     act: str = "silu"
     weighs_input: bool = False  # The router's weight multiplies the expert's input instead of its result.
     n_shared: int = 0  # Columns of the shared expert, or 0.
+    limit: float = 0.0  # Bounds the experts' silu from above, and up on both sides (0: none).
+    limit_shared: float = 0.0  # The same for the shared expert.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
         """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` holds the layer's tensor
@@ -88,7 +90,7 @@ class Mixture:
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
         matrices = None if self.act in ALONE else w(gate), w(up), w(down)
-        experts = Experts(*matrices, *biases, self.act, self.weighs_input)
+        experts = Experts(*matrices, *biases, self.act, self.weighs_input, self.limit)
         y = moe(x, h, router, experts)
         return y + self.shared(x, w) if self.n_shared else y
 
@@ -98,7 +100,10 @@ class Mixture:
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")
         else:
-            y = linear(GLU[self.act](linear(x, w, "ffn_gate_shexp"), up), w, "ffn_down_shexp")
+            gate = linear(x, w, "ffn_gate_shexp")
+            limit = self.limit_shared
+            a = ops.silu_mul_clamped(gate, up, limit) if limit else GLU[self.act](gate, up)
+            y = linear(a, w, "ffn_down_shexp")
         return ops.gate_rows(linear(x, w, "ffn_gate_inp_shexp"), y) if w.has("ffn_gate_inp_shexp") else y
 
 

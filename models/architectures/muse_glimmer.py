@@ -1,6 +1,6 @@
-"""muse-glimmer (Muse Glimmer 30B, its text part): three of four layers have a window and RoPE, and the fourth has
-neither. A gate multiplies attention's result. Embeddings are normed, norms follow attention and FFN, and logits are
-scaled and soft-capped. Meta 2026.
+"""muse-glimmer (Muse Glimmer 30B, its text part): three of four layers have a window and RoPE, and the
+fourth has neither. A gate multiplies attention's result. Embeddings are normed, norms follow attention
+and FFN, and logits are scaled and soft-capped. Meta 2026.
 """
 
 from __future__ import annotations

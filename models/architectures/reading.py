@@ -129,6 +129,19 @@ def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> 
     return value
 
 
+def read_floats(gguf: GGUF, key: str, n_layer: int, low: float = -math.inf) -> tuple[float, ...]:
+    """Return one number per layer, at least `low`. The key has one number or an array, or is absent (0)."""
+    name = f"{gguf.architecture}.{key}"
+    if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
+        return (read_float(gguf, key, 0.0, low),) * n_layer
+    values = tuple(float(v) for v in gguf.floats(name))
+    if len(values) < n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {name} has {len(values)} values for {n_layer} layers")
+    if bad := [v for v in values if not low <= v < math.inf]:
+        raise GGUFError(f"{gguf.paths[0]}: {name} has {bad[0]}, expected finite numbers of at least {low}")
+    return values[:n_layer]
+
+
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 

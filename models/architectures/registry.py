@@ -18,6 +18,7 @@ from vkbackend.models.gguf.reader import GGUF
 MODELS = {
     "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM",
     "llama4": "Llama 4 Scout, Maverick, their text part",
+    "deci": "Llama-Nemotron Super 49B, Ultra 253B, 51B",
     "arcee": "AFM-4.5B",
     "xverse": "XVERSE 7B, 13B, 65B",
     "mistral3": "Ministral 3",
@@ -51,6 +52,7 @@ MODELS = {
     "gemma4": "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B, their text part",
     "glm4": "GLM-4",
     "glm4moe": "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
+    "bailingmoe2": "Ling 2, Ring 2",
     "gpt-oss": "gpt-oss-20b, gpt-oss-120b",
     "cohere2": "Command R7B, Command A",
     "cohere2moe": "Command A+",
@@ -61,12 +63,16 @@ MODELS = {
     "gpt2": "GPT-2",
     "olmo2": "OLMo 2, OLMo 3",
     "minimax-m2": "MiniMax-M2",
+    "mimo2": "MiMo V2 Flash",
+    "step35": "Step 3.5 Flash, Step 3.7 Flash, its text part",
     "lfm2": "LFM2",
     "lfm2moe": "LFM2 with experts",
     "apertus": "Apertus 8B, 70B",
+    "muse-glimmer": "Muse-Glimmer-30B, its text part",
     "olmoe": "OLMoE-1B-7B",
     "dots1": "dots.llm1",
     "exaone-moe": "K-EXAONE-236B-A23B",
+    "laguna": "Laguna XS, S, M",
     "afmoe": "Trinity Nano, Mini, Large",
     "stablelm": "StableLM 3B, StableLM 2 1.6B",
     "orion": "Orion-14B",
@@ -82,10 +88,6 @@ MODELS = {
     "maincoder": "Maincoder-1B",
     "hunyuan-moe": "Hunyuan-A13B",
     "hy_v3": "Hunyuan 3",
-    "bailingmoe2": "Ling 2, Ring 2",
-    "mimo2": "MiMo V2 Flash",
-    "deci": "Llama-3.3-Nemotron-Super-49B, Llama-3.1-Nemotron-Ultra-253B, 51B",
-    "muse-glimmer": "Muse-Glimmer-30B, its text part",
 }
 ARCHITECTURES = tuple(MODELS)  # they generate text
 ENCODERS = {  # they compute only embeddings

@@ -98,6 +98,7 @@ def normed(x: State) -> State:
     return x
 
 
+HEADWISE = split(1, ((0, 8), (8, 16)))
 RULES: list[tuple[str, Callable[[], State], State]] = [
     ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
     ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
@@ -116,6 +117,8 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("gate_rows, mirrored", lambda: rules.gate_rows(MIRRORED, MIRRORED), MIRRORED),
     ("gate_rows, of a split", lambda: rules.gate_rows(MIRRORED, COLUMNS), COLUMNS),
     ("gate_rows, of a sum", lambda: rules.gate_rows(MIRRORED, SUM), SUM),
+    ("gate_heads, mirrored", lambda: rules.gate_heads(MIRRORED, MIRRORED, 4), MIRRORED),
+    ("gate_heads, of a split", lambda: rules.gate_heads(split(1, ((0, 1), (1, 2))), HEADWISE, 8), HEADWISE),
     ("sinks, mirrored", lambda: sinks(MIRRORED, MIRRORED), MIRRORED),
     ("sinks, with the heads", lambda: sinks(COLUMNS, split(0, ((0, 1), (1, 2)))), COLUMNS),
     ("moe, biases with their rows", lambda: mix(biases=(BY_ROWS, BY_ROWS)), SUM),
@@ -197,6 +200,12 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("add, mirrored and split", lambda: rules.add(MIRRORED, COLUMNS), "add of"),
     ("gate_rows, split gate", lambda: rules.gate_rows(COLUMNS, COLUMNS), r"gate SPLIT\(axis 1"),
     ("gate_rows, gate a sum", lambda: rules.gate_rows(SUM, MIRRORED), "gate PARTIAL"),
+    (
+        "gate_heads, whole gate",
+        lambda: rules.gate_heads(MIRRORED, COLUMNS, 4),
+        "of 4 of gate MIRR",
+    ),
+    ("gate_heads, other heads", lambda: rules.gate_heads(split(1, ((0, 1), (1, 2))), HEADWISE, 4), "of 4 of"),
     ("sinks, whole beside split heads", lambda: sinks(COLUMNS, MIRRORED), "sinks of heads SPLIT"),
     ("sinks, split beside whole heads", lambda: sinks(MIRRORED, split(0, HALVES)), "sinks of heads MIRRORED"),
     ("sinks, of other heads", lambda: sinks(COLUMNS, split(0, ((0, 2), (2, 2)))), "sinks of"),

@@ -236,6 +236,7 @@ class AddId(Case):
 class GateRows(Case):
     n: int = 64
     rows: int = 1
+    softplus: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         gate = rng.uniform(-9, 9, self.rows).astype(np.float32)
@@ -245,7 +246,7 @@ class GateRows(Case):
             "x": uniform(rng, self.rows, self.n),
             "y": output(self.rows, self.n),
         }
-        return Setup(tensors, lambda r, v: r.gate_rows(v["gate"], v["x"], v["y"]))
+        return Setup(tensors, lambda r, v: r.gate_rows(v["gate"], v["x"], v["y"], softplus=self.softplus))
 
 
 @dataclass(frozen=True)
@@ -337,6 +338,7 @@ def quick() -> list[Case]:
         AddId((129,) * 4, 4, 5, ragged=False),
         GateRows(),
         GateRows(129, 3),
+        GateRows(1, 127, softplus=True),
         MoeSum(),
         MoeSum(1, 1, 2),
         MoeSum(257, 7, 5),

@@ -87,14 +87,16 @@ class ElementwiseOps(Target):
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "count": count}
         self.record("pool_rows", "f32", (x, y), push, {"LOCAL": 128}, groups, flops=n * n_rows * count)
 
-    def gate_rows(self, gate: View, x: View, y: View) -> None:
-        """Multiply each row of x [n_rows, n] by sigmoid(gate[r]). `gate` is [n_rows]. `y` may be `x`."""
+    def gate_rows(self, gate: View, x: View, y: View, *, softplus: bool = False) -> None:
+        """Multiply each row of x [n_rows, n] by sigmoid(gate[r]), or by log(1 + exp(gate[r])) if `softplus`.
+        `gate` is [n_rows]. `y` may be `x`."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(gate, 1) == rows_of(y, n) == n_rows, (gate, x, y)
         groups = (*self.fold(-(-n * n_rows // 128)), 1)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
-        self.record("gate_rows", "f32", (gate, x, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
+        consts = {"LOCAL": 128, "SOFTPLUS": int(softplus)}
+        self.record("gate_rows", "f32", (gate, x, y), push, consts, groups, flops=n * n_rows)
 
     def columns(self, x: View, y: View, *, first: int) -> None:
         """Copy columns first..first + n of x [n_rows, width] to y [n_rows, n]."""

@@ -160,7 +160,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("top_k", "x:r source:r ids:w values:w", "n n_rows chunk n_chunks", "K KIND"),
         op_spec("log_sum_exp", "x:r y:w", "n n_rows chunk n_chunks", "BATCH"),
         op_spec("add", "a:r b:r y:w", "n"),
-        op_spec("gate_rows", "gate:r x:r y:w", "n n_rows"),
+        op_spec("gate_rows", "gate:r x:r y:w", "n n_rows", "SOFTPLUS"),
         op_spec("add_bias", "x:r b:r y:w", "n n_rows"),
         op_spec("clamp", "x:r y:w", "n low:f high:f"),
         op_spec("mul_vector", "x:r v:r y:w", "n n_rows"),

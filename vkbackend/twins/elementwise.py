@@ -69,8 +69,9 @@ def pool_rows(x: Array, y: Array, *, n: int, n_rows: int, count: int, **_: Any) 
     y.reshape(-1)[: n_rows * n] = f64(x, n_rows, count, n).mean(axis=1).reshape(-1)
 
 
-def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
-    factor = 1 / (1 + np.exp(-f64(gate, n_rows, 1)))
+def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, softplus: int = 0, **_: Any) -> None:
+    g = f64(gate, n_rows, 1)
+    factor = np.logaddexp(0, g) if softplus else 1 / (1 + np.exp(-g))
     y.reshape(-1)[: n_rows * n] = (factor * f64(x, n_rows, n)).reshape(-1)
 
 

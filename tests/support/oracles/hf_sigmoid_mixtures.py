@@ -8,18 +8,28 @@ import numpy as np
 import transformers
 from oracles.fixture import Fixture
 from oracles.hf_parts import (
+    MAKERS,
     SHARED,
     SKIP,
     State,
+    TextModel,
     builder,
     common,
     experts_of,
     fused_experts,
     layers,
+    minus_one,
     renamed,
     rope,
     selection_bias,
+    yarn,
 )
+from oracles.parts import HEAD_DIM
+from transformers.models.step3p7 import modeling_step3p7
+
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128
+}  # fmt: skip
 
 
 def trunk(m: Fixture, state: State) -> State:
@@ -118,3 +128,66 @@ def mimo2(m: Fixture) -> tuple[Any, State]:
     fused_experts(m, state)
     selection_bias(m, state, "mlp.gate.e_score_correction_bias")
     return config, state
+
+
+@builder("step35")
+def step35(m: Fixture) -> tuple[Any, State]:
+    k, n = m.keys, m.n_layer
+    full = {"rope_type": "llama3", "rope_theta": k["rope.freq_base"], "partial_rotary_factor": 0.5} | LLAMA3
+    config = transformers.Step3p7TextConfig(
+        **common(m, num_hidden_layers=n, num_attention_heads=4, num_key_value_heads=2)
+        | {
+            "rope_parameters": {
+                "full_attention": full,
+                "sliding_attention": {"rope_type": "default", "rope_theta": k["rope.freq_base_swa"]},
+            },
+            "pad_token_id": 1,
+        },
+        num_sliding_attention_heads=6,
+        layer_types=kinds(m),
+        mlp_layer_types=dense_or_sparse(m),
+        n_routed_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        moe_intermediate_size=k["expert_feed_forward_length"],
+        share_expert_dim=k["expert_shared_feed_forward_length"],
+        moe_router_scaling_factor=k["expert_weights_scale"],
+        sliding_window=k["attention.sliding_window"],
+        swiglu_limits=k["swiglu_clamp_exp"][:n],
+        swiglu_limits_shared=k["swiglu_clamp_shexp"][:n],
+    )
+    state = renamed(m, SHARED | {"attn_gate": "self_attn.g_proj"}, skip_ahead(m) + "|rope_freqs")
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.gate.e_score_correction_bias")
+    minus_one(state)
+    return config, trunk(m, state)
+
+
+@builder("laguna", "laguna+elements")
+def laguna(m: Fixture) -> tuple[Any, State]:
+    k, n = m.keys, m.keys["block_count"]
+    windowed = "attention.sliding_window" in k
+    part = k["rope.dimension_count"] / HEAD_DIM
+    full = (yarn(m) if windowed else rope(m)) | {"partial_rotary_factor": part}
+    local = {"rope_type": "default", "rope_theta": k.get("rope.freq_base_swa", 1.0)}
+    config = transformers.LagunaConfig(
+        **common(
+            m,
+            num_attention_heads=4,
+            rope_parameters={"full_attention": full, "sliding_attention": local},
+        ),
+        **experts_of(m),
+        num_attention_heads_per_layer=k["attention.head_count"],
+        gating="per-head" if windowed else "per-element",
+        shared_expert_intermediate_size=k["expert_shared_feed_forward_length"],
+        moe_routed_scaling_factor=k["expert_weights_scale"],
+        mlp_layer_types=dense_or_sparse(m),
+        layer_types=["sliding_attention" if windowed and il % 4 else "full_attention" for il in range(n)],
+        sliding_window=k.get("attention.sliding_window", 12),
+    )
+    state = renamed(m, SHARED | {"attn_gate": "self_attn.g_proj"}, SKIP)
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.gate.e_score_correction_bias")
+    return config, state
+
+
+MAKERS[transformers.Step3p7TextConfig] = lambda config: TextModel(config, modeling_step3p7.Step3p7TextModel)

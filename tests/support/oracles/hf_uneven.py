@@ -9,13 +9,9 @@ import torch
 import transformers
 from oracles.fixture import Fixture
 from oracles.hf_parts import MAKERS, State, TextModel, builder, common, halves_from_pairs, renamed, rope
-from oracles.hf_sigmoid_mixtures import kinds
+from oracles.hf_sigmoid_mixtures import LLAMA3, kinds
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.models.muse_glimmer import modeling_muse_glimmer
-
-LLAMA3 = {
-    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128
-}  # fmt: skip
 
 
 class DeciConfig(transformers.LlamaConfig):
@@ -42,9 +38,7 @@ class _Nothing(torch.nn.Module):
 
 def make_deci(config: Any) -> torch.nn.Module:
     network = transformers.LlamaForCausalLM(config)
-    for il, (layer, (n_head, n_kv, n_ff)) in enumerate(
-        zip(network.model.layers, config.sizes, strict=True)
-    ):
+    for il, (layer, (n_head, n_kv, n_ff)) in enumerate(zip(network.model.layers, config.sizes, strict=True)):
         c = copy(config)
         c.num_key_value_heads, c.intermediate_size = n_kv, n_ff
         layer.self_attn = LlamaAttention(c, il) if n_kv else _Mixer(config.hidden_size, n_head > 0)

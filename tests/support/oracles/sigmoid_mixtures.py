@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from oracles.dense import llama3_factors
 from oracles.fixture import Fixture
 from oracles.parts import (
     EXPERTS,
@@ -71,7 +72,7 @@ def hy_v3(m: Fixture) -> None:
 
 @fixture("mimo2")
 def mimo2(m: Fixture) -> None:
-    """Build a model whose windowed layers have twice as many kv heads, in the layers' order of MiMo V2 Flash."""
+    """Build a model whose windowed layers have twice as many kv heads."""
     local = [0, 1, 1, 0]
     base(
         m, 4, **EXPERTS, n_kv=[1 + windowed for windowed in local], attention__key_length=24,
@@ -93,3 +94,61 @@ def mimo2(m: Fixture) -> None:
         mixture(m, il)
         selection_bias(m, il)
     m.keys["attention.head_count_kv"] = [1 + windowed for windowed in local]
+
+
+def gated_layers(m: Fixture, heads: list[int], widths: list[int]) -> None:
+    """Add layers with `heads` heads and gates of `widths`, the first of which has no experts."""
+    for il, (n_head, width) in enumerate(zip(heads, widths, strict=True)):
+        m.keys["attention.head_count"] = n_head
+        attention(m, il, head_norms=True)
+        m.matrix(f"blk.{il}.attn_gate", width, N_EMBD, gain=2.0)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+    m.keys["attention.head_count"] = heads
+
+
+@fixture("step35")
+def step35(m: Fixture) -> None:
+    """Build a model with all kinds of limits of activations, and with RoPE frequency factors."""
+    local = [False, True, True, False, True]
+    heads = [6 if windowed else 4 for windowed in local]
+    base(
+        m, 5, **EXPERTS, expert_shared_feed_forward_length=48, leading_dense_block_count=1,
+        moe_every_n_layers=1, expert_gating_func=2, expert_weights_scale=2.5, expert_weights_norm=True,
+        rope__freq_base_swa=100.0, attention__sliding_window=12, attention__sliding_window_pattern=local,
+        nextn_predict_layers=1, swiglu_clamp_exp=[0.0, 0.0, 0.25, 0.5, 0.0],
+        swiglu_clamp_shexp=[0.3, 0.0, 0.5, 0.0, 0.0],
+    )  # fmt: skip
+    # Layers without a window use the first half of the factors, and the others none.
+    m.put("rope_freqs.weight", np.tile(llama3_factors(HEAD_DIM // 2, 1000.0), 2))
+    gated_layers(m, heads, heads)
+    ahead(m, 4)
+
+
+LAGUNA = {
+    "expert_shared_feed_forward_length": 48, "leading_dense_block_count": 1, "expert_gating_func": 2,
+    "expert_weights_scale": 2.5, "expert_weights_norm": True,
+}  # fmt: skip
+
+
+@fixture("laguna")
+def laguna(m: Fixture) -> None:
+    """Build a model whose full layers have YaRN on a half of each head."""
+    heads = [4, 6, 6, 6, 4]
+    base(
+        m, 5, **EXPERTS, **LAGUNA, attention__sliding_window=12, rope__dimension_count=HEAD_DIM // 2,
+        rope__dimension_count_swa=HEAD_DIM, rope__freq_base_swa=100.0, rope__scaling__type="yarn",
+        rope__scaling__factor=8.0, rope__scaling__original_context_length=32,
+    )  # fmt: skip
+    gated_layers(m, heads, heads)
+
+
+@fixture("laguna+elements")
+def laguna_elements(m: Fixture) -> None:
+    """Build a model with a gate per element, and without windows."""
+    base(m, 3, **EXPERTS, **LAGUNA)
+    gated_layers(m, [4] * 3, [4 * HEAD_DIM] * 3)
