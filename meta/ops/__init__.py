@@ -43,9 +43,9 @@ from vkbackend.meta.sums import add, same_bits, together, whole
 
 __all__ = [
     "add", "add_vector", "attention", "center", "clamp", "columns", "copy", "embed", "gate_heads",
-    "gate_rows", "gelu", "gelu_erf", "gelu_mul", "gelu_quick", "head_norm", "hidden_states", "host_rows", "image_rows",
-    "joined_rows", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits", "mul",
-    "mul_vector", "outputs", "pool_rows", "relu2", "rms_norm", "rope", "same_bits", "scale",
+    "gate_rows", "gelu", "gelu_erf", "gelu_mul", "gelu_quick", "head_norm", "hidden_states", "host_rows",
+    "image_rows", "joined_rows", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits",
+    "mul", "mul_vector", "outputs", "pool_rows", "relu2", "rms_norm", "rope", "same_bits", "scale",
     "self_attention", "sigmoid_mul", "silu", "silu_mul", "silu_mul_clamped", "softcap", "swiglu_oai",
     "together", "whole", "with_images", "xielu",
 ]  # fmt: skip
