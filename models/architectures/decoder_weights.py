@@ -130,11 +130,12 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Describe weights that the file fuses (attn_qkv, ffn_up, ffn_gate_up_exps) as parts of a tensor."""
+        """Describe weights that the file fuses, such as attn_qkv or ffn_gate_up_exps, as parts."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
             (("ffn_gate.weight", "ffn_up.weight"), "ffn_up.weight"),
+            (("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "ffn_up_shexp.weight"),
             (("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_gate_up_exps.weight"),
             (("ffn_gate_exps.bias", "ffn_up_exps.bias"), "ffn_gate_up_exps.bias"),
         ):

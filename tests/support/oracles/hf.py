@@ -26,6 +26,7 @@ FAMILIES = (
     "near_llama",
     "recurrent",
     "sigmoid_mixtures",
+    "softmax_mixtures",
     "state_space",
     "uneven",
 )

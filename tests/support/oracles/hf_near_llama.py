@@ -131,3 +131,29 @@ def plamo3(m: Fixture) -> tuple[Any, State]:
             state[name] = values - 1
     state["model.embed_tokens.weight"] = state["model.embed_tokens.weight"] / np.sqrt(k["embedding_length"])
     return config, state
+
+
+@builder("openelm")
+def openelm(m: Fixture) -> tuple[Any, State]:
+    """Build Qwen3 with equal layers, whose further heads and columns of the FFN are 0."""
+    heads, n_ff = m.keys["attention.head_count"], max(m.keys["feed_forward_length"])
+    dim, most = m.keys["attention.key_length"], max(heads)
+    sizes = {"attention.head_count": most, "attention.head_count_kv": most // 2, "feed_forward_length": n_ff}
+    wide = Fixture(m.name, m.arch, m.keys | sizes)
+    for name, values in m.tensors.items():
+        if name.endswith("attn_qkv.weight"):
+            n = heads[int(name.split(".")[1])] * dim
+            for part, rows in zip("qkv", np.split(values, [n, n + n // 2]), strict=True):
+                wide.tensors[name.replace("qkv", part)] = padded(rows, most * dim // (1 + (part != "q")), 0)
+        elif name.endswith(("ffn_gate.weight", "ffn_up.weight")):
+            wide.tensors[name] = padded(values, n_ff, 0)
+        elif name.endswith("ffn_down.weight"):
+            wide.tensors[name] = padded(values, n_ff, 1)
+        else:
+            wide.tensors[name] = padded(values, most * dim, 1) if "attn_output" in name else values
+    return transformers.Qwen3Config(**common(wide), use_sliding_window=False), renamed(wide)
+
+
+def padded(values: np.ndarray, n: int, axis: int) -> np.ndarray:
+    missing = [(0, n - size if at == axis else 0) for at, size in enumerate(values.shape)]
+    return np.pad(values, missing)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from oracles.dense import llama3_factors
 from oracles.fixture import Fixture
 from oracles.layer_norm import layer_norms
-from oracles.parts import HEAD_DIM, N_EMBD, attention, base, feed_forward, fixture
+from oracles.parts import HEAD_DIM, N_EMBD, attention, base, feed_forward, fixture, tied
 
 
 def without_gate(m: Fixture, il: int) -> None:
@@ -105,12 +107,25 @@ def plamo3(m: Fixture) -> None:
         m.put(f"blk.{il}.post_attention_norm", 1 + 0.3 * m.normal(f"blk.{il}.post_attention_norm", N_EMBD))
         feed_forward(m, il)
         m.put(f"blk.{il}.post_ffw_norm", 1 + 0.3 * m.normal(f"blk.{il}.post_ffw_norm", N_EMBD))
-        fuse(m, il)
+        join(m, il, ("attn_q", "attn_k", "attn_v"), "attn_qkv")
+        join(m, il, ("ffn_gate", "ffn_up"), "ffn_up")
 
 
-def fuse(m: Fixture, il: int) -> None:
-    """Join q, k and v, and gate and up, in one tensor each."""
-    p = f"blk.{il}."
-    for names, joined in ((("attn_q", "attn_k", "attn_v"), "attn_qkv"), (("ffn_gate", "ffn_up"), "ffn_up")):
-        parts = [m.tensors.pop(f"{p}{name}.weight") for name in names]
-        m.put(f"{p}{joined}.weight", np.concatenate(parts))
+def join(m: Fixture, il: int, names: Sequence[str], joined: str) -> None:
+    parts = [m.tensors.pop(f"blk.{il}.{name}.weight") for name in names]
+    m.put(f"blk.{il}.{joined}.weight", np.concatenate(parts))
+
+
+@fixture("openelm")
+def openelm(m: Fixture) -> None:
+    """Build layers of different widths and numbers of heads, with tied embeddings."""
+    heads, widths = [4, 8, 6], [64, 96, 80]
+    base(m, 3, n_head=heads, n_kv=[n // 2 for n in heads], feed_forward_length=widths)
+    tied(m, 0.25)
+    keys = dict(m.keys)
+    for il, (n, n_ff) in enumerate(zip(heads, widths, strict=True)):
+        m.keys |= {"attention.head_count": n, "attention.head_count_kv": n // 2, "feed_forward_length": n_ff}
+        attention(m, il, head_norms=True)
+        feed_forward(m, il)
+        join(m, il, ("attn_q", "attn_k", "attn_v"), "attn_qkv")
+    m.keys = keys

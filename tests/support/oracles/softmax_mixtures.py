@@ -1,0 +1,102 @@
+"""Fixtures with experts that a softmax chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from oracles.dense import GRANITE
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    fuse_experts,
+    mixture,
+)
+
+
+def shared_experts(m: Fixture, n_layer: int, **keys: Any) -> None:
+    """Add experts and two shared experts to all but the leading dense layers."""
+    base(m, n_layer, **EXPERTS, expert_shared_count=2, **keys)
+    for il in range(n_layer):
+        attention(m, il)
+        if il < m.keys.get("leading_dense_block_count", 0):
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        p = f"blk.{il}.ffn_"
+        for name in ("gate", "up"):
+            m.matrix(f"{p}{name}_shexp", 2 * N_FF_EXP, m.keys["embedding_length"])
+        m.matrix(f"{p}down_shexp", m.keys["embedding_length"], 2 * N_FF_EXP, gain=2.0)
+
+
+@fixture("deepseek")
+def deepseek(m: Fixture) -> None:
+    shared_experts(m, 3, leading_dense_block_count=1)
+
+
+@fixture("bailingmoe")
+def bailingmoe(m: Fixture) -> None:
+    shared_experts(m, 3, leading_dense_block_count=0, expert_weights_norm=True)
+
+
+def mellum_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
+    base(
+        m, n_layer, **EXPERTS, attention__sliding_window=12, **keys, rope__scaling__type="yarn",
+        attention__sliding_window_pattern=[il % 2 == 0 for il in range(n_layer)], rope__scaling__factor=8.0,
+        rope__scaling__original_context_length=32,
+    )  # fmt: skip
+    for il in range(n_layer):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+
+
+@fixture("mellum")
+def mellum(m: Fixture) -> None:
+    mellum_layers(m, 4)
+
+
+@fixture("mellum+bases")
+def mellum_bases(m: Fixture) -> None:
+    m.alone = "llama.cpp ignores the RoPE base of mellum's windows"
+    mellum_layers(m, 2, rope__freq_base_swa=300.0)
+
+
+SWASH: dict[str, Any] = {
+    **GRANITE,
+    "attention__sliding_window": 12,
+    "attention__sliding_window_pattern": [False, True, True, True],
+    "attention__rope_pattern": [False, True, True, False],
+}
+
+
+def sinks(m: Fixture, il: int) -> None:
+    name = f"blk.{il}.attn_sinks"
+    m.put(f"{name}.weight", m.normal(name, m.keys["attention.head_count"]) + 3)
+
+
+@fixture("granite_swa")
+def granite_swa(m: Fixture) -> None:
+    base(m, 4, **SWASH)
+    for il in range(4):
+        attention(m, il)
+        sinks(m, il)
+        feed_forward(m, il)
+
+
+@fixture("granite_swa+experts")
+def granite_swa_experts(m: Fixture) -> None:
+    base(m, 4, **SWASH, **EXPERTS, feed_forward_length=N_FF_EXP, expert_shared_feed_forward_length=48)
+    for il in range(4):
+        attention(m, il)
+        sinks(m, il)
+        mixture(m, il)
+        fuse_experts(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+        p = f"blk.{il}.ffn_"
+        gate, up = (m.tensors.pop(f"{p}{name}_shexp.weight") for name in ("gate", "up"))
+        m.put(f"{p}up_shexp.weight", np.concatenate([gate, up]))
