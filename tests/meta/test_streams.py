@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, wide
+from device_sets import all_wide_but, device_set, of_each_size, product
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import FIXTURES, build, is_mixture
 from runners import load_runner
@@ -49,21 +49,18 @@ def read_by_token(runner: Runner) -> int:
     return nbytes
 
 
-SETS = [*(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)), *DEVICE_SETS]
-QUICK = ["qwen3moe-experts-0", "qwen3-layers-numpy*2"]
+PLACED = [
+    pytest.param(name, place, id=f"{name}-{place}")
+    for name in FIXTURES
+    for place in (PLACES if is_mixture(name) else ["layers"])
+]
+QUICK = [
+    *product(["qwen3moe"], product(["experts"], [device_set("0")])),
+    *product(["qwen3"], product(["layers"], [device_set("numpy*2")])),
+]
 
 
-def cases() -> list[Any]:
-    every = []
-    for name in FIXTURES:
-        for place in PLACES if is_mixture(name) else ["layers"]:
-            for p in SETS:
-                case = pytest.param(name, place, *p.values, id=f"{name}-{place}-{p.id}", marks=p.marks)
-                every.append(case if case.id in QUICK else wide(case))
-    return every
-
-
-@pytest.mark.parametrize(("name", "place", "devices"), cases())
+@pytest.mark.parametrize(("name", "place", "devices"), all_wide_but(QUICK, of_each_size(PLACED)))
 def test_equal_bits(
     tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

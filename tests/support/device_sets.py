@@ -61,6 +61,14 @@ DEVICE_SETS = [
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
 ]
 MULTI = DEVICE_SETS[1:]
+_SETS = {p.id: p for p in DEVICE_SETS} | {
+    f"numpy*{n}": pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)
+}
+# Sets of one device, of two, and of three. Of each row of in_turn(), some set has Vulkan devices.
+SIZES = [
+    [_SETS[id_] for id_ in ids]
+    for ids in (("numpy*1", "0"), ("numpy*2", "0,1", "0,0", "1,0"), ("0,0,0", "numpy*3"))
+]
 
 
 def wide(param: Any) -> Any:
@@ -97,6 +105,31 @@ def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list
         for j in set(range(len(columns))) - met:
             params[i * len(columns) + j] = wide(params[i * len(columns) + j])
     return params
+
+
+def in_turn(rows: Iterable[Any], columns: Iterable[Any], each: int = 1) -> list[Any]:
+    """Pair each row with `each` columns: the first row with the first columns, the second with the next, and
+    so on. Each column is in some pair."""
+    rows, columns = [*rows], [*columns]
+    assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
+    chosen = [[columns[(i * each + k) % len(columns)] for k in range(each)] for i in range(len(rows))]
+    return [pair for row, of_row in zip(rows, chosen, strict=True) for pair in product([row], of_row)]
+
+
+def of_each_size(rows: Iterable[Any]) -> list[Any]:
+    """Pair each row with a set of one device, a set of two, and a set of three."""
+    rows = [*rows]
+    return [pair for sets in SIZES for pair in in_turn(rows, sets)]
+
+
+def all_wide_but(quick: Sequence[Any], params: Iterable[Any]) -> list[Any]:
+    """Return the parameters `quick`, then the other parameters, marked as wide."""
+    ids = {p.id for p in quick}
+    return [*quick, *(wide(p) for p in params if p.id not in ids)]
+
+
+def device_set(id_: str) -> Any:
+    return _SETS[id_]
 
 
 def _parameter(item: Any) -> Any:

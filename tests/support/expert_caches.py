@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from device_sets import DEVICE_SETS, wide
+from device_sets import all_wide_but, device_set, of_each_size, product
 from oracles.fixture import N_CTX, PROMPT
 from oracles.fixtures import FIXTURES, is_mixture
 from runners import load_runner
@@ -25,10 +24,6 @@ ON_HOST = {"override_tensor": (("_exps", "CPU"),)}
 N = len(PROMPT)
 FAMILIES = [name for name in FIXTURES if is_mixture(name)]
 SHARES = 5, 3, 2
-SETS: list[Any] = [
-    *(pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)),
-    *DEVICE_SETS,
-]
 
 
 def opened(path: Path, devices: list[str], mib: float = 0.0, **options: Any) -> Runner:
@@ -64,14 +59,10 @@ def at_random(rng: np.random.Generator, most: int = 3):  # type: ignore[no-untyp
     return choose
 
 
-def on_devices(sets: Sequence[Any], quick: Sequence[tuple[str, str]]) -> list[Any]:
-    """Pair every fixture with every set of devices. All pairs are wide, except `quick`."""
-    every = []
-    for name in FAMILIES:
-        for p in sets:
-            pair = pytest.param(name, *p.values, id=f"{name}-{p.id}", marks=p.marks)
-            every.append(pair if (name, p.id) in quick else wide(pair))
-    return every
+def on_devices(*quick: tuple[str, str]) -> list[Any]:
+    """Pair every mixture with sets of one, two and three devices. All pairs are wide, except `quick`."""
+    pairs = [pair for name, devices in quick for pair in product([name], [device_set(devices)])]
+    return all_wide_but(pairs, of_each_size(FAMILIES))
 
 
 class Slow:

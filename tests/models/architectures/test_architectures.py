@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse, only, product
+from device_sets import DEVICE_SETS, in_turn, nmse, only, product
 from exchanges import planned
 from oracles.fixture import (
     N_CTX,
@@ -173,18 +173,19 @@ def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) ->
 
 
 @pytest.mark.wide
-@architectures
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("devices", [pytest.param(["numpy"], id="numpy"), single])
+@pytest.mark.parametrize(
+    ("name", "devices", "n", "way"),
+    in_turn(FIXTURES, product([pytest.param(["numpy"], id="numpy"), single], product([2, 3, 4], WAYS)), 5),
+)
 def test_devices_equal_one(folder: Path, name: str, devices: list[str], n: int, way: str) -> None:
     check_one(folder, name, devices * n, way)
 
 
 @pytest.mark.wide
-@architectures
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,1", "1,0")])
+@pytest.mark.parametrize(
+    ("name", "devices", "way"),
+    in_turn(FIXTURES, product([p for p in DEVICE_SETS if p.id in ("0,1", "1,0")], WAYS)),
+)
 def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str], way: str) -> None:
     check_one(folder, name, devices, way, DRIVERS)
 
@@ -236,18 +237,21 @@ def test_two_drivers_choose_the_same_positions(folder: Path, name: str, devices:
 
 
 @pytest.mark.wide
-@architectures
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("name", "way"), in_turn(FIXTURES, WAYS))
 def test_layers_on_different_devices(folder: Path, name: str, way: str) -> None:
     check_golden(folder, name, ["numpy"] * 3, way, split_mode="layer")
 
 
 @pytest.mark.wide
-@architectures
 @pytest.mark.parametrize(
-    ("devices", "bound"),
-    [pytest.param(["numpy"] * 3, SAME, id="numpy*3")]
-    + [pytest.param(*p.values, DRIVERS, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0,0"],
+    ("name", "devices", "bound"),
+    in_turn(
+        FIXTURES,
+        [
+            pytest.param(["numpy"] * 3, SAME, id="numpy*3"),
+            pytest.param(*three.values, DRIVERS, id="0,0,0", marks=three.marks),
+        ],
+    ),
 )
 def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bound: float) -> None:
     blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
@@ -277,8 +281,10 @@ def test_a_second_sequence_changes_nothing(folder: Path, name: str) -> None:
 
 
 @pytest.mark.wide
-@architectures
-@pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("name", "n_before", "n_after"),
+    in_turn(FIXTURES, [pytest.param(*n, id=f"{n[0]}-{n[1]}") for n in ((1, 1), (2, 3), (3, 1))]),
+)
 def test_a_saved_slot_continues_on_other_devices(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:

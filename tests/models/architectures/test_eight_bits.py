@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, device_infos, nmse, only, product, some
+from device_sets import DEVICE_SETS, device_infos, in_turn, nmse, only, product, some
 from material import shared_models
 from prefills import opened, prefill
 
@@ -119,8 +119,10 @@ def test_files(dots: None, models: Path, name: str, devices: list[str]) -> None:
 
 @pytest.mark.wide
 @pytest.mark.native
-@pytest.mark.parametrize("name", [*FILES, *MIXTURES])
-@pytest.mark.parametrize("devices", [*DEVICE_SETS, pytest.param(["1"], id="1", marks=SETS["0,1"].marks)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    in_turn([*FILES, *MIXTURES], [*DEVICE_SETS, pytest.param(["1"], id="1", marks=SETS["0,1"].marks)], 3),
+)
 def test_files_everywhere(dots: None, models: Path, name: str, devices: list[str]) -> None:
     check_file(models, name, devices)
 

@@ -3,13 +3,12 @@ Speculative decoding relies on this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, product
+from device_sets import DEVICE_SETS, all_wide_but, in_turn, product
 from oracles.fixture import PROMPT, write
 from oracles.fixtures import FIXTURES, build
 from prefills import opened
@@ -61,15 +60,17 @@ DRIVER = next(iter(WAYS))
 FEW = [*product(["llama"], [ALONE]), *product(["lfm2", "mamba2"], [PAIR])]
 
 
-def cases() -> Iterator[Any]:
-    names = {case.id for case in FEW}
-    for way in WAYS:
-        for case in product(FIXTURES, SETS):
-            few = way == DRIVER and case.id in names
-            marks = case.marks if few else [*case.marks, pytest.mark.wide]
-            yield pytest.param(
-                *case.values, way, ROWS[-2:] if few else ROWS, id=f"{case.id}-{way}", marks=marks
-            )
+# Every model runs in every way, on one device or on two in turn.
+TURNS = [
+    pytest.param(*p.values, way, id=f"{p.id}-{way}", marks=p.marks)
+    for p, way in zip(3 * SETS, 2 * [*WAYS], strict=True)
+]
+
+
+def cases() -> list[Any]:
+    quick = [pytest.param(*p.values, DRIVER, ROWS[-2:], id=f"{p.id}-{DRIVER}", marks=p.marks) for p in FEW]
+    every = [pytest.param(*p.values, ROWS, id=p.id, marks=p.marks) for p in in_turn(FIXTURES, TURNS, 3)]
+    return all_wide_but(quick, every)
 
 
 @pytest.mark.parametrize(("name", "devices", "way", "counts"), cases())

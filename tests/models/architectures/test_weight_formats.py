@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, device_params, nmse, only, some
+from device_sets import DEVICE_SETS, device_params, in_turn, nmse, only, some
 from gguf.constants import GGMLQuantizationType
 from llama_float64 import forward
 from material import shared_models
@@ -77,16 +77,14 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
     check_file(models, name, devices)
 
 
+SHARED = [
+    *(pytest.param(*p.values, None, id=str(p.id), marks=p.marks) for p in DEVICE_SETS[1:]),
+    *(pytest.param(["0"] * len(s), s, id=str(s)) for s in ((3, 1), (1, 0), (0, 1, 1), (5, 3, 2))),
+]
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    ("devices", "shares"),
-    [
-        *(pytest.param(*p.values, None, id=str(p.id), marks=p.marks) for p in DEVICE_SETS),
-        *(pytest.param(["0"] * len(s), s, id=str(s)) for s in ((3, 1), (1, 0), (0, 1, 1), (5, 3, 2))),
-        pytest.param(["1"], None, id="1", marks=SETS["0,1"].marks),
-    ],
-)
+@pytest.mark.parametrize(("name", "devices", "shares"), in_turn(FILES, SHARED, 3))
 def test_files_everywhere(
     models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
 ) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, needs_layer, wide
+from device_sets import DEVICE_SETS, all_wide_but, device_set, in_turn, needs_layer, product, wide
 from expert_caches import (
     FAMILIES,
     ON_HOST,
-    SETS,
     SHARES,
     N,
     at_random,
@@ -42,10 +41,8 @@ from vkbackend.models.placement.traced_steps import step_sizes
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 
-QUICK = [("qwen3moe", "0,0")]
 
-
-@pytest.mark.parametrize(("name", "devices"), on_devices(SETS, QUICK))
+@pytest.mark.parametrize(("name", "devices"), on_devices(("qwen3moe", "0,0")))
 def test_equal_bits(tmp_path: Path, name: str, devices: list[str]) -> None:
     """No slots, slots for one expert, for a third and for all, with random experts in each step's slots."""
     options = {"tensor_split": SHARES[: len(devices)]}
@@ -235,7 +232,13 @@ def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
         assert n_looked_up(runner) == n_pairs
 
 
-@pytest.mark.parametrize(("name", "devices"), on_devices(SETS[:4], [("qwen3vlmoe", "numpy*1")]))
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    all_wide_but(
+        product(["qwen3vlmoe"], [device_set("numpy*1")]),
+        in_turn(FAMILIES, [*map(device_set, ("numpy*1", "numpy*2", "numpy*3", "0"))]),
+    ),
+)
 def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path, name: str, devices: list[str]) -> None:
     """And a state saved without a cache is loaded with one."""
     path, saved = write(build(name), tmp_path / "model.gguf"), tmp_path / "state.safetensors"

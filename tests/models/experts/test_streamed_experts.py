@@ -11,8 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, needs_layer, wide
-from expert_caches import FAMILIES, SETS, SHARES, N, Slow, at_random, opened, run_at_random, slot_mib, text
+from device_sets import DEVICE_SETS, in_turn, needs_layer, wide
+from expert_caches import (
+    FAMILIES,
+    SHARES,
+    N,
+    Slow,
+    at_random,
+    on_devices,
+    opened,
+    run_at_random,
+    slot_mib,
+    text,
+)
 from oracles.fixture import N_CTX, PROMPT, write
 from oracles.fixtures import build
 from streamed import PLACES, check_windows, poisoned, stream_of
@@ -27,8 +38,6 @@ from vkbackend.models.placement.traced_steps import step_sizes
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 
-QUICK = [("qwen3moe", "numpy*2")]
-
 
 def streamed(path: Path, devices: list[str], place: str, mib: float = 0.0, **options: Any) -> Runner:
     shares = {"tensor_split": SHARES[: len(devices)], "use_mmap": False}
@@ -37,13 +46,11 @@ def streamed(path: Path, devices: list[str], place: str, mib: float = 0.0, **opt
 
 
 def cases() -> list[Any]:
-    """Pair every mixture with every set of devices. Where its weights are alternates."""
+    """Pair every mixture with sets of one, two and three devices. Where its weights are alternates."""
     every = []
-    for i, name in enumerate(FAMILIES):
-        for k, p in enumerate(SETS):
-            place = list(PLACES)[(i + k) % 2]
-            case = pytest.param(name, place, *p.values, id=f"{name}-{place}-{p.id}", marks=p.marks)
-            every.append(case if (name, p.id) in QUICK else wide(case))
+    for i, p in enumerate(on_devices(("qwen3moe", "numpy*2"))):
+        name, devices = p.values
+        every.append(pytest.param(name, list(PLACES)[i // 4 % 2], devices, id=p.id, marks=p.marks))
     return every
 
 
@@ -128,15 +135,17 @@ def test_a_token_copies_the_experts_that_miss(tmp_path: Path) -> None:
 
 
 HOSTS = ["0/numpy", "1/numpy", "1/numpy"]
+WAYS = [
+    pytest.param("tensor", 0, id="tensor"),
+    pytest.param("hosts", 3, id="hosts-slots"),
+    pytest.param("hosts", 0, id="hosts"),
+    pytest.param("tensor", 3, id="tensor-slots"),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "split_mode", "n_slots"),
-    [
-        wide(pytest.param("qwen3moe", "tensor", 3, id="slots")),
-        *(wide(pytest.param(n, m, 0, id=f"{n}-{m}")) for n in FAMILIES for m in ("tensor", "hosts")),
-        *(wide(pytest.param(n, m, 3, id=f"{n}-{m}-slots")) for n in FAMILIES for m in ("tensor", "hosts")),
-    ],
+    [*map(wide, in_turn(FAMILIES, WAYS, 2))],
 )
 def test_several_hosts(tmp_path: Path, name: str, split_mode: str, n_slots: int) -> None:
     """Each host copies its devices' slices of the layers that stay in the file."""

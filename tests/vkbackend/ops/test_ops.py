@@ -1,11 +1,12 @@
 """Every op case runs on a Vulkan device and must equal the numpy twins.
 
-With --all, each case runs twice: with the device's constants, and with the constants of the smallest GPU and
-folded grids. Cases of every weight type run only once, because compiling them takes long. By default, only
-the first case of each op runs with both sets of constants. Other drivers run only this case, because they
-keep no compiled code. Two of three pairs of an op and a weight type need --all, too, and each type is left
-with several ops. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case
-"MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
+A case can run with the device's constants, and with the constants of the smallest GPU and folded grids. With
+--all, cases run in both ways on every driver, but each case of the wide sweep runs in one way on one driver,
+in turn. By default, only the first case of each op runs in both ways. Other drivers run only this case,
+because they keep no compiled code. Cases of every weight type run in one way, because compiling them takes
+long. Two of three pairs of an op and a weight type need --all, too, and each type is left with several ops.
+This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0".
+VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Every driver, and every runtime on one driver, runs the first case of each op and each codebook.
     kinds: set[object] = set()
     params = []
-    for case in (*CASES, *WIDE_CASES) if every else CASES:
+    devices = device_params()
+    for number, case in enumerate((*CASES, *WIDE_CASES) if every else CASES):
+        turn = number + number // 8  # in a sweep, 8 numbers of rows follow one another
         kind = type(case), any(str(value).startswith(CODEBOOKS) for value in vars(case).values())
         first = kind not in kinds
         kinds.add(kind)
@@ -43,23 +46,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             continue
         if not pattern.search(repr(case)):
             continue
-        for i, of in enumerate(device_params()):
-            if first or every or i == 0:
-                # A runtime places and submits every op alike, so a fifth of the ops shows its bugs.
-                every_runtime = first and (every or (i == 0 and len(kinds) % 5 == 0))
-                marks = [*of.marks, *([pytest.mark.runtimes] if every_runtime else [])]
-                params.append(pytest.param(case, first, *of.values, id=f"{case!r}-{of.id}", marks=marks))
+        for i, of in enumerate(devices):
+            way = None  # both ways
+            if not first and number >= len(CASES):
+                if i != turn % len(devices):
+                    continue
+                way = turn // len(devices)
+            elif not (first or every):
+                if i:
+                    continue
+                way = -1
+            # A runtime places and submits every op alike, so a fifth of the ops shows its bugs.
+            every_runtime = first and (every or (i == 0 and len(kinds) % 5 == 0))
+            marks = [*of.marks, *([pytest.mark.runtimes] if every_runtime else [])]
+            params.append(pytest.param(case, way, *of.values, id=f"{case!r}-{of.id}", marks=marks))
     if not params:
         raise pytest.UsageError(f"no op case matches --case {pattern.pattern} (--all adds the wide sweep)")
-    metafunc.parametrize(("case", "first", "device"), params, indirect=["device"], scope="session")
+    metafunc.parametrize(("case", "way", "device"), params, indirect=["device"], scope="session")
 
 
-def test_op(case: Case, first: bool, device: Device, request: pytest.FixtureRequest) -> None:
+def test_op(case: Case, way: int | None, device: Device) -> None:
     seed = int(os.environ.get("VKBACKEND_TEST_SEED") or secrets.randbelow(1 << 31))
     done: list[Shape] = []
     if not (every := limits_for(case, device, once=case in FORMAT_CASES)):
         pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")
-    for limits in every if first or request.config.getoption("--all") else every[-1:]:
+    for limits in every if way is None else [every[way % len(every)]]:
         shape = shape_of(case, limits, seed)
         if shape not in done:
             done.append(shape)
