@@ -17,6 +17,7 @@ from vkbackend.meta.ops.elementwise import (
     mul,
     mul_vector,
     relu2,
+    relu_mul,
     scale,
     sigmoid_mul,
     silu,
@@ -45,7 +46,7 @@ __all__ = [
     "add", "add_vector", "attention", "center", "clamp", "columns", "copy", "embed", "gate_heads",
     "gate_rows", "gelu", "gelu_erf", "gelu_mul", "gelu_quick", "head_norm", "hidden_states", "host_rows",
     "image_rows", "joined_rows", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits",
-    "mul", "mul_vector", "outputs", "pool_rows", "relu2", "rms_norm", "rope", "same_bits", "scale",
-    "self_attention", "sigmoid_mul", "silu", "silu_mul", "silu_mul_clamped", "softcap", "swiglu_oai",
+    "mul", "mul_vector", "outputs", "pool_rows", "relu2", "relu_mul", "rms_norm", "rope", "same_bits",
+    "scale", "self_attention", "sigmoid_mul", "silu", "silu_mul", "silu_mul_clamped", "softcap", "swiglu_oai",
     "together", "whole", "with_images", "xielu",
 ]  # fmt: skip

@@ -45,6 +45,11 @@ def relu2(x: Tensor) -> Tensor:
     return _glu("relu2", x, x, "relu2_alone")
 
 
+def relu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Return max(gate, 0) * up, as in ReGLU (Shazeer 2020)."""
+    return _glu("relu_mul", gate, up, "relu")
+
+
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return sigmoid(gate) * x."""
     return _glu("sigmoid_mul", gate, x, "sigmoid")

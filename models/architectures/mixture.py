@@ -21,7 +21,7 @@ from vkbackend.ops.moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
 GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gating_func
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
-GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
+GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai, "relu": ops.relu_mul}
 ALONE = {"relu2_alone": ops.relu2, "gelu_alone": ops.gelu}  # activations without a gate
 
 

@@ -74,6 +74,8 @@ MODELS = {
     "apertus": "Apertus 8B, 70B",
     "muse-glimmer": "Muse-Glimmer-30B, its text part",
     "olmoe": "OLMoE-1B-7B",
+    "smallthinker": "SmallThinker 4B-A0.6B, 21B-A3B",
+    "arctic": "Snowflake Arctic",
     "dots1": "dots.llm1",
     "exaone-moe": "K-EXAONE-236B-A23B",
     "laguna": "Laguna XS, S, M",

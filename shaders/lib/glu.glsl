@@ -1,7 +1,7 @@
 // An activation's number is its index in ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4, GELU_ALONE = 5, RELU2_ALONE = 6;
-const uint SILU_ALONE = 7, GELU_ERF_ALONE = 8, GELU_QUICK_ALONE = 9;
+const uint SILU_ALONE = 7, GELU_ERF_ALONE = 8, GELU_QUICK_ALONE = 9, RELU = 10;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;
 const float GELU_SCALE = 0.7978845608028654; // sqrt(2 / pi)
 
@@ -18,6 +18,7 @@ float gelu_erf(float x) {
 // For GELU, 0.5 * (1 + tanh(z)) is computed as sigmoid(2 z), which avoids cancellation.
 float glu_value(uint act, float g, float u) {
     if (act == NONE) return g * u;
+    if (act == RELU) return max(g, 0.0) * u;
     if (act == RELU2_ALONE) return max(g, 0.0) * max(g, 0.0);
     if (act == SWIGLU_OAI) {
         g = min(g, OAI_LIMIT);

@@ -14,6 +14,7 @@ ACTS = (
     "silu_alone",
     "gelu_erf_alone",
     "gelu_quick_alone",
+    "relu",
 )  # In the order of shaders/lib/glu.glsl.
 COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide a bus's latency.
 
@@ -22,10 +23,11 @@ class ElementwiseOps(Target):
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
-        `gelu` is the tanh approximation. `swiglu_oai` is (clamp(up, -7, 7) + 1) * g * sigmoid(1.702 * g) for
-        g = min(gate, 7). The others do not read `up`: `gelu_alone` is gelu(gate), `relu2_alone` is
-        max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone` gate * (1 + erf(gate / sqrt(2))) / 2, and
-        `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+        `gelu` is the tanh approximation, and `relu` is max(gate, 0). `swiglu_oai` is (clamp(up, -7, 7) + 1) *
+        g * sigmoid(1.702 * g) for g = min(gate, 7). The others do not read `up`: `gelu_alone` is gelu(gate),
+        `relu2_alone` is max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone` gate * (1 + erf(gate /
+        sqrt(2))) / 2, and `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016,
+        arXiv:1606.08415).
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)

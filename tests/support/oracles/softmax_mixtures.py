@@ -9,6 +9,7 @@ from oracles.dense import GRANITE
 from oracles.fixture import Fixture
 from oracles.parts import (
     EXPERTS,
+    N_EMBD,
     N_FF_EXP,
     attention,
     base,
@@ -100,3 +101,32 @@ def granite_swa_experts(m: Fixture) -> None:
         p = f"blk.{il}.ffn_"
         gate, up = (m.tensors.pop(f"{p}{name}_shexp.weight") for name in ("gate", "up"))
         m.put(f"{p}up_shexp.weight", np.concatenate([gate, up]))
+
+
+@fixture("smallthinker")
+def smallthinker(m: Fixture) -> None:
+    base(m, 5, **EXPERTS, feed_forward_length=N_FF_EXP, expert_gating_func=2, attention__sliding_window=4096)
+    for il in range(5):
+        attention(m, il)
+        mixture(m, il, gain=1.0)
+
+
+@fixture("smallthinker+softmax")
+def smallthinker_softmax(m: Fixture) -> None:
+    """Build a model without windows, in which every layer has RoPE."""
+    base(m, 2, **EXPERTS, feed_forward_length=N_FF_EXP, expert_gating_func=1)
+    for il in range(2):
+        attention(m, il)
+        mixture(m, il, gain=1.0)
+
+
+@fixture("arctic")
+def arctic(m: Fixture) -> None:
+    base(m, 3, **EXPERTS, feed_forward_length=N_FF_EXP)
+    for il in range(3):
+        attention(m, il)
+        mixture(m, il, norm="ffn_norm_exps")
+        p = f"blk.{il}."
+        m.norm(p + "ffn_norm", N_EMBD)
+        for name in ("gate", "up", "down"):
+            m.matrix(f"{p}ffn_{name}", N_EMBD, N_EMBD)

@@ -239,6 +239,7 @@ def test_glu() -> None:
         "silu_alone": (lambda g, u: g * sigmoid(g), 1e-6),
         "gelu_erf_alone": (lambda g, u: gelu(g), 1e-6),
         "gelu_quick_alone": (lambda g, u: g * sigmoid(1.702 * g), 1e-6),
+        "relu": (lambda g, u: max(g, 0) * u, 1e-5),
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
