@@ -1,11 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute g = softplus(a + dt) * decay per head (width 1) or key channel, and beta = sigmoid(b) per head.
+// Compute g = softplus(a + dt) * decay per head (width 1) or key channel, and beta = sigmoid(b) per head. If
+// BOUNDED, g = bound * sigmoid(|decay| * (a + dt)).
 #include "lib/types.glsl"
+
+layout(constant_id = 1) const uint BOUNDED = 0;
 
 layout(push_constant) uniform Push {
     uint a_off, dt_off, decay_off, b_off, g_off, beta_off;
     uint n_heads, width, n_rows;
+    float bound;
 };
 layout(set = 0, binding = 0) readonly buffer A { float a[]; };
 layout(set = 0, binding = 1) readonly buffer Dt { float dt[]; };
@@ -16,12 +20,15 @@ layout(set = 0, binding = 5) writeonly buffer Beta { float beta[]; };
 
 #include "lib/softplus.glsl"
 
+float sigmoid(float x) { return 1.0 / (1.0 + exp(min(-x, 87.0))); }
+
 void main() {
     const uint i = global_index();
     if (i < n_rows * n_heads * width) {
         const uint channel = i % (n_heads * width);
         const float value = a[a_off + i] + dt[dt_off + channel];
-        g[g_off + i] = softplus(value) * decay[decay_off + channel / width];
+        const float rate = decay[decay_off + channel / width];
+        g[g_off + i] = BOUNDED == 1 ? bound * sigmoid(abs(rate) * value) : softplus(value) * rate;
     }
-    if (i < n_rows * n_heads) beta[beta_off + i] = 1.0 / (1.0 + exp(min(-b[b_off + i], 87.0)));
+    if (i < n_rows * n_heads) beta[beta_off + i] = sigmoid(b[b_off + i]);
 }

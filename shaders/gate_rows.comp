@@ -13,11 +13,7 @@ layout(set = 0, binding = 0) readonly buffer Gate { float gate[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
 layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
-// Return log(1 + exp(g)). For a small exponential e, log(1 + e) would lose its digits.
-float softplus(float g) {
-    const float e = exp(-abs(g));
-    return max(g, 0.0) + (e < 1e-3 ? e * (1.0 - 0.5 * e) : log(1.0 + e));
-}
+#include "lib/softplus.glsl"
 
 void main() {
     const uint i = global_index();

@@ -31,9 +31,10 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
     return y
 
 
-def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
+def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor, bound: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If `a` is wider than `b`, the first result
-    contains a value per key channel."""
+    contains a value per key channel. With `bound` < 0 the first result is
+    bound * sigmoid(|decay| * (a + dt))."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")
@@ -41,7 +42,7 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
     for d, out in enumerate(g.views):
         if out is not None:
             on = graph.on(d, "delta_gates")
-            on.delta_gates(a.on(d), dt.whole(d), decay.whole(d), b.on(d), out, beta.on(d))
+            on.delta_gates(a.on(d), dt.whole(d), decay.whole(d), b.on(d), out, beta.on(d), bound=bound)
     return g, beta
 
 

@@ -13,6 +13,7 @@ from vkbackend.models.architectures.reading import (
     read_count,
     read_counts,
     read_float,
+    read_floats,
     read_n_layer,
 )
 from vkbackend.models.gguf.reader import GGUF
@@ -74,6 +75,16 @@ def with_windows(config: Config, window: int, local: Sequence[bool], rope: str =
     layers = [
         replace(layer, window=window, rope=rope) if is_local else replace(layer, window=0)
         for layer, is_local in zip(config.layers, local, strict=True)
+    ]
+    return replace(config, layers=tuple(layers))
+
+
+def with_limits(config: Config, gguf: GGUF) -> Config:
+    """Read the limits of experts' activations, per layer (see Mixture.limit)."""
+    kinds = (read_floats(gguf, f"swiglu_clamp_{of}", len(config.layers), low=0.0) for of in ("exp", "shexp"))
+    layers = [
+        replace(layer, mixture=layer.mixture and replace(layer.mixture, limit=routed, limit_shared=shared))
+        for layer, routed, shared in zip(config.layers, *kinds, strict=True)
     ]
     return replace(config, layers=tuple(layers))
 

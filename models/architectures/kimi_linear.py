@@ -30,6 +30,7 @@ from vkbackend.rope import RopeTable
 class Model(LatentAttention):
     mixture = Mixture(gating=Gating("sigmoid"))
     applies_rope = False
+    bound = 0.0  # Bounds the decay's logarithm from below (0: no bound).
 
     def read_config(self, gguf: GGUF) -> Config:
         config = Config.from_gguf(gguf, self.mixture, low=0)
@@ -64,17 +65,24 @@ class Model(LatentAttention):
         for name in "qkv":
             specs.append(WeightSpec(f"attn_{name}", (n, n_embd), by_heads))
             specs.append(WeightSpec(f"ssm_conv1d_{name}", (n, self.d_conv), by_heads, f32=True))
-        for name in ("ssm_f", "ssm_g"):  # The first of the two matrices is small and not split.
-            specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
-            specs.append(WeightSpec(f"{name}_b", (n, size), by_heads))
         return [
             *specs,
+            *self.gate_weights(n),
             WeightSpec("ssm_beta", (n_head, n_embd), by_heads),
             WeightSpec("ssm_a", (n_head,), by_heads, source=f"{prefix}ssm_a"),
             WeightSpec("ssm_dt", (n,), by_heads, source=f"{prefix}ssm_dt.bias"),
             WeightSpec("ssm_norm", (size,)),
             WeightSpec("attn_output", (n_embd, n), columns("k_heads")),
         ]
+
+    def gate_weights(self, n: int) -> list[WeightSpec]:
+        """Return the weights of the decay and of the gate, with n outputs each."""
+        size, n_embd = self.size, self.config.n_embd
+        specs = []
+        for name in ("ssm_f", "ssm_g"):  # The first of the two matrices is small and not split.
+            specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
+            specs.append(WeightSpec(f"{name}_b", (n, size), rows("k_heads")))
+        return specs
 
     def kv(self, il: int) -> MemorySpec:
         if not self.recurrent[il]:
@@ -103,8 +111,12 @@ class Model(LatentAttention):
             ssm_conv(linear(x, w, f"attn_{name}"), w(f"ssm_conv1d_{name}"), state.arrays[f"conv_{name}"])
             for name in "qkv"
         ]
-        decay, gate = (linear(linear(x, w, f"ssm_{name}_a"), w, f"ssm_{name}_b") for name in "fg")
-        g, beta = delta_gates(decay, w("ssm_dt"), w("ssm_a"), linear(x, w, "ssm_beta"))
+        decay, gate = self.decay_and_gate(x, w)
+        g, beta = delta_gates(decay, w("ssm_dt"), w("ssm_a"), linear(x, w, "ssm_beta"), self.bound)
         o = delta_net(parts, g, beta, state.arrays["delta"], head_dim=self.size, tiled=False, eps=eps)
         o = ops.head_norm(o, w("ssm_norm"), self.size, eps)
         return linear(ops.sigmoid_mul(gate, o), w, "attn_output")
+
+    def decay_and_gate(self, x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
+        decay, gate = (linear(linear(x, w, f"ssm_{name}_a"), w, f"ssm_{name}_b") for name in "fg")
+        return decay, gate

@@ -142,7 +142,8 @@ class LatentAttention(Decoder):
         layer = self.config.layers[il]
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent, self.shared)
         a = self.attend_chosen(q, cache, chosen, layer) if chosen else self.attend_all(q, cache, layer)
-        return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")
+        a = mat_heads(a, w("attn_v_b"), layer.n_head)
+        return linear(self.gate(a, x, w), w, "attn_output")
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         c, k_shared = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared")

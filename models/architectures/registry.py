@@ -42,6 +42,7 @@ MODELS = {
     "glm-dsa": "GLM-5, GLM-5.2",
     "mistral4": "Mistral Small 4",
     "kimi-linear": "Kimi-Linear-48B-A3B",
+    "bailingmoe3": "Ling 3",
     "mamba2": "Mamba-2, Mamba-Codestral",
     "falcon-h1": "Falcon-H1",
     "granitehybrid": "Granite 4 hybrid, dense and with experts",

@@ -12,7 +12,7 @@ from vkbackend.meta import ops
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
-from vkbackend.models.architectures.config import Config, dense_if_stored, with_windows
+from vkbackend.models.architectures.config import Config, dense_if_stored, with_limits, with_windows
 from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import (
@@ -35,19 +35,11 @@ class Model(Decoder):
     freq_factors = True
 
     def read_config(self, gguf: GGUF) -> Config:
-        c = dense_if_stored(super().read_config(gguf), gguf)
-        n_layer = len(c.layers)
-        routed, self.limits = (
-            read_floats(gguf, f"swiglu_clamp_{of}", n_layer, low=0.0) for of in ("exp", "shexp")
-        )
-        c = with_windows(
-            c, read_count(gguf, "attention.sliding_window"), read_windowed(gguf, n_layer, 0), "rope_swa"
-        )
-        layers = []
-        for layer, limit, shared in zip(c.layers, routed, self.limits, strict=True):
-            mixture = layer.mixture and replace(layer.mixture, limit=limit, limit_shared=shared)
-            n_rot = layer.n_rot if layer.window else layer.n_rot // 2
-            layers.append(replace(layer, mixture=mixture, n_rot=n_rot))
+        c = with_limits(dense_if_stored(super().read_config(gguf), gguf), gguf)
+        local = read_windowed(gguf, len(c.layers), 0)
+        c = with_windows(c, read_count(gguf, "attention.sliding_window"), local, "rope_swa")
+        self.limits = read_floats(gguf, "swiglu_clamp_shexp", len(c.layers), low=0.0)
+        layers = [la if la.window else replace(la, n_rot=la.n_rot // 2) for la in c.layers]
         return replace(c, layers=tuple(layers))
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:

@@ -61,6 +61,7 @@ ONE_OF_THREE = {  # A layer is a scan, attention or an FFN.
     "attention.head_count_kv": [0, 4, 0, 0] * (N_LAYER // 4),
     "feed_forward_length": [0, 0, 512, 0] * (N_LAYER // 4),
 }
+KDA = LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32}
 OWN: dict[str, dict[str, Any]] = {
     "granitehybrid": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
     "nemotron_h": ONE_OF_THREE,
@@ -77,7 +78,8 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"expert_used_count": 1, "interleave_moe_layer_step": 1},
     "lfm2": SHORT_CONV,
     "lfm2moe": SHORT_CONV,
-    "kimi-linear": LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32},
+    "kimi-linear": KDA,
+    "bailingmoe3": KDA | {"kda.gate_lower_bound": -5.0},
 }
 
 

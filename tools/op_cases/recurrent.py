@@ -105,6 +105,7 @@ class DeltaGates(Case):
     width: int = 1
     rows: int = 2
     span: float = 30.0
+    bound: float = 0.0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         n = self.n_heads * self.width
@@ -118,7 +119,8 @@ class DeltaGates(Case):
         }
 
         def record(r: Recorder, v: Views) -> None:
-            r.delta_gates(*(v[name] for name in ("a", "dt", "decay", "b", "g", "beta")))
+            views = (v[name] for name in ("a", "dt", "decay", "b", "g", "beta"))
+            r.delta_gates(*views, bound=self.bound)
 
         return Setup(tensors, record)
 
@@ -229,6 +231,7 @@ def quick() -> list[Case]:
         L2Norm(16, 1, 1),
         DeltaGates(),
         DeltaGates(3, 32, 5),
+        DeltaGates(3, 16, 5, bound=-5.0),
         DeltaNet(3, 16, 2, gap=5),
         DeltaNet(1, 128, 2, kda=True),
         DeltaNet(2, 48, 1, ROW_RUNS, 2),

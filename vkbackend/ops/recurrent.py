@@ -135,9 +135,12 @@ class RecurrentOps(Target):
             flops=3 * n_rows * n_heads * n,
         )
 
-    def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
+    def delta_gates(
+        self, a: View, dt: View, decay: View, b: View, g: View, beta: View, *, bound: float = 0.0
+    ) -> None:
         """Compute the gates g = softplus(a + dt) * decay and beta = sigmoid(b) of delta_net. The state is
-        multiplied by e^g, and beta scales its update. With decay <= 0, g <= 0.
+        multiplied by e^g, and beta scales its update. With decay <= 0, g <= 0. With `bound` < 0,
+        g = bound * sigmoid(|decay| * (a + dt)), which is above `bound`.
 
         Shapes: b and beta [n_rows, n_heads], a and g [n_rows, n_heads * width], dt [n_heads * width], decay
         [n_heads]. The width is 1 for gates per head, or the head size for gates per key channel.
@@ -151,8 +154,8 @@ class RecurrentOps(Target):
             "delta_gates",
             "f32",
             (a, dt, decay, b, g, beta),
-            {"n_heads": n_heads, "width": width, "n_rows": n_rows},
-            {"LOCAL": 64},
+            {"n_heads": n_heads, "width": width, "n_rows": n_rows, "bound": bound},
+            {"LOCAL": 64, "BOUNDED": int(bound < 0)},
             (*self.fold(-(-n_rows * n_heads * width // 64)), 1),
             flops=8 * n_rows * n_heads * width,
         )

@@ -196,7 +196,7 @@ SPECS: dict[str, OpSpec] = {
             "ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B ROW_STATES", step=True
         ),
         op_spec("l2_norm", "x:r y:w", "n n_heads x_stride n_rows eps:f"),
-        op_spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows"),
+        op_spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows bound:f", "BOUNDED"),
         op_spec(
             "delta_net",
             "q:r k:r v:r g:r beta:r state:w y:w",

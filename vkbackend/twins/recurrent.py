@@ -47,10 +47,12 @@ def l2_norm(
 
 def delta_gates(
     a: Array, dt: Array, decay: Array, b: Array, g: Array, beta: Array, *, n_heads: int, width: int,
-    n_rows: int, **_: Any,
+    n_rows: int, bound: float = 0.0, bounded: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    value = f64(a, n_rows, n_heads, width) + f64(dt, n_heads, width)
-    g.reshape(value.shape)[:] = np.logaddexp(0.0, value) * f64(decay, n_heads, 1)
+    value, rate = f64(a, n_rows, n_heads, width) + f64(dt, n_heads, width), f64(decay, n_heads, 1)
+    g.reshape(value.shape)[:] = np.logaddexp(0.0, value) * rate
+    if bounded:
+        g.reshape(value.shape)[:] = bound / (1.0 + np.exp(np.minimum(-np.abs(rate) * value, 700.0)))
     beta.reshape(n_rows, n_heads)[:] = 1.0 / (1.0 + np.exp(np.minimum(-f64(b, n_rows, n_heads), 700.0)))
 
 

@@ -196,6 +196,55 @@ def kimi_linear(m: Fixture) -> tuple[Any, State]:
     return config, state
 
 
+@builder("bailingmoe3")
+def bailingmoe3(m: Fixture) -> tuple[Any, State]:
+    k, n = m.keys, m.n_layer
+    size, rank, shared = (
+        k["attention.value_length_mla"],
+        k["attention.kv_lora_rank"],
+        k["rope.dimension_count"],
+    )
+    kinds = ["full_attention" if n_kv else "linear_attention" for n_kv in k["attention.head_count_kv"][:n]]
+    config = transformers.BailingHybridConfig(
+        **common(m, num_hidden_layers=n, num_key_value_heads=4, head_dim=k["kda.head_dim"]),
+        num_local_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        moe_intermediate_size=k["expert_feed_forward_length"],
+        n_shared_experts=1,
+        n_group=k["expert_group_count"],
+        topk_group=k["expert_group_used_count"],
+        routed_scaling_factor=k["expert_weights_scale"],
+        norm_topk_prob=True,
+        first_k_dense_replace=k["leading_dense_block_count"],
+        kv_lora_rank=rank,
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=k["attention.key_length_mla"] - shared,
+        v_head_dim=size,
+        kda_lower_bound=k["kda.gate_lower_bound"],
+        layer_types=kinds,
+        num_mtp_layers=0,
+    )
+    mine = {"ssm_f_a": "self_attn.forget_gate.f_proj", "ssm_g_a": "self_attn.g_proj"}
+    mine |= {"ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm", "attn_gate": "self_attn.g_proj"}
+    mine |= {"attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm"}
+    skip = rf"_exps\.|ssm_a$|ssm_dt|ssm_conv1d|exp_probs_b|attn_[kv]_b|blk\.{n}\."
+    state = renamed(m, SHARED | mine, skip)
+    fused_experts(m, state)
+    for il, kind in enumerate(kinds):
+        p, b = f"model.layers.{il}.", f"blk.{il}."
+        if il:
+            state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
+        if kind == "full_attention":
+            up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
+            state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
+            continue
+        taps = [m[f"{b}ssm_conv1d_{name}.weight"][0, :, 0] for name in "qkv"]
+        state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
+        state[p + "self_attn.forget_gate.A_log"] = np.log(m[b + "ssm_a"][:, 0])
+        state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+    return config, {name: v for name, v in state.items() if not name.startswith(f"model.layers.{n}.")}
+
+
 @builder("lfm2", "lfm2moe")
 def lfm2(m: Fixture) -> tuple[Any, State]:
     k = m.keys

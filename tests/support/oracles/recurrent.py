@@ -155,6 +155,53 @@ def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
     m.matrix(p + "attn_output", N_EMBD, width, gain=1.5)
 
 
+def bailingmoe3_layers(m: Fixture, n_kv: list[int], **more: Any) -> None:
+    n_head, n_layer = 4, len(n_kv)
+    base(
+        m, n_layer, n_kv=n_kv, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
+        expert_shared_feed_forward_length=32, expert_gating_func=2, expert_weights_scale=2.5,
+        expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2, ssm__conv_kernel=4,
+        kda__head_dim=KDA_SIZE, kda__safe_gate=True, kda__gate_lower_bound=-5.0,
+        attention__kv_lora_rank=LATENT, attention__key_length=LATENT + SHARED_KEY,
+        attention__key_length_mla=NOPE + SHARED_KEY, attention__value_length_mla=HEAD_DIM,
+        rope__dimension_count=SHARED_KEY, nextn_predict_layers=1, **more,
+    )  # fmt: skip
+    del m.keys["attention.value_length"]
+    for il, latent in enumerate(n_kv):
+        p, width = f"blk.{il}.", n_head * KDA_SIZE
+        if latent:
+            latent_attention(m, il, n_head)
+            m.matrix(p + "attn_gate", n_head, N_EMBD, gain=2.0)
+        else:
+            kimi_delta(m, il, n_head)
+            m.put(p + "ssm_a", -4 * m.tensors.pop(p + "ssm_a").reshape(n_head, 1))
+            m.tensors[p + "ssm_dt.bias"] *= 2
+            for name in ("ssm_f", "ssm_g"):
+                del m.tensors[f"{p}{name}_a.weight"], m.tensors[f"{p}{name}_b.weight"]
+                m.matrix(f"{p}{name}_a", width, N_EMBD)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+    m.unread = (f"blk.{n_layer - 1}.",)
+    m.matrix(f"blk.{n_layer - 1}.nextn.eh_proj", N_EMBD, 2 * N_EMBD)
+    for name in ("nextn.enorm", "nextn.hnorm", "layer_output_norm"):
+        m.norm(f"blk.{n_layer - 1}.{name}", N_EMBD)
+
+
+@fixture("bailingmoe3")
+def bailingmoe3(m: Fixture) -> None:
+    bailingmoe3_layers(m, [0, 0, 1, 0, 1])
+
+
+@fixture("bailingmoe3+limits")
+def bailingmoe3_limits(m: Fixture) -> None:
+    limits = {"swiglu_clamp_exp": [0.0, 0.25, 0.5, 0.0], "swiglu_clamp_shexp": [0.0, 0.0, 0.5, 0.0]}
+    bailingmoe3_layers(m, [0, 0, 1, 1], **limits)
+
+
 def lfm2_layers(m: Fixture) -> None:
     base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
     m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
