@@ -22,7 +22,7 @@ import random_cases
 from places import ROOT
 
 CHILD = "VKBACKEND_TEST_CHILD"
-CHILD_TIMEOUT_S = 600
+CHILD_TIMEOUT_S = 3500  # longer than the timeout of most tests, which ends the process
 DEAREST = {
     "test_architectures.py", "test_chat_command.py", "test_cli.py", "test_clients.py",
     "test_eight_bits.py", "test_faults.py", "test_fork.py", "test_graph.py", "test_host_processes.py",

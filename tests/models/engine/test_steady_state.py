@@ -95,6 +95,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
 
 @pytest.mark.own_process
 @pytest.mark.wide
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("devices", PAIRS)
 def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=512)
