@@ -21,6 +21,7 @@ from vkbackend.models.options import Options
 from vkbackend.models.vision.config import VisionConfig
 from vkbackend.models.vision.decode import Decoder
 from vkbackend.models.vision.images import Image
+from vkbackend.models.vision.limits import IMAGE_LIMITS
 from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.preprocess.prepare import count, prepare
 from vkbackend.models.vision.rows import ImageRows
@@ -32,9 +33,10 @@ NO_VISION = "this model was opened without a projector, which images need; give 
 
 @dataclass(slots=True)
 class ImageTimes:
-    """Seconds that the images of a request took. `n_kept` of the `n` images took none."""
+    """Seconds that the images of a request took, and their pixels. `n_kept` of the `n` images took none."""
 
     n: int = 0
+    n_pixels: int = 0
     n_kept: int = 0
     decode_s: float = 0.0
     preprocess_s: float = 0.0
@@ -43,6 +45,11 @@ class ImageTimes:
     def add(self, times: ImageTimes) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(times, name))
+
+    def add_pixels(self, n: int) -> None:
+        """Raises InvalidArgument if the images together have too many pixels."""
+        self.n_pixels += n
+        check_pixels(self.n_pixels)
 
     def report(self) -> dict[str, float]:
         """Return the public timings, or none without images."""
@@ -55,9 +62,10 @@ class ImageTimes:
 
 @dataclass(eq=False, slots=True)
 class PreparedImage:
-    """An image after preprocessing. `n_rows` are the rows of each tile. `rows` are None until the image is
-    encoded, which drops the patches of `picture`."""
+    """An image after preprocessing. `n_pixels` are the original's, and `n_rows` are the rows of each tile.
+    `rows` are None until the image is encoded, which drops the patches of `picture`."""
 
+    n_pixels: int
     layout: tuple[str | int, ...]
     n_rows: tuple[int, ...]
     picture: Picture | None
@@ -159,24 +167,36 @@ class Pictures:
 
     def prepared(self, image: Image, times: ImageTimes, name: str = "image") -> PreparedImage:
         """Decode and preprocess an image, unless it is kept. Raises InvalidArgument with the argument's
-        `name`, and Timeout."""
+        `name` if the image cannot be used, or if the images of `times` have too many pixels, and Timeout."""
         times.n += 1
-        with self._lock:
-            if (kept := self._kept.get(image.digest)) is not None:
-                self._kept.move_to_end(image.digest)
-                times.n_kept += 1
-                return kept
-        began = time.perf_counter()
         try:
-            pixels = self._steps.decode(image.data) if isinstance(image.data, bytes) else image.data
-            decoded = time.perf_counter()
-            picture = self._steps.prepare(pixels)
+            kept = self._find(image.digest)
+            if kept is None:
+                return self._new(image, times)
+            times.n_kept += 1
+            times.add_pixels(kept.n_pixels)
+            return kept
         except InvalidArgument as error:
-            raise InvalidArgument(f"{name}: {error}", argument=name) from None
+            raise InvalidArgument(f"{image.path or name}: {error}", argument=name) from None
+
+    def _find(self, digest: str) -> PreparedImage | None:
+        with self._lock:
+            kept = self._kept.get(digest)
+            if kept is not None:
+                self._kept.move_to_end(digest)
+            return kept
+
+    def _new(self, image: Image, times: ImageTimes) -> PreparedImage:
+        began = time.perf_counter()
+        pixels = self._steps.decode(image.data) if isinstance(image.data, bytes) else image.data
+        decoded = time.perf_counter()
+        n_pixels = pixels.shape[0] * pixels.shape[1]
+        times.add_pixels(n_pixels)
+        picture = self._steps.prepare(pixels)
         times.decode_s += decoded - began
         times.preprocess_s += time.perf_counter() - decoded
         n_rows = _of_tiles(picture, self._steps.count(*pixels.shape[:2]))
-        return self._keep(image.digest, PreparedImage(picture.layout, n_rows, picture))
+        return self._keep(image.digest, PreparedImage(n_pixels, picture.layout, n_rows, picture))
 
     def rows(self, image: PreparedImage, times: ImageTimes) -> list[ImageRows]:
         """Return the rows of each tile. Raises the errors of the engine."""
@@ -205,6 +225,15 @@ def _of_tiles(picture: Picture, n_rows: int) -> tuple[int, ...]:
     """Return the rows of each tile, which are proportional to its patches."""
     n_patches = [len(tile.patches) for tile in picture.tiles]
     return tuple(n_rows * n // sum(n_patches) for n in n_patches)
+
+
+def check_pixels(n: int) -> None:
+    """Raises InvalidArgument for `n` pixels above the limit of a request."""
+    if n > (most := IMAGE_LIMITS.request_pixels):
+        raise InvalidArgument(
+            f"up to here, the request's images have {n} pixels, and at most {most} are allowed; make them "
+            "smaller"
+        )
 
 
 def check_count(name: str, images: Collection[object]) -> None:

@@ -194,7 +194,7 @@ def plan_of(
     halves = in_halves(devices, options) and not model.encodes
     lines: tuple[str, ...] = ()
     if options.fit:
-        asked, room = options, [*budgets, *host_budgets(devices)]
+        asked, room = options, [*budgets, *host_budgets(devices, residents)]
         options = replace(asked, fit=())
         if model.encodes:
             asked = of_encoder(asked)
@@ -212,7 +212,8 @@ def plan_of(
         options = replace(options, tensor_split=shares)
     shares = options.shares or (1,) * len(devices)
     alone = not any(device.node for device in devices)
-    settled = settle(model, types, devices, options, halves=halves, budgets=budgets, alone=alone)
+    how: dict[str, Any] = {"budgets": budgets, "residents": residents, "alone": alone}
+    settled = settle(model, types, devices, options, halves=halves, **how)
     options, layout, planned = settled.options, settled.layout, settled.sizes
     cost = cost_of_step()
     prediction = predict(devices, shares, cost, budgets, rates)

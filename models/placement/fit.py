@@ -85,10 +85,11 @@ def without(
     return left
 
 
-def host_budgets(devices: Sequence[Device]) -> list[Budget]:
+def host_budgets(devices: Sequence[Device], residents: Sequence[Resident] = ()) -> list[Budget]:
     """Return a budget per node with known free memory, one for its software devices, whose own
-    memory is host memory, and one per GPU for what its driver can pin. A driver may allocate more than this,
-    and fail later."""
+    memory is host memory, and one per GPU for what its driver can pin. `residents` that are not yet loaded
+    are subtracted. A driver may allocate more than this, and fail later."""
+    planned = [resident for resident in residents if not resident.is_loaded]
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.node, []).append(d)
@@ -102,12 +103,15 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
             name, free = (f"host memory ({limit.name})", limit.nbytes) if limit else ("", None)
         if free is None:
             continue
-        usable = int(free * (1 - RESERVE))
-        budgets.append(Budget(name, usable, tuple(indices), homes=ON_HOST))
+        others = [(resident.name, resident.host_nbytes(node, ON_HOST)) for resident in planned]
+        usable = max(0, int(free * (1 - RESERVE)) - sum(nbytes for _, nbytes in others))
+        besides = tuple((name, nbytes) for name, nbytes in others if nbytes)
+        budgets.append(Budget(name, usable, tuple(indices), homes=ON_HOST, others=besides))
         software = tuple(d for d in indices if (info := devices[d].physical) and info.is_cpu)
         if software:
-            budgets.append(Budget(name, usable, software, homes=(*ON_DEVICE, *ON_HOST)))
-    return budgets + _pinned_budgets(devices)
+            homes = *ON_DEVICE, *ON_HOST
+            budgets.append(Budget(name, usable, software, homes=homes, others=besides))
+    return budgets + without(_pinned_budgets(devices), devices, planned)
 
 
 def _pinned_budgets(devices: Sequence[Device]) -> list[Budget]:
@@ -170,7 +174,7 @@ def check_fit(
 ) -> None:
     """If the layout and the `residents` do not fit, raise OutOfDeviceMemory with the smallest change that
     would fit."""
-    budgets = without(budgets_of(devices), devices, residents) + host_budgets(devices)
+    budgets = without(budgets_of(devices), devices, residents) + host_budgets(devices, residents)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
     if full is None:

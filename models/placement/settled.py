@@ -23,6 +23,7 @@ from vkbackend.models.placement.fit import (
 )
 from vkbackend.models.placement.layout import Layout, layouts
 from vkbackend.models.placement.pinned import stream_notes, with_pinned_size
+from vkbackend.models.placement.resident import Resident
 from vkbackend.models.placement.step_rows import chosen_rows
 from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
@@ -58,13 +59,14 @@ def settle(
     halves: bool,
     reuse: bool = True,
     budgets: Sequence[Budget] | None = None,
+    residents: Sequence[Resident] = (),
     alone: bool = True,
 ) -> Settled:
-    """`budgets` replace the free memory of the devices. Nodes of a group do not know each other's memory, so
-    they are not `alone`. Raises InvalidArgument for options that need this memory."""
+    """`budgets` replace the free memory of the devices, which `residents` share. Nodes of a group do not
+    know each other's memory, so they are not `alone`. Raises InvalidArgument for options that need this memory."""
     limits, notes = [device.limits for device in devices], list[str]()
     if not options.n_ubatch:
-        room = [*(budgets_of(devices) if budgets is None else budgets), *host_budgets(devices)]
+        room = [*(budgets_of(devices) if budgets is None else budgets), *host_budgets(devices, residents)]
         rows = chosen_rows(model, types, devices, options, room, halves) if alone else DEFAULT_ROWS
         options = replace(options, n_ubatch=rows)
     layout_of = layouts(model, types, len(devices))
@@ -85,7 +87,7 @@ def settle(
         n = options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
         notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
     if alone:
-        options = with_pinned_size(options, layout, sizes, host_budgets(devices))
+        options = with_pinned_size(options, layout, sizes, host_budgets(devices, residents))
         layout = layout_of(options)
     halves = halves and not layout.streamed  # The host would copy a layer for each half.
     if options.moe_cache_mib == "auto":

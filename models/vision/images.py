@@ -26,19 +26,20 @@ _URL = re.compile(r"data:|file:|[a-z][a-z0-9+.-]{1,31}://", re.IGNORECASE)
 @dataclass(frozen=True, eq=False, slots=True)
 class Image:
     """The bytes of an image's file, or pixels u8 [height, width, 3]. `digest` is a hash of these, in
-    hexadecimal digits."""
+    hexadecimal digits. `path` is the file's, for errors, or empty."""
 
     data: bytes | np.ndarray
     digest: str
+    path: str = ""
 
     @classmethod
-    def of_bytes(cls, name: str, data: bytes) -> Image:
+    def of_bytes(cls, name: str, data: bytes, path: str = "") -> Image:
         """Raises InvalidArgument for an empty file, and for one that is too large."""
         most = IMAGE_LIMITS.n_bytes
         if not 0 < len(data) <= most:
-            expected = f"expected 1 to {most} bytes ({most >> 20} MiB)"
-            raise InvalidArgument(f"{name}: the image has {len(data)} bytes, {expected}", argument=name)
-        return cls(data, hashlib.sha256(data).hexdigest()[:32])
+            why = f"the image has {len(data)} bytes, expected 1 to {most} bytes ({most >> 20} MiB)"
+            raise InvalidArgument(f"{path or name}: {why}", argument=name)
+        return cls(data, hashlib.sha256(data).hexdigest()[:32], path)
 
     @classmethod
     def of_pixels(cls, pixels: np.ndarray) -> Image:
@@ -116,10 +117,11 @@ def _of_file(name: str, path: str) -> Image:
         with Path(path).open("rb") as file:
             data = file.read(IMAGE_LIMITS.n_bytes + 1)
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InvalidArgument(
-            f"{name}: the image {path!r} cannot be read: {error}; give a file", argument=name
+            f"the image {path!r} cannot be read: {why}; give a file", argument=name
         ) from None
-    return Image.of_bytes(f"{name} {path!r}", data)
+    return Image.of_bytes(name, data, path)
 
 
 def image_of_part(name: str, part: Mapping[str, Any]) -> Image:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits of one picture. Its header is checked before any pixel is decoded."""
+    """Limits of a picture, whose header is checked before any pixel is decoded, and of a request."""
 
     n_bytes: int = 20 << 20  # of the file
     n_pixels: int = 32_000_000
     side: int = 16_384  # pixels
     aspect: int = 200  # longer side / shorter side
     cpu_s: float = 10.0  # to decode it
+    request_pixels: int = 128_000_000  # of all pictures of a request
 
 
 IMAGE_LIMITS = ImageLimits()

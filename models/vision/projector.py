@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -40,7 +41,7 @@ class Projector:
 
     @property
     def resident(self) -> Resident:
-        return self._plan.resident
+        return replace(self._plan.resident, is_loaded=True)
 
     @property
     def config(self) -> VisionConfig:

@@ -61,7 +61,7 @@ class ProjectorPlan:
         """Raise OutOfDeviceMemory if the projector does not fit its device, on which `residents` may have
         memory, or the host."""
         devices = [self.device]
-        budgets = [*without(budgets_of(devices), devices, residents), *host_budgets(devices)]
+        budgets = [*without(budgets_of(devices), devices, residents), *host_budgets(devices, residents)]
         full = shortfall([self.held], budgets)
         if full is None:
             return

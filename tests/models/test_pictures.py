@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from vision_double import VisionDouble
 
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.pictures import ImageTimes, MediaPrompt, TileRows
 from vkbackend.models.vision.images import Image
+from vkbackend.models.vision.limits import ImageLimits
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -45,6 +49,18 @@ def test_nothing_is_kept_without_sharing() -> None:
     for _ in range(2):
         pictures.prepared(Image.of_bytes("i", b"aaa"), ImageTimes())
     assert double.decoded == [b"aaa", b"aaa"]
+
+
+def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept images count, too. Each image has 2 pixels per byte here."""
+    monkeypatch.setattr("vkbackend.models.pictures.IMAGE_LIMITS", ImageLimits(request_pixels=10))
+    pictures, times = VisionDouble().pictures(), ImageTimes()
+    for data in (b"aa", b"bb", b"c"):
+        pictures.prepared(Image.of_bytes("i", data), times)
+    for data in (b"aa", b"new"):
+        with pytest.raises(InvalidArgument, match=r"third: .* images have 1\d pixels, and at most 10 are"):
+            pictures.prepared(Image.of_bytes("i", data), replace(times), "third")
+    pictures.prepared(Image.of_bytes("i", b"new"), ImageTimes())
 
 
 def test_the_length_of_a_prompt_counts_rows() -> None:

@@ -57,7 +57,7 @@ class ScriptedChat:
         self.model.active += 1
         n = len(self.pieces)
         timings = {"prompt_n": float(len(self.request.ids)), "decode_n": float(n), "decode_ms": 10.0}
-        rate = {"decode_tokens_per_second": 123.0}
+        rate = {"decode_tokens_per_second": 123.0} | self.model.timings
         called = any(isinstance(piece, ToolDelta) for piece in self.pieces)
         try:
             for i, piece in enumerate(self.pieces):
@@ -86,6 +86,7 @@ class ScriptedModel(FakeModel):
     script: Callable[[Messages], Sequence[Piece]] = lambda messages: ["ok"]
     asked: list[Messages] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)  # besides the usual
 
     def prepare_chat(
         self, messages: Messages, max_tokens: int | None = None, n: int = 1, **options: Any

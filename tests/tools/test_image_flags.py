@@ -59,6 +59,17 @@ def test_generate_reads_images(run: Run, images: list[str]) -> None:
     assert both["memory"][1]["weights"] > 100_000 and both["memory"][1].keys() == both["memory"][0].keys()
 
 
+def test_errors_name_the_file(run: Run, tmp_path: Path) -> None:
+    for data, why in ((b"", "the image has 0 bytes"), (b"GIF89a", "picture")):
+        path = tmp_path / "bad.gif"
+        path.write_bytes(data)
+        code, _, err = run("generate", "-p", "x", "--image", str(path))
+        assert code == 2 and f"{path}: " in err.replace("\n", "") and why in err and "multimodal" not in err
+    code, _, err = run("generate", "-p", "x", "--image", "missing.png")
+    assert code == 2 and "the image 'missing.png' cannot be read: No such file" in err.replace("\n", " ")
+    assert "multimodal" not in err
+
+
 @pytest.mark.wide
 def test_errors_and_times_of_images(run: Run, images: list[str]) -> None:
     code, _, err = run("generate", "-p", "<__media__><__media__>", "--image", images[0])

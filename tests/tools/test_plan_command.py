@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from vkbackend.buffer import Home
 from vkbackend.meta import speed
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.models.placement import fit
+from vkbackend.models.placement.host_limits import HostLimit
 from vkbackend.models.placement.memory_report import HOMES, ITEMS
 from vkbackend.models.vision.projector import Projector
 from vkbackend.tools import cli
@@ -160,6 +163,20 @@ def test_a_projector_is_planned_on_its_device(
     assert planned == {"device": "numpy", **{h: row[h] for h in homes}, "held": sum(row[h] for h in homes)}
     assert cli.main(["plan", *command]) == 0
     assert "projector in MiB" in capsys.readouterr().out
+
+
+def test_host_memory_of_a_projector_is_not_left_to_the_model(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    command = ["-m", str(models / "stories-narrow-F16.gguf"), "-dev", "numpy", "-ngl", "0", "-c", "64"]
+    [row] = plan(capsys, *command)["devices"]
+    nbytes = int((row["host"] + row["staging"] + (300 << 10)) / (1 - fit.RESERVE))
+    monkeypatch.setattr(fit, "least_host_limit", lambda: HostLimit("available", nbytes))
+    assert plan(capsys, *command)["fits"]
+    assert cli.main(["plan", "--json", *command, "--mmproj", str(projector)]) == 1
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert re.search(r"host memory \(available\) would hold .* besides .* MiB of the projector", advice)
 
 
 def test_tensors_placed_on_a_device_count_without_a_share(

@@ -15,7 +15,7 @@ from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.engine.messages import PromptProgress, check_tokens
 from vkbackend.models.llm import LLM
-from vkbackend.models.pictures import MediaPrompt
+from vkbackend.models.pictures import MediaPrompt, check_pixels
 from vkbackend.models.prompt_pieces import read_media_prompt
 from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.models.vision.images import image_of_base64
@@ -143,7 +143,15 @@ async def prompts_of(llm: LLM, name: str, value: Any, most: int) -> tuple[list[t
     parts = value if is_list else [value]
     if len(parts) > most:
         raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} are allowed", argument=name)
-    prompts = [await prompt_of(llm, name, part) for part in parts]
+    given = [part.get("multimodal_data") for part in parts if isinstance(part, dict)]
+    if (n := sum(len(images) for images in given if isinstance(images, list))) > MAX_IMAGES:
+        raise InvalidArgument(f"{name}: {n} images, at most {MAX_IMAGES} are allowed", argument=name)
+    prompts, n_pixels = list[tuple[Ids, str | None]](), 0
+    for part in parts:
+        prompts.append(await prompt_of(llm, name, part))
+        if isinstance(ids := prompts[-1][0], MediaPrompt):
+            n_pixels += ids.times.n_pixels
+            check_pixels(n_pixels)
     for ids, _ in prompts:
         check_tokens([0] * len(ids) if isinstance(ids, MediaPrompt) else ids, llm.n_vocab, llm.n_ctx)
     return prompts, is_list

@@ -136,7 +136,7 @@ class Loading:
                 self._balance(mesh)
         else:
             halves = self._in_halves(mesh)
-            room = [*self._budgets(mesh), *host_budgets(devices)]
+            room = [*self._budgets(mesh), *host_budgets(devices, self._residents)]
             how: dict[str, Any] = {"halves": halves, "reuse": mesh.reuse, "budgets": room}
             fitter = Fitter(self.model, self._types, devices, asked, **how)
             self.options = fitter.fit()
@@ -169,6 +169,7 @@ class Loading:
             halves=self._in_halves(mesh),
             reuse=mesh.reuse,
             budgets=self._budgets(mesh),
+            residents=self._residents,
             alone=alone,
         )
         self.options = options = settled.options

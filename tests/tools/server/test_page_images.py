@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.resources
+import re
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -80,7 +81,13 @@ def test_images_are_sent_shown_and_kept(page: Any, model: ScriptedModel) -> None
         wait_for(page, f"document.querySelectorAll('#attachments li').length === {n}")
     page.click("#attachments li:nth-child(2) [aria-label='Remove given.png']")
     assert sizes(page, "#attachments img") == [40, 30]
+    times = {"decode": 20.0, "preprocess": 30.0, "encode": 450.0}
+    model.timings = {f"image_{part}_ms": ms for part, ms in times.items()}
+    model.timings |= {"image_n": 2, "image_ms": 500.0, "prompt_ms": 1500.0}
     ask(page, "which color?")
+    stats = page.inner_text(".assistant .stats")
+    assert "images 0.50 s (decode 0.02 s, preprocess 0.03 s, encode 0.45 s)" in stats
+    assert re.search(r"prompt \d+ in 1\.50 s", stats)
     parts = model.asked[-1][-1]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
     assert image_of_url("url", parts[0]["image_url"]["url"]).data == data, "small files are unchanged"

@@ -177,6 +177,8 @@ function addCall(calls, { index, id, function: part }) {
   call.arguments += part?.arguments ?? "";
 }
 
+const IMAGE_PARTS = ["decode", "preprocess", "encode"];
+
 const statsOf = (timings) => ({
   tokens: timings.predicted_n,
   perSecond: timings.predicted_per_second,
@@ -184,7 +186,9 @@ const statsOf = (timings) => ({
   cached: timings.cache_n,
   drafted: timings.draft_n ?? 0,
   accepted: timings.draft_n_accepted ?? 0,
+  promptMs: timings.prompt_ms,
   imageMs: timings.image_ms ?? 0,
+  imageParts: IMAGE_PARTS.map((part) => [part, timings[`image_${part}_ms`] ?? 0]),
 });
 
 function reason(error) {

@@ -156,16 +156,22 @@ function pretty(json) {
   }
 }
 
+const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
+
 function statsText(stats) {
   if (!stats) return "";
   const parts = [];
   if (stats.tokens) parts.push(`${number(stats.tokens)} tokens`);
   if (stats.perSecond) parts.push(`${number(stats.perSecond)} tokens/s`);
   if (stats.drafted) parts.push(`${number((100 * stats.accepted) / stats.drafted)} % of drafts accepted`);
-  if (stats.imageMs) parts.push(`images ${number(stats.imageMs / 1000)} s`);
+  if (stats.imageMs) {
+    const of = (stats.imageParts ?? []).map(([part, ms]) => `${part} ${seconds(ms)}`);
+    parts.push(`images ${seconds(stats.imageMs)}${of.length ? ` (${of.join(", ")})` : ""}`);
+  }
   if (stats.prompt) {
     const kept = stats.cached ? `, ${number(stats.cached)} cached` : "";
-    parts.push(`prompt ${number(stats.prompt)}${kept}`);
+    const time = stats.promptMs ? ` in ${seconds(stats.promptMs)}` : "";
+    parts.push(`prompt ${number(stats.prompt)}${time}${kept}`);
   }
   return parts.join(" · ");
 }
