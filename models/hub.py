@@ -41,7 +41,7 @@ def fetch(name: str, file: str | None = None, progress: Progress | None = None) 
     return _fetched(repo, lambda sizes: chosen(repo, sizes, tag, file), progress)[0]
 
 
-def fetch_projector(name: str, file: str | None = None) -> str | None:
+def fetch_projector(name: str, file: str | None = None, progress: Progress | None = None) -> str | None:
     """Download the projector (mmproj) of the model that `fetch` chooses, and return its path, or None if the
     repository has none. Raises the errors of `fetch`."""
     repo, tag = _named(name)
@@ -49,7 +49,7 @@ def fetch_projector(name: str, file: str | None = None) -> str | None:
     def projector(sizes: Mapping[str, int]) -> list[str]:
         return projectors(sizes, chosen(repo, sizes, tag, file)[0])[:1]
 
-    return next(iter(_fetched(repo, projector)), None)
+    return next(iter(_fetched(repo, projector, progress)), None)
 
 
 def _named(name: str) -> tuple[str, str | None]:

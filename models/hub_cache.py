@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.hub import chosen, is_name
+from vkbackend.models.hub import chosen, is_name, projectors
 
 _TYPE = re.compile(
     r"(?<![A-Za-z0-9])(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.IGNORECASE
@@ -53,9 +53,25 @@ def _tag_of(repo: str, file: str, sizes: Mapping[str, int]) -> str:
     return ""
 
 
+def cached_projectors(model: Path) -> list[str]:
+    """Return the projectors in the cache for a model of the cache, the best first: of the model's revision,
+    then of others."""
+    snapshot = _snapshot_of(model)
+    found: list[str] = []
+    for folder in (snapshot, *sorted(set(snapshot.parent.iterdir()) - {snapshot}, reverse=True)):
+        files = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf") if path.is_file()]
+        found += [str(folder / file) for file in projectors(dict.fromkeys(files, 1), str(model.relative_to(snapshot)))]
+    return found
+
+
+def _snapshot_of(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.parent.name == "snapshots")
+
+
 def remove(path: Path) -> None:
-    """Delete a model's files, in all revisions, and the repository's folder if it then has no file."""
-    folder = next(parent for parent in path.parents if parent.parent.name == "snapshots").parent.parent
+    """Delete a model's files, in all revisions, and the repository's folder if it then has only
+    projectors."""
+    folder = _snapshot_of(path).parent.parent
     assert folder.parent == cache_folder(), path
     stem = _PART.sub("", path.stem)
     links = [link for link in folder.glob("snapshots/**/*.gguf") if _PART.sub("", link.stem) == stem]
@@ -66,5 +82,6 @@ def remove(path: Path) -> None:
     for file in files - kept:
         if file.parent == (folder / "blobs").resolve():
             file.unlink(missing_ok=True)
-    if not kept:
+    rest = [link for link in folder.glob("snapshots/**/*") if not link.is_dir()]
+    if all("mmproj" in link.name.lower() for link in rest):
         shutil.rmtree(folder)

@@ -27,6 +27,7 @@ class GroupEngine(RemoteEngine):
             options,
             path=os.path.abspath(options.path),
             draft=options.draft and os.path.abspath(options.draft),
+            mmproj=options.mmproj and os.path.abspath(options.mmproj),
             control_vectors=vectors,
             devices=self._hostfile.places,
             hostfile=None,

@@ -63,7 +63,8 @@ def settle(
     alone: bool = True,
 ) -> Settled:
     """`budgets` replace the free memory of the devices, which `residents` share. Nodes of a group do not
-    know each other's memory, so they are not `alone`. Raises InvalidArgument for options that need this memory."""
+    know each other's memory, so they are not `alone`. Raises InvalidArgument for options that need this
+    memory."""
     limits, notes = [device.limits for device in devices], list[str]()
     if not options.n_ubatch:
         room = [*(budgets_of(devices) if budgets is None else budgets), *host_budgets(devices, residents)]

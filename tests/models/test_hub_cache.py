@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from vkbackend.models.hub_cache import cached_models, remove
+from vkbackend.models.hub_cache import cached_models, cached_projectors, remove
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -65,3 +65,17 @@ def test_the_last_file_takes_its_folder(cache: Path) -> None:
             link.unlink()
     remove(cached_models()["me/tale:Q4_K_M"])
     assert not cache.exists()
+
+
+def test_projectors(cache: Path) -> None:
+    """A projector may be in another folder or revision than the model."""
+    for path in cached_models().values():
+        assert cached_projectors(path)[0] == str(cache / "snapshots" / ("b" * 40) / "mmproj-F16.gguf")
+    (cache / "snapshots" / ("b" * 40) / "mmproj-F16.gguf").unlink()
+    path = cached_models()["me/tale:Q8_0"]
+    assert cached_projectors(path) == [str(cache / "snapshots" / ("a" * 40) / "mmproj-F16.gguf")]
+    for other in cache.glob("snapshots/*/cut-*"):
+        other.unlink()
+    for path in cached_models().values():
+        remove(path)
+    assert not cache.exists(), "a projector alone is removed"

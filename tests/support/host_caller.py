@@ -54,6 +54,17 @@ def main() -> None:
             say(same=same and same_long, state=state, computed=computed, devices=names, told=reported)
         return
 
+    if wanted["when"] == "image":
+        given = {"prompt_string": "Once <__media__> upon", "multimodal_data": [wanted["image"]]}
+        answers = []
+        for where in ({"hostfile": wanted["hostfile"]}, {"devices": ["numpy"]}):
+            with LLM(wanted["path"], mmproj=wanted["mmproj"], **options, **where) as llm:
+                answers += [llm.generate(given, max_tokens=8, **GREEDY) for _ in range(2)]
+        rows = [sum(token < 0 for token in answer.prompt_tokens) for answer in answers]
+        kept = [answer.timings["image_cache_n"] for answer in answers]
+        say(tokens=[answer.tokens for answer in answers], rows=rows, kept=kept)
+        return
+
     began = time.monotonic()
     try:
         if wanted["when"] == "load":

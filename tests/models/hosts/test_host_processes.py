@@ -19,7 +19,9 @@ import pytest
 from device_sets import one_driver, two_drivers
 from oracles.fixture import write
 from oracles.fixtures import build
+from PIL import Image
 from places import SUPPORT
+from tiny_vision import write_projector
 
 from vkbackend.meta.pulse import BEAT_S
 
@@ -132,6 +134,21 @@ def test_logits_and_states_equal_one_host(net: namespaces.Net, tmp_path: Path) -
 @two_drivers
 def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, WIDE)
+
+
+@pytest.mark.wide
+def test_images_on_two_hosts(net: namespaces.Net, tmp_path: Path, models: Path) -> None:
+    """Node 0 has the projector."""
+    image = tmp_path / "red.png"
+    Image.new("RGB", (80, 50), (200, 20, 20)).save(image)
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    hostfile = net.hostfile(tmp_path / "hosts", ["numpy", "numpy"])
+    files = {"path": str(models / "stories-narrow-F16.gguf"), "mmproj": str(projector), "image": str(image)}
+    caller = Caller(net, tmp_path, when="image", hostfile=str(hostfile), **files)
+    heard = caller.heard()
+    assert heard["rows"] == [4] * 4 and heard["kept"] == [0, 1, 0, 1]
+    assert all(tokens == heard["tokens"][0] for tokens in heard["tokens"])
+    caller.close()
 
 
 # ---- nodes that are lost ----

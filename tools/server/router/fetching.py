@@ -10,7 +10,7 @@ import threading
 import time
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.hub import fetch
+from vkbackend.models.hub import fetch, fetch_projector
 from vkbackend.models.hub_cache import cache_folder
 
 
@@ -36,7 +36,9 @@ def main() -> int:
             show(file=file, done=done, total=total)
 
     try:
-        show(path=fetch(sys.argv[1], progress=progress))
+        path = fetch(sys.argv[1], progress=progress)
+        fetch_projector(sys.argv[1], progress=progress)
+        show(path=path)
     except VkbackendError as error:
         text = str(error)
         for folder in (cache_folder(), *cache_folder().parents[:-1]):  # Clients do not see folders.

@@ -13,6 +13,7 @@ from typing import Any
 from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import projectors
+from vkbackend.models.hub_cache import cached_projectors
 from vkbackend.models.options import Options
 from vkbackend.tools.flags.vision import unusable
 from vkbackend.tools.server.front import Config
@@ -64,7 +65,8 @@ def listed(
         preset = presets.get(name, everywhere)
         words = preset.words if {"model", "hf_repo"} & preset.dests else ["-m", str(path), *preset.words]
         if not {"model", "hf_repo", "mmproj", "mmproj_auto"} & preset.dests:
-            words = [*_projector(path, Path(str(folder)), notes), *words]
+            found = _beside(path, Path(str(folder)), notes) if name in inside else cached_projectors(path)
+            words = [*_flag_of(found, notes), *words]
         try:
             entries[name] = _made(make, name, words, preset, "models_dir" if name in inside else CACHE)
         except (GGUFError, OSError) as error:
@@ -117,12 +119,16 @@ def models_in(folder: str, notes: Notes) -> dict[str, Path]:
     return by_name
 
 
-def _projector(model: Path, folder: Path, notes: Notes) -> list[str]:
-    """Return the flag for the projector in a model's sub-folder, if its type is supported."""
+def _beside(model: Path, folder: Path, notes: Notes) -> list[str]:
+    """Return the projectors in a model's sub-folder, the best first."""
     if model.parent == folder:
         return []
-    files = {str(file): 1 for file in _files_of(model.parent, notes)}
-    for path in projectors(files, str(model))[:1]:
+    return projectors({str(file): 1 for file in _files_of(model.parent, notes)}, str(model))
+
+
+def _flag_of(found: Sequence[str], notes: Notes) -> list[str]:
+    """Return the flag for the first of the projectors, if its type is supported."""
+    for path in found[:1]:
         if reason := unusable(path):
             notes.append(f"{path} is left out: {reason}")
         else:

@@ -13,10 +13,11 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from fake_hub import SECRET, Hub, fake_hub
+from fake_hub import FILES, SECRET, Hub, fake_hub
 from pools import FakeMachine
 from random_requests import tree_of
 from serving import Address, front_served, until
+from tiny_vision import write_projector
 
 from vkbackend.tools.cli import parse
 from vkbackend.tools.flags.text import demo_model
@@ -54,10 +55,12 @@ def routed(*line: str) -> Iterator[Address]:
         yield address
 
 
+def models_of(address: Address) -> list[dict[str, Any]]:
+    return address.get("/models")[1]["data"]  # type: ignore[no-any-return]
+
+
 def names(address: Address) -> dict[str, Any]:
-    return {
-        row["id"]: (row["status"]["value"], row["can_remove"]) for row in address.get("/models")[1]["data"]
-    }
+    return {row["id"]: (row["status"]["value"], row["can_remove"]) for row in models_of(address)}
 
 
 class Followed:
@@ -89,11 +92,16 @@ class Followed:
         self._sock.close()
 
 
-def test_a_model_is_downloaded_used_and_deleted(folder: Path) -> None:
+def test_a_model_is_downloaded_used_and_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its projector comes with it, and goes with it."""
+    projector = write_projector(folder.parent / "mmproj.gguf", 64).read_bytes()
+    monkeypatch.setitem(FILES, "mmproj-F16.gguf", projector)
     with routed("--models-dir", str(folder), "--models-download") as address:
         followed = Followed(address)
         assert address.post("/models", {"model": NAME})[1] == {"success": True}
         until(lambda: names(address).get(NAME) == ("unloaded", True))
+        inputs = {row["id"]: row["architecture"]["input_modalities"] for row in models_of(address)}
+        assert inputs == {"own": ["text"], NAME: ["text", "image"]}
         assert address.post("/models", {"model": NAME})[1]["error"]["code"] == "model_exists"
         body = {"model": NAME, "prompt": "p", "max_tokens": 2}
         assert address.post("/v1/completions", body)[1]["choices"][0]["text"] == "mm"
