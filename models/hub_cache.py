@@ -60,7 +60,10 @@ def cached_projectors(model: Path) -> list[str]:
     found: list[str] = []
     for folder in (snapshot, *sorted(set(snapshot.parent.iterdir()) - {snapshot}, reverse=True)):
         files = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf") if path.is_file()]
-        found += [str(folder / file) for file in projectors(dict.fromkeys(files, 1), str(model.relative_to(snapshot)))]
+        found += [
+            str(folder / file)
+            for file in projectors(dict.fromkeys(files, 1), str(model.relative_to(snapshot)))
+        ]
     return found
 
 

@@ -17,6 +17,8 @@ ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
 MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2}
+# Old files state CLIP's own projection_dim. The rows of these tensors have the right width.
+LAST_WEIGHTS = {"mlp": "mm.2.weight"}
 NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patches
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
@@ -57,6 +59,8 @@ class VisionConfig:
     preproc_size: int  # Longest side before cutting tiles (0: not stated).
     min_tiles: int
     max_tiles: int
+    tile_sizes: tuple[int, ...]  # Heights and widths of grids of tiles, one after the other.
+    feature_layers: tuple[int, ...]  # Layers that the projector reads, if the file lists them.
     identity: bytes  # SHA-256 of the file's hyper-parameters and of samples of its tensors.
     path: str
 
@@ -102,7 +106,7 @@ class VisionConfig:
             n_layer=n_layer,
             n_head=n_head,
             eps=read_float(gguf, "vision.attention.layer_norm_epsilon", 1e-6),
-            projection_dim=read_count(gguf, "vision.projection_dim"),
+            projection_dim=_projection_dim(gguf, projector),
             image_size=image_size,
             patch_size=read_count(gguf, "vision.patch_size", limit=MAX_PATCH),
             image_mean=_channels(gguf, "clip.vision.image_mean"),
@@ -117,6 +121,8 @@ class VisionConfig:
             preproc_size=int(gguf.u32("clip.vision.preproc_image_size", 0)),
             min_tiles=min_tiles,
             max_tiles=max_tiles,
+            tile_sizes=_layers(gguf, "clip.vision.image_grid_pinpoints"),
+            feature_layers=_layers(gguf, "clip.vision.feature_layer"),
             identity=bytes.fromhex(fingerprint(gguf)),
             path=str(path),
         )
@@ -134,7 +140,17 @@ def projector_type(gguf: GGUF) -> str:
     for key in keys:
         if name := gguf.string(key, ""):
             return name
+    if gguf.boolean("clip.has_llava_projector", False):
+        return "mlp"
     raise GGUFError(f"{gguf.paths[0]}: the metadata key {keys[1]!r} is missing, expected a string")
+
+
+def _projection_dim(gguf: GGUF, projector: str) -> int:
+    if (name := LAST_WEIGHTS.get(projector)) is None:
+        return read_count(gguf, "vision.projection_dim")
+    if name not in gguf.tensors:
+        raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is missing")
+    return gguf.tensors[name].shape[0]
 
 
 def _check_heads(path: object, n_embd: int, n_head: int) -> None:

@@ -35,6 +35,7 @@ class Encoder:
     """A family's weights and graph. Subclasses override the attributes and hooks below."""
 
     text_architectures: tuple[str, ...] = ()  # that a file of this family belongs to
+    marks: tuple[str, ...] = ()  # tokens of the text model around the rows of a picture
     patch_weights: tuple[str, ...] = ("v.patch_embd.weight",)  # Qwen's cut their 3-D convolution into two
     gated = False  # the FFN has a gate
     both_ways = False  # rows of a picture see each other in the text model

@@ -19,6 +19,7 @@ PROJECTION = "mm.input_projection.weight"
 
 class Model(Encoder):
     text_architectures = ("gemma3",)
+    marks = ("<start_of_image>", "<end_of_image>")
     both_ways = True
 
     def __init__(self, gguf: GGUF) -> None:

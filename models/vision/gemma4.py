@@ -28,6 +28,7 @@ class Model(Encoder):
     """Files of the E models clip the inputs and outputs of products."""
 
     text_architectures = ("gemma4",)
+    marks = ("<|image>", "<image|>")
     gated = True
     scale = 1.0
 

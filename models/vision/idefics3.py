@@ -14,6 +14,7 @@ from vkbackend.models.vision.encoder import Encoder
 
 class Model(Encoder):
     text_architectures = ("llama", "smollm3")
+    marks = ("<fake_token_around_image>",)
 
     def check(self) -> None:
         self.check_square()

@@ -4,59 +4,20 @@ patches become a row. Chen et al. 2023, arXiv:2312.14238.
 
 from __future__ import annotations
 
-import numpy as np
-
-from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor, Weight
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.weight_specs import WeightSpec
-from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.vision.encoder import PATCHES, POSITIONS, Encoder, read_matrix
-from vkbackend.models.vision.patches import patch_order
-from vkbackend.models.vision.picture import Tile
+from vkbackend.models.vision.class_token import WithClassToken
 
-CLASS = "v.class_embd"
 NORM_EPS = 1e-5  # of the projector's norm
 
 
-class Model(Encoder):
-    """The class token is the last row here, so that patches begin at row 0. Its pixels are zeros."""
-
+class Model(WithClassToken):
     text_architectures = ("qwen2", "qwen3", "qwen3moe", "llama", "gpt-oss")
-    n_extra = 1
-
-    def __init__(self, gguf: GGUF) -> None:
-        super().__init__(gguf)
-        if CLASS not in gguf.tensors or self.positions is None:
-            raise GGUFError(f"{self._path}: the file has no embedding of a class token ({CLASS})")
-        # An encoder's product with zero pixels is the bias.
-        bias = read_matrix(gguf, "v.patch_embd.bias")[0] if "v.patch_embd.bias" in gguf.tensors else 0
-        self._class: np.ndarray = read_matrix(gguf, CLASS).reshape(1, -1) + self.positions[0] - bias
-
-    def check(self) -> None:
-        c = self.config
-        side = c.image_size // c.patch_size
-        shape = None if self.positions is None else self.positions.shape
-        if c.image_size % c.patch_size or side % c.merge or shape != (side**2 + 1, c.n_embd):
-            raise GGUFError(
-                f"{self._path}: {side} x {side} patches with a table of positions of shape {shape}, expected "
-                f"{side**2 + 1, c.n_embd}, and squares of {c.merge} x {c.merge} patches"
-            )
-
-    def position_rows(self, grid: tuple[int, int]) -> np.ndarray:
-        assert self.positions is not None
-        return self.positions[1 + patch_order(grid, self.merge)]
-
-    def tables(self, tile: Tile) -> dict[str, np.ndarray]:
-        tables = super().tables(tile)
-        ends = {PATCHES: np.zeros((1, self.n_pixels), np.float32), POSITIONS: self._class}
-        return {name: np.concatenate([rows, ends[name]]) for name, rows in tables.items()}
+    marks = ("<img>", "</img>")
 
     # ---- weights ----
-
-    def unread(self) -> set[str]:
-        return super().unread() | {CLASS}
 
     def layer_weights(self, il: int) -> list[WeightSpec]:
         n = self.config.n_embd

@@ -22,6 +22,7 @@ TILE = 512  # pixels of a tile's side
 
 class Model(Encoder):
     text_architectures = ("lfm2", "lfm2moe")
+    marks = ("<|image_start|>", "<|image_end|>")
 
     def check(self) -> None:
         if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):

@@ -22,6 +22,7 @@ ROPE_BASE = 10_000.0
 
 class Model(Encoder):
     text_architectures = ("llama", "mistral3", "mistral4")
+    marks = ("[IMG_END]",)
     gated = True
 
     def __init__(self, gguf: GGUF) -> None:

@@ -170,3 +170,9 @@ def check_text_model(encoder: Encoder, text: GGUF) -> None:
         raise UnsupportedModel(
             f"{files} do not match: the projector has {c.n_deepstack} deepstack layers, the model {n_deep}"
         )
+    names = text.strings("tokenizer.ggml.tokens", [])  # A file without a vocabulary is used with token ids.
+    if names and (missing := [mark for mark in encoder.marks if mark not in names]):
+        raise UnsupportedModel(
+            f"{files} do not match: the model's vocabulary lacks {' and '.join(missing)}, which projectors "
+            f"of type {c.projector!r} need; take both files from one model"
+        )

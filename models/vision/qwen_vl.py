@@ -18,6 +18,7 @@ from vkbackend.models.vision.picture import Tile
 
 class QwenVL(Encoder):
     patch_weights = ("v.patch_embd.weight", "v.patch_embd.weight.1")
+    marks = ("<|vision_start|>", "<|vision_end|>")
     has_grid = True
     rope_base = 10_000.0
 

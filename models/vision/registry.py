@@ -18,6 +18,7 @@ FAMILIES = {  # projector type -> module
     "gemma4uv": "gemma4uv",
     "lfm2": "lfm2",
     "internvl": "internvl",
+    "mlp": "llava",
 }
 
 

@@ -8,12 +8,18 @@ from oracles.fixture import write
 from oracles.vision import build
 
 
-def write_projector(path: Path, n_embd: int, side: int = 96) -> Path:
-    """Write an idefics3 projector of 4 rows a tile. Images become `side` pixels wide: 96 is a single tile."""
-    fixture = build("idefics3")
-    fixture.keys |= {"vision.projection_dim": n_embd, "vision.preproc_image_size": side}
-    name = "mm.model.fc"
-    del fixture.tensors[f"{name}.weight"]
-    fixture.matrix(name, n_embd, 9 * 64)
+def write_projector(path: Path, n_embd: int, *, damage: float | None = None) -> Path:
+    """Write an mlp projector (LLaVA) of 4 rows an image, which needs no special tokens. `damage` replaces a
+    weight."""
+    fixture = build("llava")
+    fixture.keys |= {"vision.image_size": 32}
+    fixture.tensors["v.position_embd.weight"] = fixture.tensors["v.position_embd.weight"][:5]
+    for name, n_in in (("mm.0", 64), ("mm.2", n_embd)):
+        for kind in ("weight", "bias"):
+            del fixture.tensors[f"{name}.{kind}"]
+        fixture.matrix(name, n_embd, n_in, gain=2, bias=True)
+    fixture.tensors["v.patch_embd.weight"] *= 4  # Pictures of one color differ more.
+    if damage is not None:
+        fixture.tensors["mm.0.weight"][0, 0] = damage
     write(fixture, path)
     return path

@@ -28,6 +28,8 @@ REST: dict[str, Any] = {
     "preproc_size": 0,
     "min_tiles": 0,
     "max_tiles": 0,
+    "tile_sizes": (),
+    "feature_layers": (),
     "merge": 1,
     "image_mean": HALF,
     "image_std": HALF,
@@ -74,6 +76,7 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
         "min_tiles": 1,
         "max_tiles": 12,
     },
+    "mlp": {"image_size": 112, "patch_size": 14, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
 }
 REAL: dict[str, dict[str, Any]] = {  # As in published models; where SMALL is enough, they are missing.
     "idefics3": {"image_size": 512, "patch_size": 16, "merge": 4, "preproc_size": 2048},

@@ -32,6 +32,7 @@ class Cut:
     grid: Size = (1, 1)  # rows and columns of tiles
     overview: Overview | None = None
     n_marks: int = 0  # rows of marks that the projector adds to the picture's rows
+    square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
 
     @property
     def tile(self) -> Size:
@@ -51,7 +52,7 @@ class Cut:
 
     def tiles(self, pixels: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the pixels of each tile, in raster order, then the overview. Pixels are u8 [h, w, 3]."""
-        original = image = Image.fromarray(pixels)
+        original = image = self._squared(Image.fromarray(pixels))
         for size in self.sizes:
             image = self._resized(image, size)
         resized, (height, width) = np.asarray(image), self.tile
@@ -61,6 +62,14 @@ class Cut:
         if self.overview:
             source = original if self.overview.from_original else image
             yield np.asarray(self._resized(source, self.overview.size))
+
+    def _squared(self, image: Image.Image) -> Image.Image:
+        if self.square is None or image.width == image.height:
+            return image
+        side = max(image.size)
+        square = Image.new("RGB", (side, side), self.square)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return square
 
     def _resized(self, image: Image.Image, size: Size) -> Image.Image:
         return image.resize((size[1], size[0]), self.filter)

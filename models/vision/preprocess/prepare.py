@@ -26,6 +26,7 @@ FAMILIES = {  # projector type -> module
     "gemma4uv": "gemma4",
     "lfm2": "lfm2",
     "internvl": "internvl",
+    "mlp": "llava",
 }
 MAX_ASPECT = 200  # longer side / shorter side, as transformers takes
 

@@ -101,6 +101,22 @@ def test_an_animation_is_its_first_frame(decoder: Decoder, name: str) -> None:
     np.testing.assert_array_equal(decoder.decode(data), np.asarray(frames[0]))
 
 
+def test_other_pictures_in_a_file_are_not_decoded(decoder: Decoder) -> None:
+    """A GIF of 500 frames, and JPEG files that contain further pictures, and a preview in EXIF."""
+    red = Image.new("RGB", (8, 8), "red")
+    frames = [Image.new("L", (8, 8), n % 256) for n in range(500)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(decoder.decode(data), 0)
+    preview = Image.Exif()
+    preview.get_ifd(0x8769)[0x927C] = encoded(Image.new("RGB", (99, 99)), "JPEG")
+    expected = decoder.decode(encoded(red, "JPEG"))
+    for data in (
+        encoded(red, "MPO", save_all=True, append_images=[Image.new("RGB", (99, 99))]),
+        encoded(red, "JPEG", exif=preview),
+    ):
+        np.testing.assert_array_equal(decoder.decode(data), expected)
+
+
 # ---- what is refused ----
 
 HUGE = zlib.compress(bytes(1 << 22), 9)

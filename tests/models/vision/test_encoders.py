@@ -14,6 +14,7 @@ from device_sets import device_params, nmse, wide
 from oracles.fixture import Fixture, write
 from oracles.vision import BUILDERS, GRIDS, build, pixels_of
 from places import GOLDEN
+from vision_configs import SMALL, vision_config
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.hazards import check
@@ -22,9 +23,10 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.patches import cut_patches
 from vkbackend.models.vision.picture import Picture, Tile
+from vkbackend.models.vision.preprocess.prepare import cut_of
 from vkbackend.models.vision.projector import Projector
 from vkbackend.models.vision.projector_plan import step_kind, step_rows
-from vkbackend.models.vision.registry import FAMILIES
+from vkbackend.models.vision.registry import FAMILIES, family
 
 DEVICES = [
     pytest.param("numpy"),
@@ -213,6 +215,9 @@ def test_steps_have_no_hazards(models: Path) -> None:
         ("gemma4v", {"tensors": {"v.position_embd.weight": np.ones((24, 64))}}, GGUFError, "positions"),
         ("gemma4v", {"tensors": {"v.blk.0.attn_q.input_min": np.full(1, 9)}}, GGUFError, "v.blk.0.attn_q"),
         ("internvl", {"tensors": {"v.position_embd.weight": np.ones((16, 64))}}, GGUFError, "positions"),
+        ("llava", {"vision.feature_layer": [1, 3]}, UnsupportedModel, "reads the layers [1, 3]"),
+        ("llava", {"vision.image_grid_pinpoints": [64, 128]}, UnsupportedModel, "LLaVA 1.6"),
+        ("llava", {"tensors": {"v.post_ln.weight": np.ones(64)}}, UnsupportedModel, "v.post_ln"),
     ],
 )
 def test_wrong_projector_files(
@@ -225,10 +230,22 @@ def test_wrong_projector_files(
     assert "wrong.gguf" in str(caught.value)
 
 
-def text_model(path: Path, arch: str = "llama", n_embd: int = 64, **keys: int) -> Path:
-    return write(
-        Fixture("text", arch, {"embedding_length": n_embd, **keys}, {"x": np.ones(1, np.float32)}), path
-    )
+def text_model(
+    path: Path, arch: str = "llama", n_embd: int = 64, tokens: list[str] | None = None, **keys: int
+) -> Path:
+    """Write a text model of one tensor, with a vocabulary of `tokens`."""
+    words = {"tokenizer.ggml.tokens": tokens} if tokens else {}
+    of_model: dict[str, Any] = {"embedding_length": n_embd, **keys, **words}
+    return write(Fixture("text", arch, of_model, {"x": np.ones(1, np.float32)}), path)
+
+
+@pytest.mark.parametrize("projector", SMALL)
+def test_marks_are_in_the_text_around_rows(projector: str) -> None:
+    """A family requires the marks around rows, besides the names of tiles, which some vocabularies lack."""
+    layout = cut_of(50, 50, vision_config(projector), TokenLimits()).layout
+    text = "".join(part for part in layout if isinstance(part, str))
+    marks = re.findall(r"<[^>]+>|\[\w+\]", re.sub(r"<global-img>|<row_\d_col_\d>", "", text))
+    assert set(family(projector).marks) == set(marks)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +254,9 @@ def text_model(path: Path, arch: str = "llama", n_embd: int = 64, **keys: int) -
         ("idefics3", {"arch": "gemma3"}, "architecture llama, smollm3, and the model's is 'gemma3'"),
         ("idefics3", {"n_embd": 48}, "rows have 64 values, the model's embeddings 48"),
         ("qwen3vl", {"arch": "qwen3vl", "n_deepstack_layers": 3}, "2 deepstack layers, the model 3"),
+        ("idefics3", {"tokens": ["a", "<image>"]}, "vocabulary lacks <fake_token_around_image>, which"),
+        ("gemma3", {"arch": "gemma3", "tokens": ["<start_of_image>"]}, "vocabulary lacks <end_of_image>"),
+        ("internvl", {"arch": "qwen2", "tokens": ["a"]}, "vocabulary lacks <img> and </img>"),
     ],
 )
 def test_projectors_of_another_model(models: Path, tmp_path: Path, name: str, text: Any, words: str) -> None:

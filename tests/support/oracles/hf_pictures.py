@@ -24,6 +24,7 @@ MODULES = {
     "gemma4v": "gemma4:Gemma4",
     "gemma4uv": "gemma4:Gemma4",
     "internvl": "got_ocr2:GotOcr2",
+    "mlp": "llava:Llava",
 }
 
 
@@ -51,6 +52,11 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
             "crop_to_patches": True,
             "min_patches": c.min_tiles,
             "max_patches": c.max_tiles,
+        },
+        "mlp": {
+            "size": {"shortest_edge": c.image_size},
+            "crop_size": {"height": c.image_size, "width": c.image_size},
+            "do_pad": True,
         },
     }.get(c.projector, {})
     if c.projector.startswith("qwen"):

@@ -1,15 +1,17 @@
 """Makes `golden/pictures.npz`: sizes and samples of the tiles that transformers' image processors make of 200
 random pictures per family, and the sizes that they choose for 500 large pictures.
 
-    PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py          # Writes the file.
+    PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py [TYPE ...]  # Writes the file.
     PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py --table  # Compares all pixels.
 
-Needs transformers, torch, torchvision and Pillow.
+With projector types, only their pictures are computed; others are kept. Needs transformers, torch,
+torchvision and Pillow.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 from oracles import hf_pictures
@@ -44,9 +46,12 @@ def published(projector: str, height: int, width: int) -> list[tuple[int, int]]:
     )
 
 
-def write() -> None:
+def write(projectors: Sequence[str]) -> None:
     arrays: dict[str, np.ndarray] = {}
-    for projector in SMALL:
+    if projectors:
+        with np.load(GOLDEN / "pictures.npz") as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    for projector in projectors or SMALL:
         config = vision_config(projector)
         pictures = [reference(projector, number) for number in range(N)]
         arrays[f"{projector}/n_tiles"] = np.array([len(tiles) for tiles in pictures], np.int32)
@@ -54,7 +59,7 @@ def write() -> None:
         arrays[f"{projector}/sizes"] = np.array(sizes, np.int32)
         rows = [samples(tiles, config, number) for number, tiles in enumerate(pictures)]
         arrays[f"{projector}/samples"] = np.concatenate(rows).round().clip(0, 255).astype(np.uint8)
-    for projector in PUBLISHED:
+    for projector in [name for name in PUBLISHED if not projectors or name in projectors]:
         config = vision_config(projector, real=True)
         pictures = [published(projector, *size) for size in large_sizes()]
         arrays[f"{projector}/published"] = np.array(
@@ -63,9 +68,9 @@ def write() -> None:
     np.savez_compressed(GOLDEN / "pictures.npz", **arrays)
 
 
-def table(n: int) -> None:
+def table(n: int, projectors: Sequence[str]) -> None:
     print("family                pictures  largest difference in steps of 255  share that differs")
-    for projector in SMALL:
+    for projector in projectors or SMALL:
         config, largest, n_differ, n_values = vision_config(projector), 0.0, 0, 0
         for number in range(n):
             ours = prepare(pixels_of(projector, number), config, limits_of(projector)).tiles
@@ -80,15 +85,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("projectors", nargs="*", metavar="TYPE", help="projector types (default: all)")
     parser.add_argument("--table", action="store_true", help="compare all pixels instead")
     parser.add_argument(
         "-n", type=int, default=N, help="pictures per family for --table (default: %(default)s)"
     )
     args = parser.parse_args()
     if args.table:
-        table(args.n)
+        table(args.n, args.projectors)
     else:
-        write()
+        write(args.projectors)
 
 
 if __name__ == "__main__":

@@ -293,3 +293,21 @@ def internvl_rms(m: Fixture) -> None:
     for il in range(3):
         m.norm(f"v.blk.{il}.attn_q_norm", 64)
         m.norm(f"v.blk.{il}.attn_k_norm", 64)
+
+
+@builder("llava", (4, 4))
+def llava(m: Fixture) -> None:
+    """As LLaVA's converter writes it: ffn_up and ffn_down are swapped, and projection_dim is CLIP's."""
+    keys(m, "mlp", eps=1e-5)
+    m.keys |= {"vision.projection_dim": 80, "vision.feature_layer": [3], "use_gelu": False}
+    patches(m, bias=False)
+    m.put("v.class_embd", m.normal("v.class_embd", 64))
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 17, 64))
+    layer_norm(m, "v.pre_ln", 64)
+    layers(m)
+    for il in range(3):
+        for kind in ("weight", "bias"):
+            up, down = (f"v.blk.{il}.ffn_{name}.{kind}" for name in ("up", "down"))
+            m.tensors[up], m.tensors[down] = m.tensors[down], m.tensors[up]
+    m.matrix("mm.0", TEXT_WIDTH, 64, bias=True)
+    m.matrix("mm.2", TEXT_WIDTH, TEXT_WIDTH, bias=True)

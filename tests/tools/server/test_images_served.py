@@ -23,6 +23,7 @@ from tiny_vision import write_projector
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.vision.limits import ImageLimits
 from vkbackend.tools.demo.shapes import new_picture
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.limits import Limits
@@ -120,6 +121,29 @@ def test_completion_with_multimodal_data(address: Address, llm: LLM) -> None:
         assert refused[0] == 400 and "multimodal_data[0]" in refused[1]["error"]["message"]
 
 
+def test_the_images_of_several_prompts_are_counted_together(address: Address) -> None:
+    def refusal(*counts: int) -> str:
+        prompts = [{"prompt_string": "x", "multimodal_data": [RED] * n} for n in counts]
+        status, answer, _ = address.request("POST", "/completion", {"prompt": prompts, "n_predict": 1})
+        assert status == 400
+        return str(answer["error"]["message"])
+
+    assert "17 images, at most 16" in refusal(9, 8)
+    assert "200 images, at most 16" in refusal(200)
+
+
+def test_the_pixels_of_a_request_are_limited(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkbackend.models.pictures.IMAGE_LIMITS", ImageLimits(request_pixels=3 * 4000))
+    prompts = [{"prompt_string": "x", "multimodal_data": [RED] * 2}] * 2
+    status, answer, _ = address.request("POST", "/completion", {"prompt": prompts, "n_predict": 1})
+    assert status == 400 and "16000 pixels, and at most 12000" in answer["error"]["message"]
+    monkeypatch.setattr("vkbackend.models.pictures.IMAGE_LIMITS", ImageLimits(request_pixels=7999))
+    blue = {"type": "image_url", "image_url": {"url": f"data:;base64,{BLUE}"}}
+    body = {"messages": [{"role": "user", "content": [PARTS[0], blue]}], "max_tokens": 1}
+    status, answer, _ = address.request("POST", "/v1/chat/completions", body)
+    assert status == 400 and "8000 pixels, and at most 7999" in answer["error"]["message"], answer
+
+
 def url_part(url: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
@@ -140,6 +164,7 @@ SVG = "data:image/svg+xml;base64," + base64.b64encode(b"<svg xmlns='http://www.w
         (url_part(URL[:-40]), "picture"),
         (url_part(None), "expected a data URL"),
         (url_part(URL) * 17, "17 images, at most 16"),
+        ([{"role": "user", "content": url_part(URL)[0]["content"] * 200}], "200 images, at most 16"),
         ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}], "image_url"),
         ([{"role": "system", "content": PARTS}], "not of 'system'"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "input_audio"),
