@@ -28,6 +28,10 @@ class Acceptance:
         prior = self._common.rate(source) if self._common else STRONG.get(source, PRIOR)
         return (accepted + WEIGHT * prior) / (tried + WEIGHT)
 
+    def n_tried(self, source: str) -> float:
+        """Return how many drafted tokens were verified. Old tokens count less."""
+        return self._counts.get(source, (0.0, 0.0))[1]
+
     def limit(self, source: str) -> int:
         """Return how many tokens to draft at most: 1 at first, and 7 after 3 accepted tokens."""
         accepted, _ = self._counts.get(source, (0.0, 0.0))

@@ -2,7 +2,8 @@
 arXiv:2211.17192).
 
 The draft model follows each sequence in a separate slot. It computes the tokens that it lacks before it
-drafts, so a prompt does not wait for it. Drafted tokens are the likeliest tokens.
+drafts, so a prompt does not wait for it. If they are many, it skips all but the last ones, until its drafts
+are right often enough. Drafted tokens are the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from vkbackend.models.drafting.prices import ROWS, Recent
 N_MEASURED = 3  # steps of each kind
 MEASURED_SHARE = 0.01  # maximum share of the time for steps that only measure
 N_PROMPT = 128  # rows of a measured step of a prompt
+# If the draft model skips tokens, it follows the first SINK tokens, without which attention is far from what
+# it learned (attention sinks, Xiao et al. 2023, arXiv:2309.17453), and at least SHORT of the last tokens.
+SINK, SHORT = 4, 12
+PAID_ROWS = [16 << k for k in range(16)]  # few numbers, because steps of each are recorded
 
 
 class Rows(NamedTuple):
@@ -30,6 +35,20 @@ class Rows(NamedTuple):
     first: int
     tokens: Sequence[int]
     undoes: bool = False
+
+
+class Gap(NamedTuple):
+    """The draft model skips the tokens `start` to `end - 1` of a sequence."""
+
+    start: int = 0
+    end: int = 0
+
+    def left(self, tokens: Sequence[int]) -> Sequence[int]:
+        return [*tokens[: self.start], *tokens[self.end :]] if self.end else tokens
+
+    @property
+    def n(self) -> int:
+        return self.end - self.start
 
 
 class Follower(Protocol):
@@ -74,6 +93,7 @@ class DraftModel:
         self._row_s = 0.0  # seconds per row of a step of many rows
         self._measure_at = 0.0
         self._numbers = [-1] * n_slots  # numbers of the sequences with drafts
+        self._gaps = [Gap()] * n_slots  # tokens of these sequences that are skipped
 
     @property
     def seconds(self) -> float:
@@ -91,9 +111,11 @@ class DraftModel:
             for _ in range(N_MEASURED):
                 n = min(N_PROMPT, self._model.n_ubatch, self._model.n_ctx)
                 self._best([Rows(free[0], self._model.rewind(free[0], 0), [0] * n)])
-        elif free and not self._is_busy() and self._clock() > self._measure_at:
+            self._measure_at = self._clock() + self.seconds / MEASURED_SHARE
+        elif free and not self._is_busy() and (began := self._clock()) > self._measure_at:
             self._best([self._row_after(free[0])])
-        self._measure_at = self._clock() + self.seconds / MEASURED_SHARE
+            # A step may be delayed and take longer than `seconds`.
+            self._measure_at = self._clock() + (self._clock() - began) / MEASURED_SHARE
         return True
 
     def _row_after(self, slot: int) -> Rows:
@@ -103,14 +125,15 @@ class DraftModel:
         return Rows(slot, n, [0], undoes=True)
 
     def owed(self, wants: Sequence[Want]) -> float:
-        n_missing = 0
+        n_rows = 0
         for want in wants:
             stored, n = self._stored[want.slot], len(want.tokens) - 1
             if self._numbers[want.slot] != want.number:
-                n_missing += n - n_common(stored, want.tokens, n)
+                n_missing = n - n_common(stored, want.tokens, n)
             else:
-                n_missing += max(0, n - len(stored))
-        return self._row_s * n_missing
+                n_missing = max(0, n - self._gaps[want.slot].n - len(stored))
+            n_rows += min(n_missing, SINK + SHORT)
+        return self._row_s * n_rows
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts: list[list[int]] = [[] for _ in wants]
@@ -135,12 +158,8 @@ class DraftModel:
         ready: list[tuple[int, Rows]] = []
         n_left = self._model.n_ubatch
         for i, want in enumerate(wants):
-            stored, tokens = self._stored[want.slot], want.tokens
-            self._numbers[want.slot] = want.number
-            n = n_common(stored, tokens, len(tokens) - 1)
-            n = self._model.rewind(want.slot, n)
-            del stored[n:]
-            missing = list(tokens[n:])
+            tokens, n = self._followed(want)
+            missing = tokens[n:]
             if len(tokens) > self._model.n_ctx or max(missing) >= self._n_vocab:
                 continue
             if len(missing) <= n_left:
@@ -150,8 +169,38 @@ class DraftModel:
                 part = missing[: min(n_left, len(missing) - 1)]
                 n_left -= len(part)
                 self._best([Rows(want.slot, n, part)])
-                stored += part
+                self._stored[want.slot] += part
         return ready
+
+    def _followed(self, want: Want) -> tuple[Sequence[int], int]:
+        """Return the tokens that the draft model follows, and how many of them are computed. Decide which
+        tokens it skips."""
+        slot, tokens = want.slot, want.tokens
+        if self._numbers[slot] != want.number:
+            self._numbers[slot], self._gaps[slot] = want.number, Gap()
+        gap, paid = self._gaps[slot], float(SINK + SHORT)
+        paid = max(paid, want.spend_s / self._row_s if self._row_s else len(tokens))
+        # A context shift removes tokens from the middle, so the gap may end after the last token.
+        fits = len(tokens) - gap.start <= paid and len(tokens) <= self._model.n_ctx
+        if gap.n and (fits or gap.end >= len(tokens)):
+            gap = Gap()
+        left, n = self._rewound(slot, gap.left(tokens))
+        if len(left) - n > paid:
+            end = len(tokens) - max(rows for rows in PAID_ROWS if rows <= paid) + SINK
+            # A recurrent state that cannot go back to the gap begins again.
+            for start in (gap.start if gap.n else max(n, SINK), SINK):
+                gap = Gap(start, end)
+                left, n = self._rewound(slot, gap.left(tokens))
+                if len(left) - n <= paid:
+                    break
+        self._gaps[slot] = gap
+        return left, n
+
+    def _rewound(self, slot: int, tokens: Sequence[int]) -> tuple[Sequence[int], int]:
+        stored = self._stored[slot]
+        n = self._model.rewind(slot, n_common(stored, tokens, len(tokens) - 1))
+        del stored[n:]
+        return tokens, n
 
     def _best(self, rows: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray | None]:
         began = self._clock()

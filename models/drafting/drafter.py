@@ -18,7 +18,7 @@ class Want(NamedTuple):
     tokens that context shifts have discarded, so it only grows. It has no rows of images, and `tokens` has
     their negative ids only for a drafter that stores K and V in the sequence's cells. `adapters` are the ids
     and scales of the next token's adapters. After images, RoPE positions may be `rope_offset` away from the
-    cells (M-RoPE)."""
+    cells (M-RoPE). The drafter may spend `spend_s` seconds on tokens that it lacks."""
 
     slot: int
     number: int
@@ -27,6 +27,7 @@ class Want(NamedTuple):
     n: int
     adapters: Adapters = ()
     rope_offset: int = 0
+    spend_s: float = 0.0
 
 
 class Draft(NamedTuple):
@@ -55,7 +56,8 @@ class Drafter(Protocol):
         devices."""
 
     def owed(self, wants: Sequence[Want]) -> float:
-        """Return the seconds of computation before the drafter can draft for these sequences."""
+        """Return the seconds of computation before the drafter can draft for these sequences, if it skips
+        what it can."""
 
     def measure(self) -> bool:
         """Measure `seconds` again, or return False if only a draft can be measured."""

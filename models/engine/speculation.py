@@ -23,11 +23,15 @@ from vkbackend.ops import MAX_VEC_ROWS
 # If no draft saves time, one is tried after this many steps, to learn the acceptance, and then less and less
 # often.
 PROBE, MAX_PROBE = 16, 1024
-N_TRIED = 2  # Tokens per try; the second token measures a step of the draft model.
-TRY_SHARE = 0.02  # of the time since the last draft may be spent on a try of a model or head
+N_TRIED = 1  # tokens per try
+# This share of the rest of an answer may be spent on the first draft of a model, and this share of the time
+# since the last draft on a try.
+TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
-SURE = 0.5  # share of the expected saving that may be spent first, because the acceptance is not known
+SURE = 0.5  # share of the expected saving that may be spent on skipped tokens
+KNOWN = 8  # Before that, so many drafted tokens of a sequence are verified.
+EXPECTED = 256  # An answer without a limit is expected to have so many more tokens at most.
 
 Reserve = Callable[[int, int], bool]
 
@@ -60,6 +64,7 @@ class Speculation:
         self._common = acceptance or Acceptance()
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
+        self._resume_at = 0  # the step of the next decision of any drafter
         self._n_refused = 0  # drafts since the last one that was verified
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
@@ -71,13 +76,15 @@ class Speculation:
         a slot up to an end, or returns False."""
         for sequence in line:
             sequence.draft = ()
+        self._n_steps += 1
+        tries = self._n_steps >= self._probe_at
+        if self._n_steps < self._resume_at and not tries:
+            return
         n_rows = sum([sequence.n_wanted for sequence in line])
         n_left = self._max_rows - n_rows
         # Without the time of plain decoding, no draft is known to save time.
         if not line or n_left <= 0 or not self._prices.is_measured(n_rows):
             return
-        self._n_steps += 1
-        tries = self._n_steps >= self._probe_at
         if self._n_refused >= PAUSE and self._n_steps % SELDOM and not tries:
             return
         waiting = [(s, n) for s in line if (n := min(n_left, self._most(s))) > 0]
@@ -85,6 +92,7 @@ class Speculation:
         for drafter in self._drafters:
             if waiting:
                 waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
+        self._resume_at = min([self._paused.get(drafter, 0) for drafter in self._drafters])
         lengths: list[int] = []
         if drafted:
             survivals = [_survival(sequence, draft, self._limits.n_min) for sequence, draft in drafted]
@@ -120,7 +128,7 @@ class Speculation:
         reserve: Reserve,
     ) -> list[tuple[Sequence, int]]:
         """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
-        most = self._length(drafter, waiting, n_rows, tries)
+        most, spend_s = self._length(drafter, waiting, n_rows, tries)
         if not most:
             return waiting
         self._asked_at[drafter] = self._n_steps
@@ -130,7 +138,7 @@ class Speculation:
             fits = [reserve(s.slot, end) for (s, _), end in zip(waiting, ends, strict=True)]
             left = [entry for entry, fit in zip(waiting, fits, strict=True) if not fit]
             waiting = [entry for entry, fit in zip(waiting, fits, strict=True) if fit]
-        wants = [_want(s, min(n, most), drafter) for s, n in waiting]
+        wants = [_want(s, min(n, most), drafter, spend_s) for s, n in waiting]
         for (sequence, n), draft in zip(waiting, drafter.draft(wants) if wants else [], strict=True):
             if draft.tokens and (draft := _cut(sequence, draft)).tokens:
                 drafted.append((sequence, draft))
@@ -140,39 +148,49 @@ class Speculation:
                 left.append((sequence, n))
         return left
 
-    def _length(self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool) -> int:
-        """Return how many tokens to draft for each sequence."""
+    def _length(
+        self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool
+    ) -> tuple[int, float]:
+        """Return how many tokens to draft for each sequence, and how many seconds may be spent on tokens of
+        each that the drafter lacks."""
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
-            return self._max_rows
+            return self._max_rows, 0.0
         if not self._prices.is_sure(n_rows) or (self._n_steps < self._paused.get(drafter, 0) and not tries):
-            return 0
-        rates = [self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]
-        rate = sum(rates) / n
+            return 0, 0.0
+        learned = [self._acceptance(sequence) for sequence, _ in waiting]
+        rate = sum([of.rate(drafter.source) for of in learned]) / n
         best = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
         if not best.n:
             self._paused[drafter] = self._n_steps + PAUSE
             if not tries:
-                return 0
+                return 0, 0.0
         owed = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
-        if best.n:
-            n_left = sum(self._n_left(sequence) for sequence, _ in waiting) / n
-            most = max(self._acceptance(sequence).limit(drafter.source) for sequence, _ in waiting)
-            if owed >= SURE * best.saved_s * n_left:
-                return 0
-            return min(best.n, max(N_TRIED, self._limits.n_min, most))
-        if not best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds).n and drafter.measure():
-            return 0  # even right drafts would save no time
         plain = self._prices.known(n_rows)
-        price = owed + N_TRIED * seconds + self._prices.known(n_rows + 1) - plain
-        passed = self._n_steps - self._asked_at.get(drafter, 0)
-        return N_TRIED if price <= TRY_SHARE * passed * plain else 0
+        if best.n:
+            share = TRY_SHARE * plain / n
+            if min([of.n_tried(drafter.source) for of in learned]) >= KNOWN:
+                # With these tokens, drafts may be as bad as before, and at most right.
+                right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
+                share = max(share, SURE * min(best.saved_s, right.saved_s - best.saved_s))
+            spend_s = share * sum([self._n_left(sequence) for sequence, _ in waiting]) / n
+            if owed > max(seconds, n * spend_s):
+                self._paused[drafter] = self._n_steps + PAUSE
+                return 0, 0.0
+            most = max([of.limit(drafter.source) for of in learned])
+            return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s
+        right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
+        if not right.n and drafter.measure():
+            return 0, 0.0  # even right drafts would save no time
+        price = N_TRIED * seconds + self._prices.known(n_rows + 1) - plain
+        spend_s = TRY_SHARE * (self._n_steps - self._asked_at.get(drafter, 0)) * plain - price
+        return (N_TRIED if owed <= spend_s else 0), spend_s / n
 
     def _n_left(self, sequence: Sequence) -> int:
-        """Return how many tokens the sequence may still generate."""
+        """Return how many more tokens the sequence is expected to generate at most."""
         assert isinstance(sequence.request, Generate)
         n, most = self._limits.end - sequence.n_stored, sequence.request.max_tokens
-        return n if most is None else min(n, most - sequence.n_generated)
+        return min(n, EXPECTED if most is None else most - sequence.n_generated)
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         if sequence.acceptance is None:
@@ -207,10 +225,10 @@ class Speculation:
             drafter.close()
 
 
-def _want(sequence: Sequence, n: int, drafter: Drafter) -> Want:
+def _want(sequence: Sequence, n: int, drafter: Drafter, spend_s: float = 0.0) -> Want:
     tokens = sequence.tokens
     adapters = adapters_at(sequence.mark, len(tokens) - 1) if sequence.mark else ()
-    want = Want(sequence.slot, sequence.number, tokens, sequence.history, n, adapters)
+    want = Want(sequence.slot, sequence.number, tokens, sequence.history, n, adapters, spend_s=spend_s)
     if sequence.images is None:
         return want
     if drafter.stores:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import pytest
 
-from vkbackend.models.drafting.draft_model import DraftModel, Rows
+from vkbackend.models.drafting.draft_model import SHORT, SINK, DraftModel, Rows
 from vkbackend.models.drafting.drafter import Want
 
 pytestmark = pytest.mark.no_vulkan
@@ -91,7 +92,8 @@ def test_a_long_prompt_is_computed_over_several_drafts() -> None:
     model = Cells(n_ubatch=16)
     drafter = DraftModel(model, 3, N_VOCAB)
     tokens = [i % N_VOCAB for i in range(40)]
-    lengths = [len(drafter.draft([want(tokens, 3)])[0].tokens) for _ in range(3)]
+    paid = want(tokens, 3)._replace(spend_s=inf)
+    lengths = [len(drafter.draft([paid])[0].tokens) for _ in range(3)]
     assert lengths == [0, 0, 3] and model.n_rows == 40 + 2
 
 
@@ -159,3 +161,68 @@ def test_measuring_changes_no_draft() -> None:
     assert list(drafter.draft([want(more, 3)])[0].tokens) == drafted(more, 3)
     other = Want(0, 9, [1] * 5, [1] * 5, 3)
     assert drafter.owed([other]) == pytest.approx(4 * row_s), "another sequence shares no token"
+
+
+class Timed(Cells):
+    """Each row takes a second."""
+
+    now = 0.0
+
+    def best(self, rows: Sequence[Rows], summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        self.now += sum(len(row.tokens) for row in rows)
+        return super().best(rows, summed)
+
+
+def timed(step: int = 1) -> tuple[DraftModel, Timed]:
+    model = Timed(n_ctx=2000, n_ubatch=64, step=step)
+    drafter = DraftModel(model, 3, N_VOCAB, clock=lambda: model.now)
+    drafter.measure()
+    model.n_rows = 0
+    return drafter, model
+
+
+def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
+    drafter, model = timed()
+    tokens = [(7 * i) % N_VOCAB for i in range(200)]
+    least = SINK + SHORT
+    assert drafter.owed([want(tokens, 2)]) == pytest.approx(least)
+    [draft] = drafter.draft([want(tokens, 2)])
+    assert list(draft.tokens) == drafted(tokens[:SINK] + tokens[-SHORT:], 2) and model.n_rows == least + 1
+    more = [*tokens, *draft.tokens, 5]
+    assert drafter.owed([want(more, 2)]) == 1, "the last drafted token is not computed"
+    # The price of 199 missing tokens pays for steps of 64 rows.
+    draft = drafter.draft([want(more, 2)._replace(spend_s=199)])[0]
+    while not draft.tokens:
+        [draft] = drafter.draft([want(more, 2)._replace(spend_s=199)])
+    assert list(draft.tokens) == drafted(more, 2)
+    # Much later, the first tokens are kept, and a price pays for some of the last.
+    later = [*more, *draft.tokens]
+    for spend_s, n in ((0, least), (63, 32), (64, 64)):
+        later += tokens
+        [draft] = drafter.draft([want(later, 2)._replace(spend_s=spend_s)])
+        assert list(draft.tokens) == drafted(later[: len(more) + 1] + later[SINK - n :], 2)
+
+
+@pytest.mark.parametrize("step", [1, 4, 90])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_text_costs_few_rows(seed: int, step: int) -> None:
+    """Texts grow by accepted tokens and by many others, lose tokens in the middle, and are replaced."""
+    rng, (drafter, model) = random.Random(seed), timed(step)
+    tokens, number = [1], 0
+    for _ in range(60):
+        kind = rng.randrange(6)
+        tokens = tokens + [rng.randrange(N_VOCAB) for _ in range(rng.choice([1, 2, 20, 90]))]
+        if kind == 0 and len(tokens) > 60:
+            del tokens[9:50]
+        elif kind == 1:
+            tokens, number = tokens[: rng.randint(1, 99)], number + 1
+        before, spend_s = model.n_rows, rng.choice([0, 0, 100])
+        w = Want(0, number, tokens, tokens, 3, spend_s=spend_s)
+        [draft] = drafter.draft([w])
+        assert model.n_rows - before <= max(SINK + SHORT + 3, spend_s + 3)
+        n_seen = len(model.cells[0]) - max(0, len(draft.tokens) - 1)
+        assert len(draft.tokens) in (0, 3) and (not draft.tokens or n_seen <= len(tokens))
+        if draft.tokens:
+            seen = model.cells[0][:n_seen]
+            assert list(draft.tokens) == drafted(seen, 3) and seen[-1] == tokens[-1]
+            tokens = [*tokens, *draft.tokens[: rng.randint(0, 3)]]

@@ -138,12 +138,13 @@ def test_random_rejections_with_recurrent_states(
 def check_rejections(
     runner: Runner, name: str, request: pytest.FixtureRequest, stores_rows: bool = False
 ) -> None:
-    n_cases, rng = 300 if request.config.getoption("--all") else 30, random.Random(name)
+    """With --all, the 52 models and devices verify 10,400 drafts."""
+    n_left, rng = 200 if request.config.getoption("--all") else 30, random.Random(name)
     tokens = [rng.randrange(N_VOCAB) for _ in range(64)]
     try:
         want = np.stack([runner.step([t], [Run(0, 0, 1, at)], [0])[0].copy() for at, t in enumerate(tokens)])
         slot, n_right = 1, 0  # `tokens[:n_right]` are accepted
-        for _ in range(n_cases):
+        while n_left:
             if n_right > 64 - 9:
                 n_right = 0
             start = runner.resume_at(slot, n_right) if n_right else 0
@@ -151,6 +152,7 @@ def check_rejections(
                 n_right = rng.randint(1, 8)
                 runner.step(tokens[:n_right], [Run(slot, 0, n_right, 0)], [n_right - 1])
                 continue
+            n_left -= 1
             assert n_right - start <= 8, "the state before the last draft is kept"
             assert not stores_rows or start == n_right, "every row's state is kept"
             n_known = n_right + 1 - start
