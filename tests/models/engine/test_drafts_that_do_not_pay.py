@@ -106,8 +106,8 @@ def test_a_slow_draft_model_does_not_compute_the_prompt(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("row_s", [0.002, 0.02, 0.2])
 def test_wrong_drafts_cost_the_first_tries(monkeypatch: pytest.MonkeyPatch, row_s: float) -> None:
-    """The first draft skips most of a prompt whose rows are expensive. The next texts begin with the times and
-    acceptance learned from the first."""
+    """The first draft skips most of a prompt whose rows are expensive. The next texts begin with the times
+    and acceptance learned from the first."""
     (first, *others), _ = seconds_of(monkeypatch, n_texts=3, right=False, step_s=0.1, row_s=row_s)
     assert first < 1.05 and max(others) < 1.04 and sum(others) / len(others) < 1.03
 
