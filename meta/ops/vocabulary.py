@@ -64,8 +64,8 @@ def hidden_states(x: Tensor, first: int = 0) -> None:
             graph.on(d, "hidden").copy(x.on(d), inputs.hidden.rows(first, first + x.rows))
 
 
-def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T to the host-visible region, on each device for its rows of w. If `top_k` is set, write
+def logits(x: Tensor, w: Weight, softcap: float = 0.0, bias: Weight | None = None) -> None:
+    """Write x w^T + bias to the host-visible region, on each device for its rows of w. If `top_k` is set, write
     only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
@@ -82,7 +82,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
         adapts = graph.kind.adapters > 0 and w.low_rank is not None
         # Adding in place would read host-visible memory.
         product = graph.scratch(shape, "logits") if softcap or (adapts and not top_k) else out
-        matmul(graph, d, w, x, product)
+        matmul(graph, d, w, x, product, bias.whole(d) if bias else None)
         if adapts:
             adapt_logits(graph, d, x, w, product, product if softcap else out)
         if softcap:

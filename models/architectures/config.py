@@ -9,7 +9,6 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.mixture import Mixture, read_mixtures
 from vkbackend.models.architectures.reading import (
     MAX_HEAD_DIM,
-    check_off,
     read_count,
     read_counts,
     read_float,
@@ -44,6 +43,7 @@ class Config:
     layers: tuple[LayerConfig, ...]
     softcap: float = 0.0  # The c of the soft-cap c tanh(logits / c), or 0.
     attn_softcap: float = 0.0  # The soft-cap of q k^T.
+    clamp: float = 0.0  # The largest absolute value of q, k and v, or 0 without a limit.
 
     @classmethod
     def from_gguf(
@@ -57,7 +57,6 @@ class Config:
         """Read the file's keys; `layers` replaces the layers that the keys describe. Raises GGUFError,
         UnsupportedModel."""
         arch = gguf.architecture
-        check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
         if "token_embd.weight" not in gguf.tensors:
             raise GGUFError(f"{gguf.paths[0]}: the tensor 'token_embd.weight' is missing")
@@ -67,6 +66,7 @@ class Config:
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.{norm_key}")),
             layers=layers or read_layers(gguf, mixture, low),
+            clamp=read_float(gguf, "attention.clamp_kqv", 0.0, low=0.0),
         )
 
 

@@ -81,7 +81,8 @@ class Decoder(DecoderWeights):
         if graph.n_outputs and graph.kind.wanted.hidden:
             ops.hidden_states(self.hidden_outputs(h, w))
         elif graph.n_outputs:
-            ops.logits(self.normed_outputs(h, w), w("output"), softcap=self.config.softcap)
+            x, bias = self.normed_outputs(h, w), w.bias("output")
+            ops.logits(x, w("output"), softcap=self.config.softcap, bias=bias)
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
         return self.scaled(self.hidden_outputs(h, w))
@@ -124,7 +125,7 @@ class Decoder(DecoderWeights):
         return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
-        q = self.rotate(linear(x, w, "attn_q"), w, "attn_q", il)
+        q = self.rotate(self.projected(x, w, "attn_q"), w, "attn_q", il)
         if q.graph.kind.stage < 0 and (not cache.shared or self.encodes):
             self.store(x, w, cache, il)
         return self.attend(q, x, w, cache, il)
@@ -163,9 +164,14 @@ class Decoder(DecoderWeights):
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
-        k, v = linear(x, w, "attn_k"), linear(x, w, "attn_v")
+        k, v = self.projected(x, w, "attn_k"), self.projected(x, w, "attn_v")
         ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
         ops.kv_store(v, cache.v, cache.cells)
+
+    def projected(self, x: Tensor, w: Weights, name: str) -> Tensor:
+        """Return q, k or v, clamped if the file has a limit."""
+        y, limit = linear(x, w, name), self.config.clamp
+        return ops.clamp(y, -limit, limit) if limit else y
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         """Apply the norm, if the file has one, and RoPE to q or k. `name` is `attn_q` or `attn_k`."""

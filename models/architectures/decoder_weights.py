@@ -36,6 +36,7 @@ class DecoderWeights:
     mixture: Mixture | None = None  # The experts' defaults, or None.
     freq_factors = False
     windows = False  # Whether attention.sliding_window applies.
+    clamps = False  # Whether attention.clamp_kqv applies.
     interleaved_sections = False  # RoPE's sections.
     half_split = True  # RoPE pairs element i with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
@@ -48,6 +49,8 @@ class DecoderWeights:
         if not self.mixture:
             check_off(gguf, "expert_count")
             check_off(gguf, "expert_used_count")
+        if not self.clamps:
+            check_off(gguf, "attention.clamp_kqv")
         if not self.freq_factors:
             for name in set(ROPE_FACTORS) & set(gguf.tensors):
                 raise UnsupportedModel(f"{gguf.paths[0]}: {name} is not supported for {gguf.architecture}")

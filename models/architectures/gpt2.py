@@ -8,8 +8,8 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures import starcoder2
 from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.layer_normed import LayerNormed
 from vkbackend.models.architectures.memory_specs import KeyRotation
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
@@ -17,7 +17,9 @@ from vkbackend.ops import POSITIONS
 from vkbackend.rope import RopeTable
 
 
-class Model(starcoder2.Model):
+class Model(LayerNormed):
+    gated = False
+
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         return {}
 

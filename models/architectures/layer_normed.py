@@ -15,9 +15,11 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LayerNormed(Decoder):
-    """If `parallel`, a layer adds the results of attention and FFN, which read the same norm."""
+    """If `parallel`, a layer adds the results of attention and FFN, which read the same norm unless
+    `norms_apart`."""
 
     parallel = False
+    norms_apart = False
 
     def read_config(self, gguf: GGUF) -> Config:
         return Config.from_gguf(gguf, self.mixture, norm_key="layer_norm_epsilon")
@@ -26,10 +28,10 @@ class LayerNormed(Decoder):
         return ops.layer_norm(x, w(name), w.get(f"{name}.bias"), self.config.eps)
 
     def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Add the norms' biases that the file has; drop the FFN's norm if `parallel`."""
+        """Add the norms' biases that the file has; drop the FFN's norm if attention's norm replaces it."""
         kept = []
         for spec in specs:
-            if self.parallel and spec.name == self.pre_ffn_norm:
+            if self.parallel and not self.norms_apart and spec.name == self.pre_ffn_norm:
                 continue
             kept.append(spec)
             bias = f"{spec.name.removesuffix('.weight')}.bias"
@@ -52,10 +54,12 @@ class LayerNormed(Decoder):
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         x = self.attention_input(h, w, il)
         a = self.mix(x, w, cache, il)
-        if self.parallel:
+        if self.parallel and not self.norms_apart:
             return h + a + self.feed_forward(x, w, il)
-        h = h + a
-        return h + self.feed_forward(self.norm(h, w, self.pre_ffn_norm), w, il)
+        if not self.parallel:
+            h = h + a
+        f = self.feed_forward(self.norm(h, w, self.pre_ffn_norm), w, il)
+        return h + a + f if self.parallel else h + f
 
     def output_norm(self, x: Tensor, w: Weights) -> Tensor:
         return self.norm(x, w, "output_norm")

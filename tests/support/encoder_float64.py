@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from oracles.fixture import PROMPT, Fixture
 
-from vkbackend.models.architectures.jina_bert_v2 import slopes_of
+from vkbackend.models.architectures.alibi import slopes_of
 
 Array = np.ndarray
 
