@@ -65,8 +65,8 @@ def hidden_states(x: Tensor, first: int = 0) -> None:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0, bias: Weight | None = None) -> None:
-    """Write x w^T + bias to the host-visible region, on each device for its rows of w. If `top_k` is set, write
-    only each row's best candidates."""
+    """Write x w^T + bias to the host-visible region, on each device for its rows of w. If `top_k` is set,
+    write only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k

@@ -35,7 +35,10 @@ class LayerNormed(Decoder):
                 continue
             kept.append(spec)
             bias = f"{spec.name.removesuffix('.weight')}.bias"
-            if spec.name.removesuffix(".weight").endswith("_norm") and prefix + bias in self._shapes:
+            if (
+                spec.name.removesuffix(".weight").endswith(("_norm", "_norm_2"))
+                and prefix + bias in self._shapes
+            ):
                 kept.append(replace(spec, name=bias))
         return kept
 

@@ -13,6 +13,7 @@ from oracles.parts import BUILDERS
 
 FAMILIES = (
     "dense",
+    "earlier",
     "gemma",
     "latent",
     "layer_norm",

@@ -19,6 +19,7 @@ from oracles.hf_parts import BUILDERS, MAKERS
 
 FAMILIES = (
     "dense",
+    "earlier",
     "gemma",
     "latent",
     "layer_norm",

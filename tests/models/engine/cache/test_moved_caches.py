@@ -46,6 +46,7 @@ QUICK = (
 # name -> words of the refusal
 REFUSED = {
     "gpt2": "position embeddings",
+    "starcoder": "position embeddings",
     "hunyuan-dense": "after RoPE",
     "hunyuan-moe": "after RoPE",
     "deepseek2": "MLA",
