@@ -108,7 +108,7 @@ uint codes(uint from, uint i, Scale scale) {
 }
 
 bool stores(uint row, uint pos, uint slot) {
-    return row < step_n_rows() && step_place(row) == uvec2(pos, slot);
+    return row < step_n_rows_from_buffer() && step_place(row) == uvec2(pos, slot);
 }
 
 // Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
@@ -161,7 +161,7 @@ void put(uint cell, uint unit) {
 
 void main() {
     const uint row = gl_WorkGroupID.z;
-    if (row >= step_n_rows()) return;
+    if (row >= step_n_rows_from_buffer()) return;
     const uvec2 place = step_place(row);
     const uint cell = block_cell(place.y, place.x / CELL_BLOCK) + place.x % CELL_BLOCK;
     if (QUANTIZED) {
