@@ -159,6 +159,13 @@ def gate_heads(gate: State, x: State, head_dim: int) -> State:
     raise _no_rule(f"gate_heads of {head_dim}", gate=gate, x=x)
 
 
+def columns(x: State, width: int, n: int) -> State:
+    """Return the state of n columns of x. A device must have all columns of x or none."""
+    if x == MIRRORED:
+        return x
+    return split(1, scaled(heads_of("columns", x, width), n))
+
+
 def add(a: State, b: State) -> State:
     """The result is PARTIAL if an operand is PARTIAL. A mirrored addend is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):

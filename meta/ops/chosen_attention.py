@@ -52,10 +52,14 @@ def attend_chosen(
     head_dim_k: int,
     head_dim_v: int,
     scale: float,
+    sinks: Weight | None = None,
 ) -> Tensor:
-    """Compute `attention` with one kv head over each row's chosen positions."""
+    """Compute `attention` with one kv head over each row's chosen positions. `sinks` [heads] adds a logit per
+    head to the softmax's denominator."""
     graph, rows, top_k = q.graph, q.rows, chosen.width
     state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
+    if sinks:
+        split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
         if out is None:
@@ -67,8 +71,9 @@ def attend_chosen(
         n_blocks = min(-(-top_k // device_ops.CELL_BLOCK), cells.shape[1])
         n_splits = device_ops.attn_splits(on.limits, rows, local, 1, n_blocks)
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
-        result = out if n_splits == 1 else part
+        final = n_splits == 1 and not sinks
+        result = out if final else part
         on.attn_chosen(*args, result, step, scale=scale, group=heads, q_first=first_head)
-        if n_splits > 1:
-            on.attn_combine(part, out)
+        if not final:
+            on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return y

@@ -50,6 +50,7 @@ class Experts:
     act: str = "silu"
     weighs_input: bool = False  # multiply x, not the result, by the expert's weight
     limit: float = 0.0  # bounds act(gate x) from above, and up x on both sides (0: none)
+    limits_gate: bool = False  # bounds gate x instead of act(gate x)
 
 
 @dataclass(slots=True)
@@ -116,10 +117,11 @@ def _activate(on: device_ops.Recorder, e: Experts, a: View, b: View) -> None:
         on.glu(a if e.gate else b, b, a, act=e.act)
         return
     assert e.act == "silu" and e.gate, e.act
-    on.glu(a, a, a, act="silu_alone")
+    if not e.limits_gate:
+        on.glu(a, a, a, act="silu_alone")
     on.clamp(a, a, low=-F32_MAX, high=e.limit)
     on.clamp(b, b, low=-e.limit, high=e.limit)
-    on.glu(a, b, a, act="none")
+    on.glu(a, b, a, act="silu" if e.limits_gate else "none")
 
 
 def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:

@@ -64,7 +64,7 @@ def copy(x: Tensor) -> Tensor:
 
 def columns(x: Tensor, begin: int, end: int) -> Tensor:
     x, graph = whole(x), x.graph
-    y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))
+    y = graph.new(x.rows, end - begin, split.columns(x.state, x.width, end - begin), "columns", holders_of(x))
     for on, source, out in each(y, "columns", x):
         on.columns(source, out, first=begin)
     return y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vkbackend.meta import split
 from vkbackend.meta.ops.elementwise import add_vector
+from vkbackend.meta.ops.heads import concat
 from vkbackend.meta.sums import each, holders_of, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
@@ -48,6 +49,37 @@ def correct(
     for on, *views, out in each(y, "streams_correct", x, a, routed, w, g, z):
         on.streams_correct(*views[:5], out, views[5], scale=scale)
     return y, z
+
+
+def copies(x: Tensor, m: int) -> Tensor:
+    """Return [rows, m * n], m copies of x [rows, n] side by side."""
+    y = x
+    for _ in range(m - 1):
+        y = concat(y, x, y.width, x.width)
+    return y
+
+
+def mix(x: Tensor, mixes: Tensor, scale: Weight, base: Weight, eps: float) -> Tensor:
+    """Return the sum of the streams of x, weighted by sigmoid(scale[0] * mixes + base) + eps."""
+    x, mixes = whole(x), whole(mixes)
+    state, holders = _everywhere("mix", x, mixes), _holders(x, mixes)
+    width = x.width // (base.shape[0] // scale.shape[0])  # the base and scale of `spread` may follow
+    y = x.graph.new(x.rows, width, state, "streams_mix", holders)
+    for on, *views, out in each(y, "streams_mix", x, mixes, scale, base):
+        on.streams_mix(*views, out, eps=eps)
+    return y
+
+
+def spread(
+    x: Tensor, a: Tensor, mixes: Tensor, scale: Weight, base: Weight, gain: float, eps: float
+) -> Tensor:
+    """Add `a` to each stream of x, weighted by gain * sigmoid(scale[1] * mixes + base) + eps."""
+    x, a, mixes = whole(x), whole(a), whole(mixes)
+    state, holders = _everywhere("spread", x, a, mixes), _holders(x, a, mixes)
+    y = x.graph.new(x.rows, x.width, state, "streams_spread", holders)
+    for on, *views, out in each(y, "streams_spread", x, a, mixes, scale, base):
+        on.streams_spread(*views, out, gain=gain, eps=eps)
+    return y
 
 
 def add_to_all(x: Tensor, v: Weight) -> Tensor:

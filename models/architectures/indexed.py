@@ -27,13 +27,12 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 
-EPS = 1e-6  # the index keys' LayerNorm; files do not state it
-
 
 class IndexedAttention(deepseek2.Model):
     """Attention's RoPE pairs neighbours. The indexer's RoPE is half-split if `index_half_split`."""
 
     index_half_split = False
+    index_eps = 1e-6  # of the index keys' LayerNorm; files do not state it
 
     def read_config(self, gguf: GGUF) -> Config:
         config = super().read_config(gguf)
@@ -85,10 +84,12 @@ class IndexedAttention(deepseek2.Model):
         if cache.index is None:
             return kept["chosen"]
         self.store_index(h, w, cache)
-        turned = self.turned(linear(q, w, "indexer.attn_q_b"))
-        gains = linear(h, w, "indexer.proj")
+        turned, gains = self.index_queries(q, w), linear(h, w, "indexer.proj")
         kept["chosen"] = choose(turned, gains, cache.index, cache.cells, heads=self.n_index, top_k=self.top_k)
         return kept["chosen"]
+
+    def index_queries(self, q: Tensor, w: Weights) -> Tensor:
+        return self.turned(linear(q, w, "indexer.attn_q_b"))
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         super().store(x, w, cache, il)
@@ -96,7 +97,8 @@ class IndexedAttention(deepseek2.Model):
 
     def store_index(self, h: Tensor, w: Weights, cache: LayerCache) -> None:
         assert cache.index
-        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), w("indexer.k_norm"), w.bias("indexer.k_norm"), EPS)
+        norm, bias = w("indexer.k_norm"), w.bias("indexer.k_norm")
+        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), norm, bias, self.index_eps)
         ops.kv_store(self.turned(k), cache.index, cache.cells)
 
     def turned(self, x: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class LatentAttention(Decoder):
             return self.attend(concat(q, q_shared, self.nope, self.shared), c, w, cache, il)
         layer = self.config.layers[il]
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent, self.shared)
-        a = self.attend_chosen(q, cache, chosen, layer) if chosen else self.attend_all(q, cache, layer)
+        a = self.attend_chosen(q, w, cache, chosen, layer) if chosen else self.attend_all(q, w, cache, layer)
         a = mat_heads(a, w("attn_v_b"), layer.n_head)
         return linear(self.gate(a, x, w), w, "attn_output")
 
@@ -162,7 +162,7 @@ class LatentAttention(Decoder):
         ops.kv_store(concat(k, k_shared, n, self.shared), cache.k, cache.cells)
         ops.kv_store(v, cache.v, cache.cells)
 
-    def attend_all(self, q: Tensor, cache: LayerCache, layer: LayerConfig) -> Tensor:
+    def attend_all(self, q: Tensor, w: Weights, cache: LayerCache, layer: LayerConfig) -> Tensor:
         return ops.attention(
             q,
             cache.k,
@@ -173,9 +173,12 @@ class LatentAttention(Decoder):
             head_dim_k=layer.head_dim,
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
+            sinks=w.get("attn_sinks.weight"),
         )
 
-    def attend_chosen(self, q: Tensor, cache: LayerCache, chosen: Tensor, layer: LayerConfig) -> Tensor:
+    def attend_chosen(
+        self, q: Tensor, w: Weights, cache: LayerCache, chosen: Tensor, layer: LayerConfig
+    ) -> Tensor:
         return attend_chosen(
             q,
             cache.k,
@@ -186,4 +189,5 @@ class LatentAttention(Decoder):
             head_dim_k=layer.head_dim,
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
+            sinks=w.get("attn_sinks.weight"),
         )

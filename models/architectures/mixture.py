@@ -39,6 +39,7 @@ class Mixture:
     n_shared: int = 0  # Columns of the shared expert, or 0.
     limit: float = 0.0  # Bounds the experts' silu from above, and up on both sides (0: none).
     limit_shared: float = 0.0  # The same for the shared expert.
+    limits_gate: bool = False  # `limit` bounds silu's argument instead of its result.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
         """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` holds the layer's tensor
@@ -90,7 +91,7 @@ class Mixture:
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
         matrices = None if self.act in ALONE else w(gate), w(up), w(down)
-        experts = Experts(*matrices, *biases, self.act, self.weighs_input, self.limit)
+        experts = Experts(*matrices, *biases, self.act, self.weighs_input, self.limit, self.limits_gate)
         y = moe(x, h, router, experts)
         return y + self.shared(x, w) if self.n_shared else y
 

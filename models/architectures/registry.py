@@ -108,6 +108,7 @@ MODELS = {
     "maincoder": "Maincoder-1B",
     "hunyuan-moe": "Hunyuan-A13B",
     "hy_v3": "Hunyuan 3",
+    "hy_v4": "Hunyuan 4",
 }
 ARCHITECTURES = tuple(MODELS)  # they generate text
 ENCODERS = {  # they compute only embeddings

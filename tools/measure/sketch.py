@@ -62,6 +62,7 @@ ONE_OF_THREE = {  # A layer is a scan, attention or an FFN.
     "feed_forward_length": [0, 0, 512, 0] * (N_LAYER // 4),
 }
 KDA = LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32}
+SHARED_INDEXER = LATENT | INDEXER | {"attention.indexer.types": [1, 1, 0, 0] * (N_LAYER // 4)}
 OWN: dict[str, dict[str, Any]] = {
     "granitehybrid": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
     "nemotron_h": ONE_OF_THREE,
@@ -69,7 +70,8 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek2": LATENT,
     "mistral4": LATENT,
     "deepseek32": LATENT | INDEXER,
-    "glm-dsa": LATENT | INDEXER | {"attention.indexer.types": [1, 1, 0, 0] * (N_LAYER // 4)},
+    "hy_v4": SHARED_INDEXER | {"hyper_connection.count": 4},
+    "glm-dsa": SHARED_INDEXER,
     "gemma3n": {
         "embedding_length_per_layer_input": 32,
         "activation_sparsity_scale": [1.6] + [-np.inf] * (N_LAYER - 1),

@@ -76,6 +76,43 @@ class StreamsAdd(Case):
 
 
 @dataclass(frozen=True)
+class StreamsMix(Case):
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+    more: int = 0  # values per row of `mixes` that are not read
+
+    def inputs(self, rng: np.random.Generator, width: int) -> dict[str, Tensor]:
+        return {
+            "x": uniform(rng, self.rows, self.m, self.n),
+            "mixes": uniform(rng, self.rows, width, span=9.0),
+            "scale": uniform(rng, 2),
+            "base": uniform(rng, width),
+        }
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng, self.m + self.more) | {"y": output(self.rows, self.n)}
+
+        def record(r: Recorder, v: Views) -> None:
+            r.streams_mix(*(v[name] for name in ("x", "mixes", "scale", "base", "y")), eps=1e-6)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class StreamsSpread(StreamsMix):
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng, 2 * self.m) | {"a": uniform(rng, self.rows, self.n)}
+        tensors["y"] = output(self.rows, self.m, self.n)
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("x", "a", "mixes", "scale", "base", "y"))
+            r.streams_spread(*args, gain=2.0, eps=1e-6)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
 class RowMoments(Case):
     n: int = 64
     rows: int = 3
@@ -121,6 +158,7 @@ def quick() -> list[Case]:
     cases: list[Case] = [kind(*shape) for kind in (StreamsOf, StreamsAdd) for shape in shapes]
     for kind in (StreamsPredict, StreamsCorrect):
         cases += [kind(), kind(1, 1, 1, 0.25), kind(31, 5, 3), kind(65, 2, 8)]
+    cases += [StreamsMix(), StreamsMix(127, 5, 3, 3), StreamsSpread(), StreamsSpread(1, 1, 2)]
     cases += [kind(*of) for kind in (Center, RowMoments) for of in ((64, 3), (2, 1), (1031, 5))]
     return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]
 
@@ -128,4 +166,5 @@ def quick() -> list[Case]:
 def wide() -> list[Case]:
     cases: list[Case] = [StreamsOf(2048, rows) for rows in (1, 7)]
     cases += [kind(2048, rows, 4, 2.0**-11) for kind in (StreamsPredict, StreamsCorrect) for rows in (1, 7)]
+    cases += [StreamsMix(2048, 7, 4, 4), StreamsSpread(2048, 7)]
     return [*cases, StreamsAdd(2048, 7), RowMoments(16384, 2), GaussianTopk(8192, 16384, 3, 1.6449)]

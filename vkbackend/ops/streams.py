@@ -1,6 +1,9 @@
-"""Ops of AltUp, a residual with several streams of n values per row (Baykal et al. 2023, arXiv:2301.13310).
-Each stream is predicted from all streams. The layer reads the first stream, and the layer's result corrects
-all predictions."""
+"""Ops on a residual with several streams of n values per row.
+
+In AltUp (Baykal et al. 2023, arXiv:2301.13310) each stream is predicted from all streams. The layer reads the
+first stream, and the layer's result corrects all predictions. In hyper-connections (Zhu et al. 2024,
+arXiv:2409.19606) a part of a layer reads a weighted sum of all streams, and its result is added to each
+stream with a weight."""
 
 from __future__ import annotations
 
@@ -59,3 +62,32 @@ class StreamOps(Target):
         push: dict[str, int | float] = {"n": n, "n_streams": m, "n_rows": n_rows}
         groups = (*self.fold(-(-n * n_rows * m // 128)), 1)
         self.record("streams_add", "f32", (x, a, y), push, {"LOCAL": 128}, groups, flops=n * n_rows * m)
+
+    def streams_mix(self, x: View, mixes: View, scale: View, base: View, y: View, *, eps: float) -> None:
+        """Compute y = sum over i of (sigmoid(scale[0] mixes[r, i] + base[i]) + eps) x_i for each row r.
+        Shapes: x [n_rows, m, n], y [n_rows, n], mixes [n_rows, m or more], scale [1 or more], base [m or
+        more]."""
+        (n_rows, width), n = mixes.shape, y.shape[-1]
+        m = rows_of(x, n) // n_rows
+        assert rows_of(x, n) == n_rows * m and rows_of(y, n) == n_rows, (x, mixes, y)
+        assert m <= min(width, base.shape[0], MAX_STREAMS), (mixes, base)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "width": width, "eps": eps}
+        self._weighted("streams_mix", (x, mixes, scale, base, y), push, m)
+
+    def streams_spread(
+        self, x: View, a: View, mixes: View, scale: View, base: View, y: View, *, gain: float, eps: float
+    ) -> None:
+        """Compute y_i = x_i + (gain sigmoid(scale[1] mixes[r, m + i] + base[m + i]) + eps) a for each stream
+        i of row r. Shapes: x and y [n_rows, m, n], a [n_rows, n], mixes [n_rows, 2 m], scale [2], base [2 m].
+        `y` may be `x`."""
+        (n_rows, width), n = mixes.shape, a.shape[-1]
+        m = width // 2
+        assert rows_of(x, n) == rows_of(y, n) == n_rows * m and rows_of(a, n) == n_rows, (x, a, y)
+        assert scale.shape == (2,) and base.shape == (2 * m,) and m <= MAX_STREAMS, (scale, base)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "gain": gain, "eps": eps}
+        self._weighted("streams_spread", (x, a, mixes, scale, base, y), push, m)
+
+    def _weighted(self, op: str, args: tuple[View, ...], push: dict[str, int | float], m: int) -> None:
+        n = int(push["n"] * push["n_rows"])
+        groups = (*self.fold(-(-n // 128)), 1)
+        self.record(op, "f32", args, push, {"LOCAL": 128, "STREAMS": m}, groups, flops=6 * m * n)

@@ -39,3 +39,26 @@ def streams_add(x: Array, a: Array, y: Array, *, n: int, n_streams: int, n_rows:
     values = f64(x, n_rows, n_streams, n)
     values[:, 1:] += f64(a, n_rows, 1, n)
     y.reshape(n_rows, n_streams, n)[:] = values
+
+
+def _weights(mixes: Array, scale: Array, base: Array, part: int, m: int) -> Array:
+    first = part * m
+    values = scale.reshape(-1)[part] * mixes[:, first : first + m] + f64(base, first + m)[first:]
+    return 1 / (1 + np.exp(np.minimum(-values, 700.0)))
+
+
+def streams_mix(
+    x: Array, mixes: Array, scale: Array, base: Array, y: Array,
+    *, n: int, n_rows: int, width: int, eps: float, streams: int, **_: Any,
+) -> None:  # fmt: skip
+    weights = _weights(f64(mixes, n_rows, width), scale, base, 0, streams) + eps
+    y.reshape(n_rows, n)[:] = np.einsum("rm,rmn->rn", weights, f64(x, n_rows, streams, n))
+
+
+def streams_spread(
+    x: Array, a: Array, mixes: Array, scale: Array, base: Array, y: Array,
+    *, n: int, n_rows: int, gain: float, eps: float, streams: int, **_: Any,
+) -> None:  # fmt: skip
+    weights = gain * _weights(f64(mixes, n_rows, 2 * streams), scale, base, 1, streams) + eps
+    values = f64(x, n_rows, streams, n) + weights[:, :, None] * f64(a, n_rows, 1, n)
+    y.reshape(n_rows, streams, n)[:] = values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,3 +95,44 @@ def sparse(m: Fixture) -> tuple[Any, State]:
         )
     names = {f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in NAMES.items()}
     return config, latent_state(m, names)
+
+
+@builder("hy_v4")
+def hy_v4(m: Fixture) -> tuple[Any, State]:
+    """Build Hunyuan 4. RoPE pairs neighbours in llama.cpp, as in the authors' vLLM, and halves in
+    transformers."""
+    k = m.keys
+    n, shared = k["block_count"], k["rope.dimension_count"]
+    config = transformers.HYV4Config(
+        **latent_arguments(m),
+        mlp_layer_types=["sparse" if il else "dense" for il in range(n)],
+        index_topk=k["attention.indexer.top_k"],
+        index_head_dim=k["attention.indexer.key_length"],
+        index_n_heads=k["attention.indexer.head_count"],
+        indexer_types=["full" if full else "shared" for full in k["attention.indexer.types"]],
+        hc_mult=k["hyper_connection.count"],
+        hc_magnitude=k["hyper_connection.magnitude"],
+        hc_eps=k["hyper_connection.epsilon"],
+        swiglu_limit=k["swiglu_clamp_exp"][0],
+    )
+    names = {"attn_gate": "self_attn.gate_proj", "attn_sinks": "self_attn.sinks"}
+    names |= {f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in NAMES.items()}
+    for part in ("attn", "ffn"):
+        names |= {f"hc_{part}_{of}": f"{part}_hc.{of}" for of in ("fn", "base", "scale")}
+    m = replace(m, tensors={**m.tensors})
+    outer = {of: m.tensors.pop(f"output_hc_{of}.weight") for of in ("fn", "base", "scale")}
+    state = {
+        re.sub(r"(sinks|_hc\.\w+)\.weight$", r"\1", name): values
+        for name, values in latent_state(m, names).items()
+    }
+    state |= {f"model.hc_head.hc_{of}": values for of, values in outer.items()}
+    for name, values in state.items():
+        width = {"q_b_proj.weight": k["attention.key_length_mla"], "kv_a_proj_with_mqa.weight": len(values)}
+        index_keys = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias")
+        width |= dict.fromkeys(index_keys, config.index_head_dim)
+        if size := width.get(name.split("self_attn.")[-1].removeprefix("indexer.")):
+            heads = values.reshape(-1, size, *values.shape[1:]).copy()
+            last = heads[:, -shared:].reshape(len(heads), shared // 2, 2, *values.shape[1:])
+            heads[:, -shared:] = last.swapaxes(1, 2).reshape(heads[:, -shared:].shape)
+            state[name] = heads.reshape(values.shape)
+    return config, state

@@ -165,3 +165,30 @@ def glm_dsa_shared(m: Fixture) -> None:
     for il, has in enumerate(full):
         if has:
             indexer(m, il)
+
+
+@fixture("hy_v4")
+def hy_v4(m: Fixture) -> None:
+    """Build a model in which the third layer uses the positions that the second layer chose."""
+    full, n_head, n_stream = [True, True, False, True], 4, 3
+    sparse_keys(
+        m, len(full), attention__indexer__types=full, hyper_connection__count=n_stream,
+        hyper_connection__epsilon=1e-6, hyper_connection__magnitude=2.0, swiglu_clamp_exp=[0.7] * len(full),
+    )  # fmt: skip
+    deepseek2_layers(m, len(full))
+    m.unsteered = tuple(range(len(full)))
+
+    def streams(name: str, parts: int) -> None:
+        m.matrix(f"{name}_fn", parts * n_stream, n_stream * N_EMBD)
+        m.put(f"{name}_base.weight", m.normal(f"{name}_base", parts * n_stream))
+        m.put(f"{name}_scale.weight", 1 + m.normal(f"{name}_scale", parts) / 4)
+
+    streams("output_hc", 1)
+    for il, has in enumerate(full):
+        p = f"blk.{il}."
+        streams(p + "hc_attn", 2)
+        streams(p + "hc_ffn", 2)
+        m.put(p + "attn_sinks.weight", m.normal(p + "attn_sinks", n_head) + 1)
+        m.matrix(p + "attn_gate", n_head * HEAD_DIM, N_EMBD, gain=2.0)
+        if has:
+            indexer(m, il)
