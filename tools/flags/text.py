@@ -86,11 +86,16 @@ def demo_model() -> str:
     return str(files("vkbackend.models") / "demo" / "demo.gguf")
 
 
+def vision_demo() -> tuple[str, str]:
+    """Return the paths of the vision demo's model and projector."""
+    folder = files("vkbackend.models") / "demo"
+    return str(folder / "demo-vision.gguf"), str(folder / "mmproj-demo-vision.gguf")
+
+
 def take_vision_demo(args: argparse.Namespace) -> None:
     """Set the vision demo's files if there are images and no model."""
     if args.image and args.model is None and args.hf_repo is None and args.mmproj is None:
-        folder = files("vkbackend.models") / "demo"
-        args.model, args.mmproj = str(folder / "demo-vision.gguf"), str(folder / "mmproj-demo-vision.gguf")
+        args.model, args.mmproj = vision_demo()
         note(args, VISION_DEMO)
 
 

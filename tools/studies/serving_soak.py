@@ -1,8 +1,9 @@
 """Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 120`.
 
 Starts `vkbackend serve` with adapters, drafts of n-grams and of a draft model, and a small KV cache whose
-blocks leave to host memory and to files. Requests greedy and structured texts with known results, reads or
-drops streams, sends invalid bodies, and sometimes kills the engine's process. Prints results by kind of
+blocks leave to host memory and to files. Requests greedy and structured texts with known results, with and
+without images, through four APIs. Reads or drops streams, hangs up while a body is sent or an image is
+computed, sends invalid bodies and images, and sometimes kills the engine's process. Prints results by kind of
 request, the time without a model, wrong texts, slots and sequences still in use, the engine's counters, and
 memory and open files per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
 """
@@ -26,9 +27,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.flags.text import vision_demo
 from vkbackend.tools.measure.http_load import Endpoint
-from vkbackend.tools.studies.soak_requests import Known, known_requests, write_adapters
+from vkbackend.tools.studies.soak_images import bad_image, files_of_images
+from vkbackend.tools.studies.soak_requests import Known, known_requests, piece_of, text_of, write_adapters
 
 N_CLIENTS = 8
 N_KNOWN = 60
@@ -40,21 +42,25 @@ BAD: list[Any] = [
     {"prompt": "a", "max_tokens": -7}, {"prompt": "a", "temperature": "hot"}, {"prompt": "a", "stop": 5},
     {"prompt": "x " * 5000},
 ]  # fmt: skip
+LAST_EVENTS = "message_stop", "response.completed", "response.incomplete"
+HANG_UP_S = 0.1
 CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
 class Soak:
-    """`seen` counts answers by kind and status. `counters` adds up the counters of all engine processes."""
+    """`seen` counts answers by kind and status. `files` are images for invalid requests. `counters` adds up
+    the counters of all engine processes."""
 
-    def __init__(self, endpoint: Endpoint, known: list[Known], seed: int) -> None:
-        self.endpoint, self.known, self.rng = endpoint, known, random.Random(seed)
+    def __init__(self, endpoint: Endpoint, known: list[Known], files: list[bytes], seed: int) -> None:
+        self.endpoint, self.known, self.files, self.rng = endpoint, known, files, random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.counters: Counter[str] = Counter()
         self._last: dict[str, int] = {}
         self.wrong: list[str] = []
 
     async def client(self, number: int, until: float) -> None:
-        kinds = [self.greedy, self.greedy, self.left, self.streamed, self.bad]
+        kinds = [self.greedy, self.greedy, self.left, self.streamed, self.bad, self.hung_up]
+        kinds += [self.bad_image] if self.files else []
         while time.monotonic() < until:
             if number >= 2 and time.monotonic() % (2 * BUSY_S) > BUSY_S:
                 await asyncio.sleep(1)
@@ -71,21 +77,22 @@ class Soak:
 
     async def greedy(self) -> str:
         known = self.rng.choice(self.known)
-        status, _, lines = await self.endpoint.ask("POST", "/completions", known.body)
+        status, _, lines = await self.endpoint.ask("POST", known.path, known.body)
         text = b"\n".join([line async for line in lines])
-        if status == 200 and (got := json.loads(text)["choices"][0]["text"]) != known.text:
+        if status == 200 and (got := text_of(known.path, json.loads(text))) != known.text:
             self.wrong.append(f"{known}: {got!r}")
         return str(status)
 
     async def streamed(self) -> str:
         known, text, ended = self.rng.choice(self.known), "", ""
-        status, _, lines = await self.endpoint.ask("POST", "/completions", known.body | {"stream": True})
+        status, _, lines = await self.endpoint.ask("POST", known.path, known.body | {"stream": True})
         async for line in lines:
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
-                if "error" in event:
+                if event.get("error") or event.get("type") == "response.failed":
                     return f"{status}, an error event"
-                text += event["choices"][0]["text"] if event.get("choices") else ""
+                text += piece_of(event)
+                ended = "whole" if event.get("type") in LAST_EVENTS else ended
             elif line.startswith(b"data: [DONE]"):
                 ended = "whole"
         if status == 200 and ended and text != known.text:
@@ -94,8 +101,9 @@ class Soak:
 
     async def left(self) -> str:
         known = self.rng.choice(self.known)
-        body = known.body | {"max_tokens": 200, "stream": True, "ignore_eos": True}
-        status, _, lines = await self.endpoint.ask("POST", "/completions", body)
+        limit = "max_output_tokens" if known.path == "/responses" else "max_tokens"
+        body = known.body | {limit: 200, "stream": True, "ignore_eos": True}
+        status, _, lines = await self.endpoint.ask("POST", known.path, body)
         n, most = 0, self.rng.randrange(1, 30)
         async for _ in lines:
             if (n := n + 1) >= most:
@@ -103,15 +111,38 @@ class Soak:
         await lines.aclose()  # type: ignore[attr-defined]
         return str(status)
 
+    async def hung_up(self) -> str:
+        """Send a part of a request, or all of it, and close the connection without reading."""
+        known = self.rng.choice(self.known)
+        data = self.request(known.path, json.dumps(known.body).encode())
+        _, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
+        writer.write(data[: self.rng.randrange(1, len(data))] if self.rng.random() < 0.5 else data)
+        with suppress(OSError):
+            await writer.drain()
+            await asyncio.sleep(self.rng.random() * HANG_UP_S)
+        writer.close()
+        return "closed"
+
     async def bad(self) -> str:
         body = self.rng.choice(BAD)
-        reader, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.refused(
+            "/completions", body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
+
+    async def bad_image(self) -> str:
+        path, body = bad_image(self.rng, self.files)
+        return await self.refused(path, json.dumps(body).encode())
+
+    def request(self, path: str, data: bytes) -> bytes:
         host = f"{self.endpoint.host}:{self.endpoint.port}"
-        head = f"POST {self.endpoint.base}/completions HTTP/1.1\r\nHost: {host}\r\n"
+        head = f"POST {self.endpoint.base}{path} HTTP/1.1\r\nHost: {host}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + data
+
+    async def refused(self, path: str, data: bytes) -> str:
+        reader, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
         try:
-            writer.write(head.encode() + data)
+            writer.write(self.request(path, data))
             await writer.drain()
             status = int((await reader.readline()).split()[1])
         finally:
@@ -224,17 +255,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m vkbackend.tools.studies.serving_soak", description=__doc__
     )
-    parser.add_argument("-m", "--model", default=demo_model(), help="a llama model (default: the demo's)")
+    parser.add_argument("-m", "--model", help="a llama model (default: the vision demo, with its projector)")
+    parser.add_argument("-mm", "--mmproj", help="the model's projector; without one, no request has images")
     parser.add_argument("-md", "--model-draft", help="the draft model (default: the model)")
     parser.add_argument("-dev", "--device", default="0", help="device list (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=120, help="how long (default: %(default)s)")
     parser.add_argument("--kill-every", type=float, default=60, metavar="S",
                         help="seconds between kills of the engine of an open model (0: none)")  # fmt: skip
     args = parser.parse_args()
+    if args.model is None:
+        args.model, args.mmproj = vision_demo()
     with TemporaryDirectory(prefix="soak-") as folder:
         adapters = write_adapters(args.model, Path(folder))
-        known = known_requests(args.model, args.device.split(","), adapters, 1, N_KNOWN)
-        print(f"{len(known)} requests without a tie", flush=True)
+        known = known_requests(args.model, args.mmproj, args.device.split(","), adapters, 1, N_KNOWN)
+        print(f"{len(known)} requests without a tie: {dict(Counter(request.path for request in known))}",
+              flush=True)  # fmt: skip
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -246,11 +281,12 @@ def main() -> int:
             "--lora", ",".join(f"{name}={path}" for name, path in adapters.items()),
             "--lora-init-without-apply",
             "--cache-ram", "1", "--cache-disk", f"{folder}/kv", "--cache-disk-size", "64", "--port",
-            str(port),
+            str(port), *(["--mmproj", args.mmproj] if args.mmproj else []),
         ]  # fmt: skip
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            soak = Soak(Endpoint.of(f"http://127.0.0.1:{port}/v1"), known, seed=1)
+            soak = Soak(Endpoint.of(f"http://127.0.0.1:{port}/v1"), known,
+                        files_of_images() if args.mmproj else [], seed=1)  # fmt: skip
             right = asyncio.run(run(args, soak, server))
         finally:
             server.terminate()

@@ -15,6 +15,14 @@ from safetensors.numpy import save_file
 
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
+from vkbackend.tools.studies.soak_images import (
+    chat_form,
+    completion,
+    content_of,
+    files_of_images,
+    parts_of,
+    prompt_of,
+)
 
 N_TOKENS = 24
 TIE = 1e-3  # If two tokens are almost equally likely, the rounding of a batch decides between them.
@@ -34,8 +42,9 @@ USED: tuple[dict[str, float], ...] = ({}, {}, {"a": 1.0}, {"b": 0.5}, {"a": 0.5,
 
 @dataclass(frozen=True)
 class Known:
-    """The fields of a request, and its text."""
+    """A request and its text."""
 
+    path: str
     body: dict[str, Any]
     text: str
 
@@ -72,26 +81,54 @@ def prompts(rng: random.Random, n: int) -> list[str]:
 
 
 def known_requests(
-    model: str, devices: Sequence[str], adapters: dict[str, Path], seed: int, n: int
+    model: str, projector: str | None, devices: Sequence[str], adapters: dict[str, Path], seed: int, n: int
 ) -> list[Known]:
-    """Return about `n` greedy requests, each generated alone, without drafts and without a prefix."""
+    """Return about `n` greedy requests, each generated alone, without drafts and without a prefix. With a
+    projector, two thirds of them have images."""
     rng, known = random.Random(seed), []
     lora = {name: str(path) for name, path in adapters.items()}
     how: dict[str, Any] = {"lora": lora, "lora_init_without_apply": True} if lora else {}
-    with LLM(model, devices=list(devices), n_ctx=512, exact=True, prefix_cache=False, **how) as llm:
-        for prompt in prompts(rng, n):
+    files = files_of_images()
+    with LLM(model, mmproj=projector, devices=list(devices), n_ctx=512, exact=True, prefix_cache=False,
+             **how) as llm:  # fmt: skip
+        for i, prompt in enumerate(prompts(rng, n)):
             structure, used = rng.choice(STRUCTURES), rng.choice(USED) if adapters else {}
-            answer = llm.generate(
-                prompt,
-                N_TOKENS,
-                temperature=0,
-                logprobs=2,
-                lora=list(used.items()) if lora else None,
-                **structure,
-            )
-            if any(row.top[0][1] - row.top[1][1] < TIE for row in answer.logprobs or []):
-                continue
+            # Without a structure, every other text goes on after its end, so that it says more.
+            structure = structure or ({"ignore_eos": True} if rng.random() < 0.5 else {})
+            options = {"temperature": 0} | structure
+            scores: dict[str, Any] = {"logprobs": 2, "lora": list(used.items()) if lora else None}
             scales = [{"id": list(lora).index(name), "scale": scale} for name, scale in used.items()]
-            body = {"prompt": prompt, "max_tokens": N_TOKENS, "temperature": 0} | structure
-            known.append(Known(body | ({"lora": scales} if lora else {}), answer.text))
+            parts = parts_of(rng, files)
+            if not projector or i % 3 == 0:
+                path, body = "/completions", {"prompt": prompt, "max_tokens": N_TOKENS}
+                answer = llm.generate(prompt, N_TOKENS, **scores, **options)
+            elif i % 3 == 1:
+                path, body = completion(parts)
+                body["max_tokens"] = N_TOKENS
+                answer = llm.generate(prompt_of(parts), N_TOKENS, **scores, **options)
+            else:
+                path, body = chat_form(rng, parts, N_TOKENS)
+                messages = [{"role": "user", "content": content_of(parts)}]
+                answer = llm.chat(messages, N_TOKENS, **scores, **options).completion
+            if all(row.top[0][1] - row.top[1][1] >= TIE for row in answer.logprobs or []):
+                known.append(Known(path, body | options | ({"lora": scales} if lora else {}), answer.text))
     return known
+
+
+def text_of(path: str, answer: dict[str, Any]) -> str:
+    """Return the text of an answer to a request to `path`."""
+    if path == "/responses":
+        return "".join(part["text"] for item in answer["output"] for part in item.get("content", []))
+    if path == "/messages":
+        return "".join(block["text"] for block in answer["content"])
+    choice = answer["choices"][0]
+    return str(choice["text"] if path == "/completions" else choice["message"]["content"])
+
+
+def piece_of(event: dict[str, Any]) -> str:
+    """Return the text of an event of any API's stream."""
+    if choices := event.get("choices"):
+        return choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
+    if event.get("type") == "content_block_delta":
+        return event["delta"].get("text", "")
+    return event["delta"] if event.get("type") == "response.output_text.delta" else ""
