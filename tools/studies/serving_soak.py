@@ -44,6 +44,7 @@ BAD: list[Any] = [
 ]  # fmt: skip
 LAST_EVENTS = "message_stop", "response.completed", "response.incomplete"
 HANG_UP_S = 0.1
+SHOWN = 600  # letters at both ends of a wrong request
 CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
@@ -174,11 +175,12 @@ class Soak:
         self._last = now
 
     async def quiet(self) -> dict[str, Any]:
-        """Wait until no request runs, then return the engine's counters."""
+        """Wait until no request runs, then return the engine's counters. A new engine has none yet."""
         end = time.monotonic() + QUIET_S
         while True:
             stats: dict[str, Any] = (await self.get("/stats"))[1].get("engine", {})
-            if (not stats.get("n_running") and not stats.get("n_waiting")) or time.monotonic() > end:
+            is_idle = stats and not stats.get("n_running") and not stats.get("n_waiting")
+            if is_idle or time.monotonic() > end:
                 return stats
             await asyncio.sleep(0.2)
 
@@ -246,7 +248,7 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     print("engine: " + ", ".join(f"{name} {count}" for name, count in soak.counters.items()))
     print(f"at the end: server {sizes(server.pid)}")
     for line in soak.wrong[:5]:
-        print(f"wrong: {line}")
+        print(f"wrong: {line[:SHOWN]} ... {line[-SHOWN:]}")
     failed = [kind for kind in soak.seen if ": 500" in kind or kind.endswith("!")]
     return not (soak.wrong or taken or failed)
 

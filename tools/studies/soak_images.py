@@ -76,23 +76,22 @@ def content_of(parts: Sequence[bytes | str]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def chat_form(rng: random.Random, parts: Sequence[bytes | str], n: int) -> tuple[str, dict[str, Any]]:
-    """Return path and body of a chat of one message for one of three APIs, `n` tokens at most."""
-    path = rng.choice(("/chat/completions", "/responses", "/messages"))
+def chat_body(path: str, parts: Sequence[bytes | str], n: int) -> dict[str, Any]:
+    """Return the body of a chat of one message for an API, `n` tokens at most."""
     if path == "/chat/completions":
-        return path, {"messages": [{"role": "user", "content": content_of(parts)}], "max_tokens": n}
+        return {"messages": [{"role": "user", "content": content_of(parts)}], "max_tokens": n}
     if path == "/responses":
         content: list[dict[str, Any]] = [
             {"type": "input_text", "text": part} if isinstance(part, str) else
             {"type": "input_image", "image_url": url_of(part)} for part in parts
         ]  # fmt: skip
-        return path, {"input": [{"role": "user", "content": content}], "max_output_tokens": n}
+        return {"input": [{"role": "user", "content": content}], "max_output_tokens": n}
     content = [
         {"type": "text", "text": part} if isinstance(part, str) else
         {"type": "image", "source": {"type": "base64", "media_type": "image/png",
                                      "data": b64encode(part).decode()}} for part in parts
     ]  # fmt: skip
-    return path, {"messages": [{"role": "user", "content": content}], "max_tokens": n}
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": n}
 
 
 def bad_image(rng: random.Random, files: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
@@ -104,7 +103,7 @@ def bad_image(rng: random.Random, files: Sequence[bytes]) -> tuple[str, dict[str
     url = rng.choice((*BAD_URLS, url_of(cut), url_of(wide.getvalue())))
     kind = rng.randrange(4)
     if kind == 0:
-        data = rng.choice(([url], [b64encode(cut).decode()], [], [3], "x", None))
+        data = rng.choice(([url], [b64encode(cut).decode()], [3], "x"))
         return "/completions", {"prompt": {"prompt_string": f"{MARK} a", "multimodal_data": data}}
     part = {"type": "image_url", "image_url": {"url": url}}
     if kind == 1:

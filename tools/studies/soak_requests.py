@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.tools.studies.soak_images import (
-    chat_form,
+    chat_body,
     completion,
     content_of,
     files_of_images,
@@ -38,6 +38,9 @@ STRUCTURES: tuple[dict[str, Any], ...] = (
     {}, {}, {}, {"grammar": 'root ::= [a-z ]+ "." [a-z ]*'}, {"json_schema": SCHEMA},
 )  # fmt: skip
 USED: tuple[dict[str, float], ...] = ({}, {}, {"a": 1.0}, {"b": 0.5}, {"a": 0.5, "b": -0.5})
+
+
+CHATS = "/chat/completions", "/responses", "/messages"
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ def known_requests(
                 body["max_tokens"] = N_TOKENS
                 answer = llm.generate(prompt_of(parts), N_TOKENS, **scores, **options)
             else:
-                path, body = chat_form(rng, parts, N_TOKENS)
+                path = rng.choice(CHATS)
+                if path == "/messages":  # It has no fields for structures, as in llama-server.
+                    options = {"temperature": 0}
+                body = chat_body(path, parts, N_TOKENS)
                 messages = [{"role": "user", "content": content_of(parts)}]
                 answer = llm.chat(messages, N_TOKENS, **scores, **options).completion
             if all(row.top[0][1] - row.top[1][1] >= TIE for row in answer.logprobs or []):
