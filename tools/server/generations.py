@@ -105,6 +105,7 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 def media_of(llm: LLM, fields: Fields) -> Ids:
     """Return a prompt with images, whose files are in base64. Raises InvalidArgument."""
+    fields.required("prompt_string")
     name = fields.name("multimodal_data")
     images = [image_of_base64(f"{name}[{i}]", text)
               for i, text in enumerate(fields.items("multimodal_data", MAX_IMAGES))]  # fmt: skip

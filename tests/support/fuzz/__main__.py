@@ -1,9 +1,9 @@
 """Checks random hostile input: `bash tools/fuzz.sh --seconds 60 gguf header`.
 
 Kinds: gguf and metadata (model files), adapter, state (saved states), block (files of the prefix cache),
-grammar (also schemas and regular expressions), template, header and body (HTTP), picture. A finding is an
-exception without a type, a crash, a hang, a wrong answer, or memory and files that grow. Its seed is printed,
-and its smallest case is kept. The exit code is 1 after a finding.
+grammar (also schemas and regular expressions), template, header and body (HTTP), picture, image (bodies with
+images). A finding is an exception without a type, a crash, a hang, a wrong answer, or memory and files that
+grow. Its seed is printed, and its smallest case is kept. The exit code is 1 after a finding.
 """
 
 from __future__ import annotations

@@ -97,6 +97,14 @@ def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
     return fields
 
 
+def keep_short(body: Any, full: dict[str, Any]) -> None:
+    """Set limits of an answer's length to one token if `full` has them, so that a case takes little time."""
+    if isinstance(body, dict):
+        for name in {"max_tokens", "max_output_tokens", "n_predict"} & set(full):
+            if body.get(name) is None or isinstance(body[name], int):
+                body[name] = 1
+
+
 def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
     """Return a body that was valid before fields were removed and changed. Sometimes its bytes are changed
     too."""
@@ -105,10 +113,7 @@ def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
         kept = changed(rng, kept)
         if not isinstance(kept, dict):
             break
-    if isinstance(kept, dict):  # keep answers short
-        for name in {"max_tokens", "max_output_tokens", "n_predict"} & set(full):
-            if kept.get(name) is None or isinstance(kept[name], int):
-                kept[name] = 1
+    keep_short(kept, full)
     data = json.dumps(kept).encode()
     if rng.random() < 0.1 and data:
         at = rng.randrange(len(data))

@@ -42,6 +42,10 @@ class Client:
 
     def status(self, path: str, body: bytes) -> int:
         """Return the answer's status. Raises Wrong after an answer that no body may cause."""
+        return self.answer(path, body)[0]
+
+    def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Return the answer's status and content. Raises Wrong like `status`."""
         try:
             self._connection.request("POST", path, body)
             answer = self._connection.getresponse()
@@ -56,7 +60,7 @@ class Client:
                 raise Wrong(f"{path} an error without a message")
         elif b'"error":' in text and b'"error":null' not in text:
             raise Wrong(f"{path} status 200 with an error: {text[:300]!r}")
-        return answer.status
+        return answer.status, text
 
     def close(self) -> None:
         self._connection.close()

@@ -17,7 +17,7 @@ KINDS = {
     "adapter": "fuzz.adapters:Adapters",
     "state": "fuzz.states:States", "block": "fuzz.files:Blocks", "grammar": "fuzz.texts:Grammars",
     "template": "fuzz.texts:Templates", "header": "fuzz.requests:Headers", "body": "fuzz.requests:Bodies",
-    "picture": "fuzz.pictures:Pictures",
+    "picture": "fuzz.pictures:Pictures", "image": "fuzz.image_bodies:ImageBodies",
 }  # fmt: skip
 SMALLER_S, SMALLER_TRIES = 60.0, 2000
 N_WARM = 300  # Cases after which memory and descriptors may no longer grow.

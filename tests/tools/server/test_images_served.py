@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.image_bodies import KNOWN, ImageBodies
+from fuzz.requests import Client
 from PIL import Image
 from places import ROOT
 from serving import HANG_S, Address, Command, one_model, served
@@ -32,6 +35,7 @@ from vkbackend.tools.server.media_fetch import checked
 pytestmark = pytest.mark.no_vulkan
 
 N_ROWS = 4
+N, N_ALL = 12, 3000
 OPTIONS = {"max_tokens": 6, "temperature": 0}
 
 
@@ -119,6 +123,8 @@ def test_completion_with_multimodal_data(address: Address, llm: LLM) -> None:
     for wrong in ("/etc/passwd", "!", 3, URL):
         refused = address.request("POST", "/completion", {"prompt": prompt | {"multimodal_data": [wrong]}})
         assert refused[0] == 400 and "multimodal_data[0]" in refused[1]["error"]["message"]
+    refused = address.request("POST", "/completion", {"prompt": {"multimodal_data": [RED]}})
+    assert refused[0] == 400 and "prompt_string is missing" in refused[1]["error"]["message"]
 
 
 def test_the_images_of_several_prompts_are_counted_together(address: Address) -> None:
@@ -203,6 +209,22 @@ def test_the_server_says_that_the_model_sees(address: Address) -> None:
     listed = address.get("/v1/models")[1]
     assert listed["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert listed["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+
+
+@pytest.mark.timeout(3000)
+def test_random_bodies_with_images(address: Address, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    n, seed = N_ALL if request.config.getoption("--all") else N, random.randrange(1 << 30)
+    rng, bodies = random.Random(seed), ImageBodies(tmp_path)
+    bodies.client = Client(address.port)
+    known = b"/completion\n" + KNOWN
+    for i in range(n):
+        case = bodies.make(rng) if i else known
+        try:
+            bodies.check(case)
+        except Exception as error:
+            raise AssertionError((seed, case)) from error
+    assert bodies.check(known) == "accepted", "the same text as before the other bodies"
+    bodies.client.close()
 
 
 def reconfigured(address: Address, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
