@@ -60,6 +60,12 @@ def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
     return _glu("swiglu_oai", gate, up, "swiglu_oai")
 
 
+def situ_mul(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
+    """Return sigmoid(g) * c(g, beta) * c(u, linear_beta) with the soft-cap c(x, b) = b tanh(x / b) (Kimi K3).
+    A `linear_beta` of 0 leaves u as it is."""
+    return mul(sigmoid_mul(gate, softcap(gate, beta)), softcap(up, linear_beta) if linear_beta else up)
+
+
 def silu_mul_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """Return min(silu(gate), limit) * u, where u is `up` clamped to [-limit, limit] (Step 3.5)."""
     return mul(clamp(silu(gate), -F32_MAX, limit), clamp(up, -limit, limit))

@@ -51,6 +51,7 @@ class Experts:
     weighs_input: bool = False  # multiply x, not the result, by the expert's weight
     limit: float = 0.0  # bounds act(gate x) from above, and up x on both sides (0: none)
     limits_gate: bool = False  # bounds gate x instead of act(gate x)
+    situ: tuple[float, float] | None = None  # the soft-caps of situ_mul, instead of `act`
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, pairs, out)
             adapt_experts(graph, d, w, weighed or x.on(d), adapted, out)
-        _activate(on, e, a, b)
+        _activate(graph, on, e, a, b)
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, pairs, each)
@@ -111,8 +112,17 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     return y
 
 
-def _activate(on: device_ops.Recorder, e: Experts, a: View, b: View) -> None:
+def _activate(graph: TensorGraph, on: device_ops.Recorder, e: Experts, a: View, b: View) -> None:
     """Write the activated columns to `a`, which holds gate x if there is a gate. `b` holds up x."""
+    if e.situ:
+        beta, linear_beta = e.situ
+        capped = graph.scratch(a.shape, "moe capped")
+        on.softcap(a, capped, c=beta)
+        on.glu(a, capped, a, act="sigmoid")
+        if linear_beta:
+            on.softcap(b, b, c=linear_beta)
+        on.glu(a, b, a, act="none")
+        return
     if not e.limit:
         on.glu(a if e.gate else b, b, a, act=e.act)
         return

@@ -70,6 +70,17 @@ def mix(x: Tensor, mixes: Tensor, scale: Weight, base: Weight, eps: float) -> Te
     return y
 
 
+def attend(x: Tensor, a: Tensor, w: Weight, eps: float) -> Tensor:
+    """Return the sum of the streams of x and the stream `a`, weighted by the softmax of scores. A stream's
+    score is the product of w and the stream, which is first scaled to a root mean square of 1."""
+    x, a = whole(x), whole(a)
+    state, holders = _everywhere("attend", x, a), _holders(x, a)
+    y = a.graph.new(a.rows, a.width, state, "streams_attend", holders)
+    for on, *views, out in each(y, "streams_attend", x, a, w):
+        on.streams_attend(*views, out, eps=eps)
+    return y
+
+
 def spread(
     x: Tensor, a: Tensor, mixes: Tensor, scale: Weight, base: Weight, gain: float, eps: float
 ) -> Tensor:

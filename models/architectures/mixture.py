@@ -40,17 +40,22 @@ class Mixture:
     limit: float = 0.0  # Bounds the experts' silu from above, and up on both sides (0: none).
     limit_shared: float = 0.0  # The same for the shared expert.
     limits_gate: bool = False  # `limit` bounds silu's argument instead of its result.
+    n_latent: int = 0  # Experts read and write a latent vector of this size (0: the residual's size).
+    situ: tuple[float, float] | None = None  # The soft-caps of situ_mul, instead of `act`.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
         """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` holds the layer's tensor
         names in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
+        n = self.n_latent or n_embd
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
-            WeightSpec("ffn_gate_exps", (e, n_ff, n_embd), Role("experts", 1)),
-            WeightSpec("ffn_up_exps", (e, n_ff, n_embd), Role("experts", 1)),
-            WeightSpec("ffn_down_exps", (e, n_embd, n_ff), Role("experts", 2)),
+            WeightSpec("ffn_gate_exps", (e, n_ff, n), Role("experts", 1)),
+            WeightSpec("ffn_up_exps", (e, n_ff, n), Role("experts", 1)),
+            WeightSpec("ffn_down_exps", (e, n, n_ff), Role("experts", 2)),
         ]
+        if self.n_latent:
+            specs += [WeightSpec("ffn_routed_down", (n, n_embd)), WeightSpec("ffn_routed_up", (n_embd, n))]
         if shared:
             specs += [
                 WeightSpec("ffn_gate_shexp", (shared, n_embd), rows("ffn")),
@@ -63,6 +68,7 @@ class Mixture:
             *(WeightSpec(name, (e, n_ff, 1), Role("experts", 1), f32=True) for name in GATE_AND_UP),
             WeightSpec("ffn_down_exps.bias", (e, n_embd), f32=True),
             WeightSpec("ffn_down_exps.scale", (e,)),
+            *([WeightSpec("ffn_routed_norm.weight", (n,))] if self.n_latent else []),
         ]
         if shared:
             optional.append(WeightSpec("ffn_gate_inp_shexp.weight", (1, n_embd)))
@@ -91,8 +97,12 @@ class Mixture:
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
         matrices = None if self.act in ALONE else w(gate), w(up), w(down)
-        experts = Experts(*matrices, *biases, self.act, self.weighs_input, self.limit, self.limits_gate)
-        y = moe(x, h, router, experts)
+        bounds = self.limit, self.limits_gate, self.situ
+        experts = Experts(*matrices, *biases, self.act, self.weighs_input, *bounds)
+        y = moe(linear(x, w, "ffn_routed_down") if self.n_latent else x, h, router, experts)
+        if self.n_latent:
+            y = ops.rms_norm(y, w("ffn_routed_norm"), eps) if w.has("ffn_routed_norm") else y
+            y = linear(y, w, "ffn_routed_up")
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
@@ -102,10 +112,15 @@ class Mixture:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")
         else:
             gate = linear(x, w, "ffn_gate_shexp")
-            limit = self.limit_shared
-            a = ops.silu_mul_clamped(gate, up, limit) if limit else GLU[self.act](gate, up)
-            y = linear(a, w, "ffn_down_shexp")
+            y = linear(self.activated_shared(gate, up), w, "ffn_down_shexp")
         return ops.gate_rows(linear(x, w, "ffn_gate_inp_shexp"), y) if w.has("ffn_gate_inp_shexp") else y
+
+    def activated_shared(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.situ:
+            return ops.situ_mul(gate, up, *self.situ)
+        if self.limit_shared:
+            return ops.silu_mul_clamped(gate, up, self.limit_shared)
+        return GLU[self.act](gate, up)
 
 
 def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | None]:

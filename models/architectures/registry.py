@@ -44,6 +44,7 @@ MODELS = {
     "glm-dsa": "GLM-5, GLM-5.2",
     "mistral4": "Mistral Small 4",
     "kimi-linear": "Kimi-Linear-48B-A3B",
+    "kimi-k3": "Kimi K3, its text part",
     "bailingmoe3": "Ling 3",
     "mamba2": "Mamba-2, Mamba-Codestral",
     "falcon": "Falcon 7B, 40B, 180B",

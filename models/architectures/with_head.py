@@ -41,6 +41,7 @@ class WithHead:
         self._il, self.n_layer = target.n_layer, target.n_layer + 1
         target.tapped = frozenset(self._head.states)
         self.tapped: Collection[int] = target.tapped
+        self.differing: Collection[int] = target.differing
         self.draft_ids = self._head.ids
         self.n_vocab, self.n_embd, self.n_ctx_train = target.n_vocab, target.n_embd, target.n_ctx_train
         self.n_used, self.encodes, self.n_staged = target.n_used, False, 0

@@ -81,6 +81,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": SHORT_CONV,
     "lfm2moe": SHORT_CONV,
     "kimi-linear": KDA,
+    "kimi-k3": KDA | {"attn_res.block_size": 2, "activation.situ_beta": 1.0},
     "bailingmoe3": KDA | {"kda.gate_lower_bound": -5.0},
 }
 

@@ -113,6 +113,22 @@ class StreamsSpread(StreamsMix):
 
 
 @dataclass(frozen=True)
+class StreamsAttend(Case):
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {
+            "x": uniform(rng, self.rows, self.m, self.n, span=3.0),
+            "a": uniform(rng, self.rows, self.n),
+            "w": uniform(rng, self.n, span=0.5),
+            "y": output(self.rows, self.n),
+        }
+        return Setup(tensors, lambda r, v: r.streams_attend(v["x"], v["a"], v["w"], v["y"], eps=1e-6))
+
+
+@dataclass(frozen=True)
 class RowMoments(Case):
     n: int = 64
     rows: int = 3
@@ -159,6 +175,7 @@ def quick() -> list[Case]:
     for kind in (StreamsPredict, StreamsCorrect):
         cases += [kind(), kind(1, 1, 1, 0.25), kind(31, 5, 3), kind(65, 2, 8)]
     cases += [StreamsMix(), StreamsMix(127, 5, 3, 3), StreamsSpread(), StreamsSpread(1, 1, 2)]
+    cases += [StreamsAttend(), StreamsAttend(1, 1, 1), StreamsAttend(131, 5, 9)]
     cases += [kind(*of) for kind in (Center, RowMoments) for of in ((64, 3), (2, 1), (1031, 5))]
     return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]
 
@@ -166,5 +183,5 @@ def quick() -> list[Case]:
 def wide() -> list[Case]:
     cases: list[Case] = [StreamsOf(2048, rows) for rows in (1, 7)]
     cases += [kind(2048, rows, 4, 2.0**-11) for kind in (StreamsPredict, StreamsCorrect) for rows in (1, 7)]
-    cases += [StreamsMix(2048, 7, 4, 4), StreamsSpread(2048, 7)]
+    cases += [StreamsMix(2048, 7, 4, 4), StreamsSpread(2048, 7), StreamsAttend(2048, 7, 8)]
     return [*cases, StreamsAdd(2048, 7), RowMoments(16384, 2), GaussianTopk(8192, 16384, 3, 1.6449)]

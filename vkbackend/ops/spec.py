@@ -229,6 +229,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("streams_predict", "x:r routed:r w:r y:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_correct", "x:r a:r routed:r w:r g:r y:w z:w", "n n_rows scale:f", "STREAMS"),
         op_spec("streams_add", "x:r a:r y:w", "n n_streams n_rows"),
+        op_spec("streams_attend", "x:r a:r w:r y:w", "n n_rows eps:f", "STREAMS"),
         op_spec("streams_mix", "x:r mixes:r scale:r base:r y:w", "n n_rows width eps:f", "STREAMS"),
         op_spec("streams_spread", "x:r a:r mixes:r scale:r base:r y:w", "n n_rows gain:f eps:f", "STREAMS"),
         op_spec("rows_before", "x:r kept:r y:w", "n n_rows n_kept", "HAS_X", rows=True),

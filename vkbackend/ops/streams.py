@@ -87,6 +87,18 @@ class StreamOps(Target):
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "gain": gain, "eps": eps}
         self._weighted("streams_spread", (x, a, mixes, scale, base, y), push, m)
 
+    def streams_attend(self, x: View, a: View, w: View, y: View, *, eps: float) -> None:
+        """Write the sum of m streams x [n_rows, m, n] and the stream `a` [n_rows, n], weighted by the softmax
+        of the scores w . s / sqrt(mean(s^2) + eps) of the streams s, to y [n_rows, n]. w is [n]."""
+        n = w.shape[0]
+        n_rows = rows_of(a, n)
+        m = rows_of(x, n) // n_rows
+        assert rows_of(x, n) == n_rows * m and rows_of(y, n) == n_rows and m, (x, a, y)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "eps": eps}
+        consts = {"LOCAL": row_consts(self.limits, n)[0], "STREAMS": m}
+        groups = (*self.fold(n_rows), 1)
+        self.record("streams_attend", "f32", (x, a, w, y), push, consts, groups, flops=6 * n * n_rows * m)
+
     def _weighted(self, op: str, args: tuple[View, ...], push: dict[str, int | float], m: int) -> None:
         n = int(push["n"] * push["n_rows"])
         groups = (*self.fold(-(-n // 128)), 1)

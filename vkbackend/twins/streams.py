@@ -62,3 +62,13 @@ def streams_spread(
     weights = gain * _weights(f64(mixes, n_rows, 2 * streams), scale, base, 1, streams) + eps
     values = f64(x, n_rows, streams, n) + weights[:, :, None] * f64(a, n_rows, 1, n)
     y.reshape(n_rows, streams, n)[:] = values
+
+
+def streams_attend(
+    x: Array, a: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, streams: int, **_: Any
+) -> None:
+    values = np.concatenate([f64(x, n_rows, streams, n), f64(a, n_rows, 1, n)], axis=1)
+    scores = values @ f64(w, n) / np.sqrt((values * values).mean(axis=2) + eps)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    y.reshape(n_rows, n)[:] = np.einsum("rm,rmn->rn", weights, values)

@@ -213,7 +213,7 @@ class Loading:
         ranges = [piece_nbytes(device) for device in mesh.devices]
         attach_slots(mesh.weights, layout.stacks, layout.tables, ranges, mesh.stores.slots)
         kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
-        alone = {*model.tapped, *range(model.n_deepstack if options.mmproj else 0)}
+        alone = {*model.tapped, *model.differing, *range(model.n_deepstack if options.mmproj else 0)}
         layers_of = partial(graph_layers, mesh.weights, kv.layers, self._steps.forms, alone)
         build = partial(model.forward, w=weights, caches=kv.layers)
         mesh.prepare(build, self.shape, self._steps, n_places, layers_of)

@@ -12,6 +12,7 @@ from oracles.parts import (
     HEAD_DIM,
     N_EMBD,
     N_EXPERT,
+    N_FF_EXP,
     attention,
     base,
     feed_forward,
@@ -153,6 +154,57 @@ def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
     m.bias(p + "ssm_dt", width)
     m.norm(p + "ssm_norm", KDA_SIZE)
     m.matrix(p + "attn_output", N_EMBD, width, gain=1.5)
+
+
+@fixture("kimi-k3")
+def kimi_k3(m: Fixture) -> None:
+    """Build a model that keeps the inputs of layers 0, 2 and 4."""
+    n_head, n_kv, latent = 4, [0, 1, 0, 1, 0], 48
+    base(
+        m, len(n_kv), n_kv=n_kv, **EXPERTS, expert_shared_count=2, leading_dense_block_count=1,
+        expert_gating_func=2, expert_weights_scale=2.5, expert_weights_norm=True, expert_latent_length=latent,
+        ssm__conv_kernel=4, kda__head_dim=KDA_SIZE, kda__gate_lower_bound=-5.0, attn_res__block_size=2,
+        activation__situ_beta=2.0, activation__situ_linear_beta=1.5, attention__q_lora_rank=24,
+        attention__kv_lora_rank=LATENT, attention__key_length=LATENT + SHARED_KEY,
+        attention__value_length=LATENT, attention__key_length_mla=NOPE + SHARED_KEY,
+        attention__value_length_mla=HEAD_DIM, rope__dimension_count=SHARED_KEY,
+    )  # fmt: skip
+    m.put("output_res_score.weight", m.normal("output_res_score", N_EMBD) / 4)
+    for il, attends in enumerate(n_kv):
+        p, width = f"blk.{il}.", n_head * KDA_SIZE
+        if attends:
+            latent_attention(m, il, n_head)
+            q = m.tensors.pop(p + "attn_q.weight")
+            m.matrix(p + "attn_q_a", 24, N_EMBD)
+            m.norm(p + "attn_q_a_norm", 24)
+            m.matrix(p + "attn_q_b", len(q), 24, gain=2.0)
+            m.matrix(p + "attn_gate", n_head * HEAD_DIM, N_EMBD, gain=2.0)
+        else:
+            kimi_delta(m, il, n_head)
+            m.put(p + "ssm_a", 4 * m.tensors.pop(p + "ssm_a").reshape(n_head))
+            m.tensors[p + "ssm_dt.bias"] *= 2
+            del m.tensors[p + "ssm_g_a.weight"], m.tensors[p + "ssm_g_b.weight"]
+            m.matrix(p + "ssm_g", width, N_EMBD)
+        for name in ("attn_res_score", "ffn_res_score"):
+            m.put(f"{p}{name}.weight", m.normal(p + name, N_EMBD) / 4)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        m.matrix(p + "ffn_routed_down", latent, N_EMBD)
+        m.norm(p + "ffn_routed_norm", latent)
+        m.matrix(p + "ffn_routed_up", N_EMBD, latent)
+        for name, *shape in (
+            ("gate", N_FF_EXP, latent),
+            ("up", N_FF_EXP, latent),
+            ("down", latent, N_FF_EXP),
+        ):
+            del m.tensors[f"{p}ffn_{name}_exps.weight"]
+            m.matrix(f"{p}ffn_{name}_exps", N_EXPERT, *shape, gain=2.0)
+        for name, *shape in (("gate", 64, N_EMBD), ("up", 64, N_EMBD), ("down", N_EMBD, 64)):
+            m.matrix(f"{p}ffn_{name}_shexp", *shape)
+    m.unread = ("blk.0.attn_res_score",)  # layer 0 has no kept inputs
 
 
 def bailingmoe3_layers(m: Fixture, n_kv: list[int], **more: Any) -> None:
