@@ -12,11 +12,11 @@ from vkbackend.models.engine.runner.runner import Runner
 def planned(runner: Runner, rows: int) -> list[int]:
     """Return the number of elements of each exchange in a step whose layers are on several devices. Per
     token, attention or its replacement exchanges a row of the residual, and the FFN exchanges another row.
-    Attention and FFN exchange only one row if the model adds their results together. Five kinds of layers
-    need one more exchange. Norms of q and k over all heads exchange two values per token, split norms of
-    state space heads one value per group, and FFNs with sparse gates two values. Experts that follow
-    hyper-connections read the first device's row, so that all devices choose the same experts. Experts of a
-    latent vector sum it before its norm."""
+    Attention and FFN exchange only one row if the model adds their results together. Some layers need more
+    exchanges. Norms of q and k over all heads exchange two values per token, split norms of state space heads
+    one value per group, FFNs with sparse gates two values, and a norm before an output matrix one value.
+    Experts that follow hyper-connections read the first device's row, so that all devices choose the same
+    experts. Experts of a latent vector sum it before its norm."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):
@@ -34,6 +34,8 @@ def planned(runner: Runner, rows: int) -> list[int]:
             wanted.append(rows * m.n_embd)
             mixture = m.config.layers[il].mixture  # type: ignore[attr-defined]
             wanted += [rows * mixture.n_latent] if mixture.n_latent else []
+        sub_norms = (f"blk.{il}.{part}_sub_norm.weight" in names for part in ("attn", "ffn"))
+        wanted += [rows for has_norm in sub_norms if has_norm]
         halves = mixes + ("ffn" in plan.ranges or bool(plan.experts))
         wanted += [rows * m.n_embd] * (1 if getattr(m, "parallel", False) else halves)
     return wanted

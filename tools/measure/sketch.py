@@ -68,6 +68,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron_h": ONE_OF_THREE,
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,
+    "minicpm3": {**LATENT, "attention.q_lora_rank": 64},
     "mistral4": LATENT,
     "deepseek32": LATENT | INDEXER,
     "hy_v4": SHARED_INDEXER | {"hyper_connection.count": 4},

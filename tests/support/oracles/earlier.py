@@ -77,6 +77,38 @@ def chatglm(m: Fixture) -> None:
         m.put(f"blk.{il}.ffn_up.weight", np.concatenate([gate, up]))
 
 
+@fixture("baichuan")
+def baichuan(m: Fixture) -> None:
+    m.alone = "llama.cpp needs 32 layers for RoPE"
+    base(m, 3, n_kv=4)
+    for il in range(3):
+        attention(m, il)
+        feed_forward(m, il)
+
+
+def bitnet_layers(m: Fixture) -> None:
+    del m.tensors["output.weight"]
+    for il in range(m.keys["block_count"]):
+        attention(m, il)
+        m.norm(f"blk.{il}.attn_sub_norm", N_EMBD)
+        feed_forward(m, il)
+        m.norm(f"blk.{il}.ffn_sub_norm", N_FF)
+
+
+@fixture("bitnet")
+def bitnet(m: Fixture) -> None:
+    base(m, 3)
+    bitnet_layers(m)
+
+
+@fixture("bitnet+relu2")
+def bitnet_relu2(m: Fixture) -> None:
+    """Build a model like BitNet b1.58 2B4T."""
+    m.alone = "llama.cpp of October 2026 does not read the activation, and uses SiLU"
+    base(m, 2, hidden_activation="relu2")
+    bitnet_layers(m)
+
+
 @fixture("minicpm")
 def minicpm(m: Fixture) -> None:
     base(

@@ -47,7 +47,7 @@ def logits(
     network = model(fixture)
     for il, direction in (steering or {}).items():
         base = network.base_model
-        layers = base.layers if hasattr(base, "layers") else base.h
+        layers = next(getattr(base, name) for name in ("layers", "h", "blocks") if hasattr(base, name))
         layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
     return run(network, batches)
 

@@ -42,8 +42,8 @@ def per_group(m: Fixture, fused: np.ndarray) -> np.ndarray:
     return np.concatenate(grouped, 1).reshape(fused.shape)
 
 
-@builder("internlm2")
-def internlm2(m: Fixture) -> tuple[Any, State]:
+@builder("baichuan", "internlm2")
+def llama(m: Fixture) -> tuple[Any, State]:
     state = renamed(m)
     halves_from_pairs(m, state)
     return transformers.LlamaConfig(**common(m)), state
@@ -85,6 +85,14 @@ def minicpm(m: Fixture) -> tuple[Any, State]:
     halves_from_pairs(m, state)
     with_scale = replace(m, keys={**k, "attention.scale": k["attention.key_length"] ** -0.5})
     return transformers.GraniteConfig(**common(m, rope_parameters=scaled), **multipliers(with_scale)), state
+
+
+@builder("bitnet", "bitnet+relu2")
+def bitnet(m: Fixture) -> tuple[Any, State]:
+    names = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
+    arguments = common(m, hidden_act=m.keys.get("hidden_activation", "silu"))
+    del arguments["head_dim"]
+    return transformers.BitNetConfig(**arguments), renamed(m, names)
 
 
 @builder("olmo")

@@ -74,6 +74,23 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
     return config, latent_state(m)
 
 
+@builder("minicpm3")
+def minicpm3(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.MiniCPM3Config(
+        **common(m, head_dim=None),
+        kv_lora_rank=k["attention.kv_lora_rank"],
+        q_lora_rank=k["attention.q_lora_rank"],
+        qk_rope_head_dim=k["rope.dimension_count"],
+        qk_nope_head_dim=k["attention.key_length"] - k["rope.dimension_count"],
+        v_head_dim=k["attention.value_length"],
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=256,
+    )
+    return config, latent_state(m)
+
+
 NAMES = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}
 
 

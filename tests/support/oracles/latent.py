@@ -97,6 +97,28 @@ def deepseek2_softmax(m: Fixture) -> None:
     deepseek2_layers(m, 3)
 
 
+@fixture("minicpm3")
+def minicpm3(m: Fixture) -> None:
+    """Build a model without keys of muP's factors, which the program knows."""
+    n_head = 4
+    base(
+        m, 3, n_kv=n_head, attention__q_lora_rank=24, attention__kv_lora_rank=LATENT,
+        attention__key_length=NOPE + SHARED_KEY, attention__value_length=HEAD_DIM,
+        rope__dimension_count=SHARED_KEY,
+    )  # fmt: skip
+    m.tensors["token_embd.weight"] /= 12
+    for il in range(3):
+        p = f"blk.{il}."
+        latent_attention(m, il, n_head)
+        del m.tensors[p + "attn_q.weight"]
+        m.matrix(p + "attn_q_a", 24, N_EMBD)
+        m.norm(p + "attn_q_a_norm", 24)
+        m.matrix(p + "attn_q_b", n_head * (NOPE + SHARED_KEY), 24, gain=2.0)
+        k, v = (m.tensors.pop(f"{p}attn_{name}_b.weight") for name in "kv")
+        m.put(p + "attn_kv_b.weight", np.concatenate([k.swapaxes(1, 2), v], 1).reshape(-1, LATENT))
+        feed_forward(m, il)
+
+
 @fixture("mistral4")
 def mistral4(m: Fixture) -> None:
     deepseek2_keys(

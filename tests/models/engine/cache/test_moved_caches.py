@@ -52,6 +52,7 @@ REFUSED = {
     "deepseek2": "MLA",
     "deepseek2+heads": "MLA",
     "deepseek2+softmax": "MLA",
+    "minicpm3": "MLA",
     "deepseek32": "indexer",
     "glm-dsa": "indexer",
     "glm-dsa+shared": "indexer",

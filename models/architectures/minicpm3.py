@@ -1,0 +1,17 @@
+"""minicpm3 (MiniCPM3-4B): latent attention with a key and a value per head (latent.py), and minicpm's factors
+of embeddings, residuals and logits. Hu et al. 2024, arXiv:2404.06395.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import minicpm
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.latent import LatentAttention
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(minicpm.Model, LatentAttention):
+    half_split = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        return self.read_latent(gguf, super().read_config(gguf))
