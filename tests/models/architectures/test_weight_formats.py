@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, device_params, in_turn, nmse, only, some
+from device_sets import DEVICE_SETS, device_params, in_turn, nmse, only, product, some
 from gguf.constants import GGMLQuantizationType
 from llama_float64 import forward
 from material import shared_models
@@ -91,10 +91,14 @@ def test_files_everywhere(
     check_file(models, name, devices, shares, n_greedy=48)
 
 
+BEST = product(device_params(), ["best"])
+PORTABLE = product(device_params(), ["portable"])
+# A file runs with the best ops of one driver and the portable ops of the next.
+DRIVERS = [way for both in zip(BEST, PORTABLE[1:] + PORTABLE[:1], strict=True) for way in both]
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("features", ["best", "portable"])
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("info", device_params())
+@pytest.mark.parametrize(("name", "info", "features"), in_turn(FILES, DRIVERS, 2))
 def test_files_on_every_driver(
     models: Path, name: str, info: DeviceInfo, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
