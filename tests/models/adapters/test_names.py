@@ -33,7 +33,7 @@ def builders() -> Iterator[dict[str, Callable[[Fixture], Any]]]:
     """The oracles' builders, whose modules import torch and transformers."""
     with pytest.MonkeyPatch.context() as patch:
         before = set(sys.modules)
-        for name in ("torch", "transformers"):
+        for name in ("torch", "transformers", "transformers.modeling_outputs"):
             patch.setitem(sys.modules, name, MagicMock())
         from oracles import hf
         from oracles.hf_parts import BUILDERS
