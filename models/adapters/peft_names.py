@@ -11,9 +11,17 @@ import numpy as np
 from vkbackend.errors import AdapterError, UnsupportedModel
 
 # GGUF files of these architectures store the rows of q and k in pairs, transformers in halves.
-PAIRED_ROWS = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
+PAIRED_ROWS = (
+    "llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "bailingmoe", "deci",
+    "deepseek", "internlm2", "minicpm", "olmo", "xverse",
+)  # fmt: skip
 # Modules whose rows or columns llama.cpp's converter reorders in other ways.
 REORDERED = {
+    "falcon": r"\.query_key_value",
+    "gptneox": r"\.query_key_value",
+    "hy_v4": r"\.self_attn\.(q_b_proj|kv_a_proj|indexer)",
+    "maincoder": r"\.self_attn\.[qk]_proj",
+    "plamo": r"\.self_attn\.[qko]_proj",
     "qwen35": r"\.linear_attn\.",
     "qwen35moe": r"\.linear_attn\.",
     "qwen3next": r"\.linear_attn\.in_proj_qkvz",

@@ -146,7 +146,7 @@ def hy_v4(m: Fixture) -> tuple[Any, State]:
     for name, values in state.items():
         width = {"q_b_proj.weight": k["attention.key_length_mla"], "kv_a_proj_with_mqa.weight": len(values)}
         index_keys = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias")
-        width |= dict.fromkeys(index_keys, config.index_head_dim)
+        width |= dict.fromkeys(index_keys, k["attention.indexer.key_length"])
         if size := width.get(name.split("self_attn.")[-1].removeprefix("indexer.")):
             heads = values.reshape(-1, size, *values.shape[1:]).copy()
             last = heads[:, -shared:].reshape(len(heads), shared // 2, 2, *values.shape[1:])
