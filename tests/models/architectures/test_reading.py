@@ -160,3 +160,26 @@ def test_gpt2_refuses_positions_beyond_its_table(tmp_path: Path) -> None:
     load_runner(path, devices=["numpy"], n_ctx=256).close()
     with pytest.raises(UnsupportedModel, match=r"a context of 257 tokens .* 256 position embeddings"):
         load_runner(path, devices=["numpy"], n_ctx=257)
+
+
+def test_minicpm_without_factors_has_the_first_models_factors(tmp_path: Path) -> None:
+    fixture = build("minicpm")
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        del fixture.keys[key]
+    model, _ = read_model(fixture, tmp_path / "model.gguf")
+    factors = model.embedding_scale, model.residual_scale, model.logit_scale  # type: ignore[attr-defined]
+    assert factors == (12.0, 1.4 / math.sqrt(3), 64 / 256)
+
+
+def test_baichuan_13b_is_refused(tmp_path: Path) -> None:
+    fixture = build("baichuan")
+    fixture.keys["block_count"] = 40
+    with pytest.raises(UnsupportedModel, match="Baichuan 13B is not supported"):
+        read_model(fixture, tmp_path / "model.gguf")
+
+
+def test_bitnet_with_another_activation_is_refused(tmp_path: Path) -> None:
+    fixture = build("bitnet+relu2")
+    fixture.keys["hidden_activation"] = "gelu"
+    with pytest.raises(UnsupportedModel, match="hidden_activation = 'gelu'"):
+        read_model(fixture, tmp_path / "model.gguf")
