@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
+NEWER = {42: ("q2_0", 64, 18)}  # GGUF's types that the package `gguf` lacks: id -> (name, elements, bytes)
 _AT_ONCE = 1 << 16  # elements that `dequantize` converts at once, so that intermediate arrays fit a cache
 
 
@@ -22,6 +23,9 @@ def block_of(dtype: str) -> tuple[int, int]:
         return 1, _PLAIN[dtype]
     if dtype == "q8":
         return 32, 40
+    for name, elements, nbytes in NEWER.values():
+        if name == dtype:
+            return elements, nbytes
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[dtype.upper()]]
@@ -61,6 +65,8 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
         rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
         codes, blocks = rows[:, : shape[-1]].view(np.int8), rows[:, shape[-1] :].view(np.float32)
         return (codes * np.repeat(blocks[:, ::2], 32, axis=1)).reshape(shape)
+    if dtype in ("q1_0", "q2_0"):
+        return _low_bits(raw.reshape(-1, 18), 1 if dtype == "q1_0" else 2).reshape(shape)
     from gguf import quants
 
     kind = getattr(quants, dtype.upper())
@@ -70,6 +76,14 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
     for at in range(0, len(rows), step):  # `quants.dequantize` converts 16 rows at once, in up to 6x the time
         values[at : at + step] = kind.dequantize_rows(rows[at : at + step])
     return values.reshape(shape)
+
+
+def _low_bits(blocks: np.ndarray, n_bits: int) -> np.ndarray:
+    """Convert blocks of Q1_0 or Q2_0, uint8 [n, 18], to float32 [n, 128 / n_bits]."""
+    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    codes = (blocks[:, 2:, None] >> np.arange(0, 8, n_bits, dtype=np.uint8)) & (2**n_bits - 1)
+    values = codes.reshape(len(blocks), -1).astype(np.float32)
+    return d * (2 * values - 1 if n_bits == 1 else values - 1)
 
 
 def widened(raw: np.ndarray, dtype: str) -> np.ndarray:

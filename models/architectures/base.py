@@ -46,7 +46,11 @@ class Weights:
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    return ops.linear(x, w(name), w.bias(name))
+    """Return the product with a weight, times its factor, plus its bias, if there are any."""
+    if (factor := w.get(f"{name}.factor")) is None:
+        return ops.linear(x, w(name), w.bias(name))
+    y = ops.mul_vector(ops.linear(x, w(name)), factor)
+    return y if (bias := w.bias(name)) is None else ops.add_vector(y, bias)
 
 
 def all_weights(model: Weighted) -> list[WeightSpec]:

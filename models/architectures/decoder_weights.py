@@ -22,6 +22,7 @@ from vkbackend.models.architectures.reading import (
     read_factors,
     read_n_ahead,
     read_rope,
+    read_scales,
 )
 from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
@@ -73,6 +74,7 @@ class DecoderWeights:
         self.in_file: frozenset[str] = frozenset()
         self.low_rank: Sequence[WeightSpec] = ()
         self.n_adapters = 0
+        self._scales = read_scales(gguf)
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
 
     # ---- hyper-parameters ----
@@ -101,7 +103,9 @@ class DecoderWeights:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        return {"output.weight"} if self.encodes else set()
+        # Kernels that quantize inputs to NVFP4 read the scales of inputs.
+        of_inputs = {name.replace(".scale", ".input_scale") for name in self._scales}
+        return {*self._scales, *of_inputs} | ({"output.weight"} if self.encodes else set())
 
     def outer_weights(self) -> list[WeightSpec]:
         """Return the weights outside the layers."""
@@ -126,11 +130,14 @@ class DecoderWeights:
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
                 stored = spec.part.tensor if spec.part else spec.name
+                role = MIRROR if spec.role.axis else spec.role
+                if (factor := self._scales.get(_named(stored, "scale"))) is not None:
+                    values = np.full(spec.shape[0], factor, np.float32)
+                    specs.append(WeightSpec(_named(spec.name, "factor"), values.shape, role, values=values))
                 takes_bias = len(spec.shape) == 2 and (spec.role.dim or spec.part)
-                if takes_bias and _bias(stored) in self._shapes:
-                    role = MIRROR if spec.role.axis else spec.role
-                    part = spec.part and replace(spec.part, tensor=_bias(stored))
-                    specs.append(WeightSpec(_bias(spec.name), spec.shape[:1], role, part=part))
+                if takes_bias and (bias := _named(stored, "bias")) in self._shapes:
+                    part = spec.part and replace(spec.part, tensor=bias)
+                    specs.append(WeightSpec(_named(spec.name, "bias"), spec.shape[:1], role, part=part))
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
@@ -223,5 +230,5 @@ def _full(prefix: str, name: str) -> str:
     return f"{prefix}{name}" if "." in name else f"{prefix}{name}.weight"
 
 
-def _bias(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.bias"
+def _named(name: str, kind: str) -> str:
+    return f"{name.removesuffix('.weight')}.{kind}"

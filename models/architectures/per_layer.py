@@ -47,7 +47,7 @@ class PerLayerInputs(gemma3.Model):
     def unread(self) -> set[str]:
         sharing = range(self.n_owners, self.n_layer)
         ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
-        return {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
+        return super().unread() | {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
 
     def weights(self) -> list[WeightSpec]:
         n, wide = self.n_embd_layer, self.n_embd_layer * self.n_layer

@@ -142,6 +142,7 @@ def read_floats(gguf: GGUF, key: str, n_layer: int, low: float = -math.inf) -> t
     return values[:n_layer]
 
 
+SCALED_MATRICES = "attn_q attn_k attn_v attn_qkv attn_output ffn_gate ffn_up ffn_down".split()
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -196,6 +197,17 @@ def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),
         "temperature_length": length or read_orig_ctx(gguf, n_ctx_train),
+    }
+
+
+def read_scales(gguf: GGUF) -> dict[str, float]:
+    """Return the factors of matrices by tensor name. llama.cpp's converter stores one per NVFP4 matrix. The
+    factors of experts and of other matrices are refused, because no graph reads them."""
+    names = [f"{name}.scale" for name in SCALED_MATRICES]
+    return {
+        name: float(gguf.data(name).view("<f4")[0])
+        for name, info in gguf.tensors.items()
+        if name.endswith(tuple(names)) and (info.type, info.shape) == ("f32", (1,))
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import NEWER
 
 # The limits are several times the sizes of the largest models: 262,144 tokens, 580,000 merges, 20 MB of
 # header and 60,000 tensors.
@@ -49,7 +50,7 @@ FLOATS = frozenset({6, 12})
 # type id -> (name, elements per block, bytes per block)
 TENSOR_TYPES = {
     int(t): (t.name.lower(), *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType if t in GGML_QUANT_SIZES
-}
+} | NEWER
 
 U64 = struct.Struct("<Q")
 

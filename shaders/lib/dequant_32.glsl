@@ -1,7 +1,15 @@
-// Blocks of 32 elements with one scale; part of dequant.glsl. Below, `nibbles` are 16 bytes. The low nibble
-// of byte j is element j, and the high nibble is element j + 16.
+// Blocks of 32 elements with one scale, and NVFP4; part of dequant.glsl. Below, `nibbles` are 16 bytes. The low
+// nibble of byte j is element j, and the high nibble is element j + 16.
 
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
+
+#if defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
+// A nibble has a sign bit and 3 bits for the values 0, 1, 2, 3, 4, 6, 8, 12, twice the numbers of E2M1.
+ivec4 values4(uvec4 q) {
+    const ivec4 magnitude = ivec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
+    return mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
+}
+#endif
 
 #if defined(TYPE_Q4_0)
 // A block is f16 d, nibbles q. An element is d * (q - 8).
@@ -54,8 +62,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_MXFP4)
-// A block is u8 e, nibbles q. A nibble has a sign bit and 3 bits for the values 0, 1, 2, 3, 4, 6, 8, 12. An
-// element is 2^(e - 128) * value.
+// A block is u8 e, nibbles q. An element is 2^(e - 128) * values4(nibble).
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 17u
 
@@ -64,10 +71,23 @@ float scale_of(uint b, uint k) {
     return uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: subnormal
 }
 
-ivec4 values4(uvec4 q) {
-    const ivec4 magnitude = ivec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
-    return mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
+vec4 decode4(uint b, uint k, uint part) { return scale_of(b, k) * vec4(values4(nibbles4(b + 1, k, part))); }
+
+#elif defined(TYPE_NVFP4)
+// A block is u8 s[4], and 8 bytes of nibbles for each of four groups of 16 elements. The low nibbles are the
+// group's elements 0..7, the high nibbles its elements 8..15. An element is |s| / 2 * values4(nibble), with the
+// group's E4M3 number s. The NaN 0x7F means 0.
+#define ROW_UNIT 64u
+#define BLOCK_NBYTES 36u
+
+float scale_of(uint b, uint k) {
+    const uint s = u8_at(b + k / 16), e4m3 = s & 0x7Fu;
+    const float normal = uintBitsToFloat((e4m3 << 20) + (119u << 23));
+    return s == 0x7Fu ? 0.0 : e4m3 < 8 ? float(e4m3) * (1.0 / 1024.0) : normal;
 }
 
-vec4 decode4(uint b, uint k, uint part) { return scale_of(b, k) * vec4(values4(nibbles4(b + 1, k, part))); }
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 q = codes4(u32_at(b + 4 + k / 16 * 8 + part), (k & 8u) >> 1, 15u);
+    return scale_of(b, k) * vec4(values4(q));
+}
 #endif

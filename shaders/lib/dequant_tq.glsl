@@ -1,4 +1,5 @@
-// Ternary formats; part of dequant.glsl. A block has 256 elements, which are -d, 0 or d.
+// Formats of one and two bits; part of dequant.glsl. Elements of the ternary formats TQ1_0 and TQ2_0 are -d, 0
+// or d.
 
 #if defined(TYPE_TQ1_0)
 // A block is u8 q[52], f16 d. An element is d * (digit - 1). A byte stores five elements, or four in the last
@@ -26,5 +27,25 @@ vec4 decode4(uint b, uint k8, uint part) {
 vec4 decode4(uint b, uint k, uint part) {
     const uvec4 q = codes4(u32_at(b + k / 128 * 32 + k % 32 + part), k / 32 % 4 * 2, 3u);
     return f16_at(b + 64) * (vec4(q) - 1.0);
+}
+
+#elif defined(TYPE_Q1_0)
+// A block is f16 d, u8 q[16]. Element k is d if bit k of q is set, else -d.
+#define ROW_UNIT 128u
+#define BLOCK_NBYTES 18u
+
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 q = (uvec4(u8_at(b + 2 + k / 8) >> part) >> uvec4(0, 1, 2, 3)) & 1u;
+    return f16_at(b) * (2.0 * vec4(q) - 1.0);
+}
+
+#elif defined(TYPE_Q2_0)
+// A block is f16 d, u8 q[16]. The code of element k is bits 2k and 2k + 1 of q. An element is d * (code - 1).
+#define ROW_UNIT 64u
+#define BLOCK_NBYTES 18u
+
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 q = (uvec4(u16_at(b + 2 + k / 4) >> (2 * part)) >> uvec4(0, 2, 4, 6)) & 3u;
+    return f16_at(b) * (vec4(q) - 1.0);
 }
 #endif

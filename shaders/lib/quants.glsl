@@ -42,7 +42,7 @@ uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (
 // Expand 16 bits to bytes of 0 or 1.
 uvec4 spread16(uint bits) { return (((uvec4(bits) >> uvec4(0, 4, 8, 12)) & 15u) * 0x00204081u) & 0x01010101u; }
 
-#if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4)
+#if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
 uint pick(uint mask, uint a, uint b) { return (a & mask) | (b & ~mask); }
 
 // In every nibble, swap bit i of word j and bit j of word i.
@@ -58,7 +58,7 @@ uvec4 transposed(uvec4 v) {
 // code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. Selecting each
 // value from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
-#ifdef TYPE_MXFP4
+#if defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
     const uint t = pick(q.z, q.y, negative);
     low.x = q.x ^ both;
@@ -148,6 +148,38 @@ const int CODE_END = 128;
 #define SIGNED_CODES
 
 Quants quants(uint b, uint k, uint part) { return Quants(looked_up(u128_at(b + 1), part / 4), scale_of(b, k), 0.0); }
+
+#elif defined(TYPE_NVFP4)
+const uint GROUP = 16;
+const int CODE_OFFSET = 0;
+const int CODE_END = 128;
+#define SIGNED_CODES
+
+Quants quants(uint b, uint k, uint part) {
+    const uint at = (b + 4 + (k + part) / 16 * 8) >> 2;
+    const uvec2 words = uvec2(word_at(at), word_at(at + 1));
+    return Quants(looked_up(uvec4(words, words >> 4), 0), scale_of(b, k + part), 0.0);
+}
+
+#elif defined(TYPE_Q1_0)
+const uint GROUP = 32;
+const int CODE_OFFSET = 1;
+const int CODE_END = 4;
+
+Quants quants(uint b, uint k, uint part) {
+    return Quants(spread16(u16_at(b + 2 + (k + part) / 8)) << 1, f16_at(b), 0.0);
+}
+
+#elif defined(TYPE_Q2_0)
+const uint GROUP = 32;
+const int CODE_OFFSET = 1;
+const int CODE_END = 4;
+
+Quants quants(uint b, uint k, uint part) {
+    const uvec4 four = (uvec4(u32_at(b + 2 + (k + part) / 4)) >> uvec4(0, 8, 16, 24)) & 0xFFu;
+    const uvec4 two = (four | (four << 12)) & 0x000F000Fu;
+    return Quants((two | (two << 6)) & 0x03030303u, f16_at(b), 0.0);
+}
 
 #elif defined(TYPE_IQ4_NL)
 const uint GROUP = 32;

@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from newer_types import ggml_type
 
 from vkbackend import shaderlib
 from vkbackend.formats import block_of, row_nbytes
@@ -124,7 +125,7 @@ def write_tiny(
             continue
         if stored := (types or {}).get(name):
             raw = stored_as(stored, values)
-            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[stored.upper()])
+            writer.add_tensor(name, raw, raw_dtype=ggml_type(stored))
             continue
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and values.dtype == np.float32
         if is_matrix and t.dtype != "F32":

@@ -7,6 +7,8 @@ import pytest
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
+from oracles import make_formats
+from places import GOLDEN
 
 from vkbackend import codebooks, shaderlib
 from vkbackend.buffer import Buffer, Home, View
@@ -35,6 +37,22 @@ def test_unknown_and_broken_rows_are_refused() -> None:
         row_nbytes("q8_0", 33)
 
 
+GOLDEN_BLOCKS = np.load(GOLDEN / "formats.npz")
+
+
+@pytest.mark.parametrize("dtype", make_formats.FORMATS)
+def test_blocks_decode_as_in_llama_cpp(dtype: str) -> None:
+    raw, want = GOLDEN_BLOCKS[dtype], GOLDEN_BLOCKS[f"{dtype} values"]
+    values = dequantize(raw.reshape(-1), dtype, (len(raw), len(want) // len(raw)))
+    np.testing.assert_array_equal(values.reshape(-1).view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.oracle
+def test_llama_cpp_decodes_the_golden_blocks() -> None:
+    for name, values in make_formats.arrays().items():
+        np.testing.assert_array_equal(values, GOLDEN_BLOCKS[name])
+
+
 @pytest.mark.parametrize("dtype", shaderlib.weight_types())
 @pytest.mark.parametrize("padding", [0, 2, 5])
 def test_dequantize_ignores_padding(dtype: str, padding: int) -> None:
@@ -44,7 +62,10 @@ def test_dequantize_ignores_padding(dtype: str, padding: int) -> None:
     stored = raw.reshape(3, -1)
     if dtype not in ("f32", "f16"):
         stored = stored.view(np.uint8)
-    want = gguf_dequantize(stored, GGMLQuantizationType[dtype.upper()])
+    if dtype in ("q1_0", "q2_0"):
+        want = dequantize(raw.reshape(-1).view(np.uint8), dtype, (3, width))
+    else:
+        want = gguf_dequantize(stored, GGMLQuantizationType[dtype.upper()])
     padded = np.concatenate([raw.reshape(-1).view(np.uint8), np.full(padding, 0xFF, np.uint8)])
     np.testing.assert_array_equal(dequantize(padded, dtype, (3, width)), want)
 

@@ -130,6 +130,7 @@ SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q6_k": ((208,), 4096), "iq4_nl": ((0,), 127), "iq4_xs": ((0,), 4064), "tq1_0": ((52,), 1),
     "tq2_0": ((64,), 2), "iq3_s": ((0,), 465), "iq3_xxs": ((0,), 481), "iq2_s": ((0,), 167),
     "iq2_xs": ((0,), 167), "iq2_xxs": ((0,), 167), "iq1_s": ((0,), 17),
+    "q1_0": ((0,), 1), "q2_0": ((0,), 2),
 }  # fmt: skip
 
 
@@ -144,6 +145,11 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     blocks = rng.integers(0, 256, (math.prod(shape) // elements, nbytes), np.uint8)
     if dtype == "mxfp4":  # values: up to 12 scales
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
+        return Tensor(shape, dtype, blocks)
+    if dtype == "nvfp4":  # values: up to 12 scales, some of which are 0 or subnormal
+        largest = 8 * max(0, 3 + math.floor(math.log2(scale)))
+        blocks[:, :4] = rng.integers(max(0, largest - 24), largest + 8, (len(blocks), 4))
+        blocks[::7, 0] = 0x7F  # NaN in E4M3, which means 0
         return Tensor(shape, dtype, blocks)
     if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words
         scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")

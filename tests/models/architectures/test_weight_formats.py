@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import struct
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, device_params, in_turn, nmse, only, product, some
+from device_sets import DEVICE_SETS, device_params, in_turn, nmse, only, product, some, wide
 from gguf.constants import GGMLQuantizationType
+from gguf_files import STRING, U32, payload, with_keys
 from llama_float64 import forward
 from material import shared_models
+from oracles import llama_cpp
 from prefills import TOKENS, opened, prefill
 from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
@@ -19,6 +22,7 @@ from tiny_models import Tiny, tensors, write_tiny
 from vkbackend import env, shaderlib
 from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import UnsupportedModel
+from vkbackend.formats import dequantize
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -155,6 +159,54 @@ def test_export_of_all_formats_equals_the_file(all_formats: Path, tmp_path: Path
     assert exported(all_formats, tmp_path) == all_formats.read_bytes()
 
 
+# ---- matrices with a factor ----
+
+SMALL = Tiny("llama", n_embd=64, n_head=4, n_head_kv=2, head_dim=64, n_ff=192)
+
+
+def with_factors(folder: Path) -> tuple[Path, Path]:
+    """Write a model with NVFP4 matrices and factors, and the model of their products in F32."""
+    matrices = [name for name, values in tensors(SMALL) if values.ndim > 1 and name.startswith("blk.")]
+    rng = np.random.default_rng(1)
+    factors = {name: rng.uniform(0.2, 1.5, 1).astype(np.float32) for name in matrices}
+    change: dict[str, np.ndarray | None] = {}
+    for name, factor in factors.items():
+        change[name.replace(".weight", ".scale")] = factor
+        change[name.replace(".weight", ".input_scale")] = rng.uniform(1, 2, 1).astype(np.float32)
+    biases = {name: rng.normal(size=values.shape).astype(np.float32)
+              for name, values in tensors(SMALL) if name.endswith(".bias")}  # fmt: skip
+    path = write_tiny(folder / "nvfp4.gguf", SMALL, change | biases, dict.fromkeys(matrices, "nvfp4"))
+    with GGUF.open(path) as gguf:
+        products = {name: dequantize(gguf.data(name), "nvfp4", gguf.tensors[name].shape) * factors[name]
+                    for name in matrices}  # fmt: skip
+    return path, write_tiny(folder / "f32.gguf", SMALL, biases | products)
+
+
+@pytest.mark.parametrize("devices", [pytest.param(["numpy"] * 2, id="numpy"), *map(wide, DEVICE_SETS)])
+def test_factors_of_matrices(tmp_path: Path, devices: list[str]) -> None:
+    path, products = with_factors(tmp_path)
+    with opened(path, devices) as runner:
+        assert nmse(prefill(runner), forward(products, TOKENS)) <= (1e-10 if "numpy" in devices else 1e-6)
+
+
+@pytest.mark.oracle
+def test_factors_of_matrices_in_llama_cpp(tmp_path: Path) -> None:
+    path, _ = with_factors(tmp_path)
+    values = {"tokenizer.ggml.model": (STRING, "no_vocab"), "llama.vocab_size": (U32, SMALL.n_vocab)}
+    keys = {name: struct.pack("<I", kind) + payload(kind, v) for name, (kind, v) in values.items()}
+    with GGUF.open(path) as gguf:
+        for_llama_cpp = tmp_path / "keys.gguf"
+        for_llama_cpp.write_bytes(with_keys(gguf, keys))
+    with opened(path, ["numpy"]) as runner:
+        assert nmse(prefill(runner), llama_cpp.logits(for_llama_cpp, [TOKENS], SMALL.n_vocab)) <= 2e-3
+
+
+def test_factors_of_other_tensors_are_refused(tmp_path: Path) -> None:
+    change = {"output.scale": np.ones(1, np.float32)}
+    with pytest.raises(UnsupportedModel, match=r"does not use: output\.scale"):
+        load_runner(write_tiny(tmp_path / "odd.gguf", SMALL, change), devices=["numpy"])
+
+
 # ---- float formats that devices store as f32 ----
 
 
@@ -176,7 +228,7 @@ def test_norms_biases_and_routers_in_f16_and_bf16(tmp_path: Path, dtype: str) ->
     [
         ("blk.1.ffn_gate_inp.weight", "q8_0", "f32, f16, bf16"),
         ("blk.1.attn_q.weight", "q8_1", "f32, f16, bf16, q4_0"),
-        ("blk.1.attn_q.weight", "nvfp4", "f32, f16, bf16, q4_0"),
+        ("blk.1.attn_q.weight", "i8", "f32, f16, bf16, q4_0"),
         ("blk.1.attn_norm.weight", "q8_0", "f32, f16, bf16"),
     ],
 )
