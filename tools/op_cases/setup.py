@@ -147,8 +147,8 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
         return Tensor(shape, dtype, blocks)
     if dtype == "nvfp4":  # values: up to 12 scales, some of which are 0 or subnormal
-        largest = 8 * max(0, 3 + math.floor(math.log2(scale)))
-        blocks[:, :4] = rng.integers(max(0, largest - 24), largest + 8, (len(blocks), 4))
+        most = 8 * max(0, 3 + math.floor(math.log2(scale)))
+        blocks[:, :4] = rng.integers(max(0, most - 24), most + 8, (len(blocks), 4))
         blocks[::7, 0] = 0x7F  # NaN in E4M3, which means 0
         return Tensor(shape, dtype, blocks)
     if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words
