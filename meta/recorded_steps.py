@@ -26,6 +26,9 @@ from vkbackend.runtime import Executable
 # assumed to need 128 words for the commands and descriptors of a dispatch.
 MAX_NBYTES, MIN_STEPS = 2 << 30, 32
 STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
+# lavapipe maps memory for the descriptor set of each dispatch, and crashes if the kernel refuses a map. A
+# process may have 65,530 maps (vm.max_map_count). 128 steps of 40 layers (104,000 commands) had 64,000.
+MAX_CPU_COMMANDS = 64_000
 COMPILING_SLICE_S = 0.002  # A step that is recorded ahead stops compiling within this time.
 
 Values = dict[str, list[View | None]]
@@ -55,6 +58,11 @@ class Step:
         driver = CPU_NBYTES if self.on_cpu else DRIVER_NBYTES
         return sum(STORED_NBYTES * len(r.stored) + driver * r.n_commands for r in recordings)
 
+    @property
+    def n_cpu_commands(self) -> int:
+        """The commands of software drivers."""
+        return sum(e.recording.n_commands for e in self.executables) if self.on_cpu else 0
+
 
 class _Awaited(Exception):
     """A request arrived while a step was recorded ahead."""
@@ -83,8 +91,9 @@ class RecordedSteps:
     def record_ahead(self, kind: StepKind, is_awaited: Callable[[], bool]) -> bool:
         """Record a step that no request needs yet. Return whether the step was recorded. The recording stops
         as soon as `is_awaited` returns true, which is called before every layer of the graph and of each
-        device. Steps recorded ahead are closed first, and leave half of the memory to others."""
-        if kind in self.by_kind or self.nbytes > MAX_NBYTES // 2:
+        device. Steps recorded ahead are closed first, and leave half of the room to others."""
+        is_half_full = self.nbytes > MAX_NBYTES // 2 or self.n_cpu_commands > MAX_CPU_COMMANDS // 2
+        if kind in self.by_kind or is_half_full:
             return False
         self._is_awaited = is_awaited
         try:
@@ -117,6 +126,10 @@ class RecordedSteps:
     def nbytes(self) -> int:
         return sum(step.nbytes for step in self.by_kind.values())
 
+    @property
+    def n_cpu_commands(self) -> int:
+        return sum(step.n_cpu_commands for step in self.by_kind.values())
+
     def of(self, kind: StepKind) -> Step:
         step = self.by_kind.get(kind)
         if step is None:
@@ -125,21 +138,22 @@ class RecordedSteps:
                 step = self._record(kind)
             self.n_recorded += 1
             self.record_s += time.perf_counter() - began
-            self._make_room(step.nbytes)
+            self._make_room(step)
             self.by_kind[kind] = step
         self._n_asked += 1
         step.used = self._n_asked
         return step
 
-    def _make_room(self, nbytes: int) -> None:
-        """Close the least recently used steps until `nbytes` more fit. Runs end before the next call, so no
-        recorded step is running."""
-        nbytes += self.nbytes
+    def _make_room(self, new: Step) -> None:
+        """Close the least recently used steps until `new` fits. Runs end before the next call, so no recorded
+        step is running."""
+        nbytes, n_commands = self.nbytes + new.nbytes, self.n_cpu_commands + new.n_cpu_commands
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
-            if nbytes <= MAX_NBYTES or len(self.by_kind) < MIN_STEPS:
+            has_memory = nbytes <= MAX_NBYTES or len(self.by_kind) < MIN_STEPS
+            if has_memory and n_commands <= MAX_CPU_COMMANDS:
                 break
             step = self.by_kind.pop(kind)
-            nbytes -= step.nbytes
+            nbytes, n_commands = nbytes - step.nbytes, n_commands - step.n_cpu_commands
             self._close(step)
 
     def _close(self, step: Step) -> None:

@@ -18,8 +18,9 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, then prompts together with decoding sequences. A running server first gets the steps with one
-    bucket more or fewer rows, and one more or fewer outputs, than the latest steps.
+    or less, for one sequence, for all, and for some, then prompts together with decoding sequences. A running
+    server first gets the steps with one bucket more or fewer rows, and one more or fewer outputs, than the
+    latest steps.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))
@@ -35,13 +36,18 @@ def likely_kinds(
                     yield kind._replace(n_rows=n_rows, n_outputs=n_outputs)
     yield from (StepKind(n, n, Mix.DECODE, wanted) for n in outputs)
     largest_first = [n for n in reversed(rows) if n > MAX_VEC_ROWS]
-    for n_outputs in (1, 2, 4, 8):
-        for n_rows in largest_first if n_outputs == 1 else largest_first[:2]:
-            if n_outputs in outputs:
+    # One prompt, then a prompt for every slot, then prompts for some slots.
+    for n_outputs in dict.fromkeys((1, outputs[-1], *outputs)):
+        for n_rows in largest_first:
+            if n_outputs < n_rows:
                 halves = 0 < shape.halves <= n_rows
                 mix = mix_of(n_rows // 2 if halves else n_rows)
                 yield StepKind(n_rows, n_outputs, mix, wanted, halves=halves)
-    for n_outputs in outputs[1:]:
+        if n_outputs == 1:
+            # Few rows with a run of several: this run has one output, or none before its prompt ends.
+            few = [n for n in rows if 1 < n <= MAX_VEC_ROWS]
+            yield from (StepKind(n, k, Mix.FEW, wanted) for n in few for k in outputs if k <= bucket(n - 1))
+    for n_outputs in outputs:
         for n_rows in reversed(largest_first):
             if n_outputs < n_rows:
                 yield StepKind(n_rows, n_outputs, Mix.BOTH, wanted)

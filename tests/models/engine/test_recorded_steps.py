@@ -67,3 +67,23 @@ def test_the_limit_on_commands_limits_the_steps(models: Path, monkeypatch: pytes
     last_logits(runner, 1)
     assert recorded_sizes(runner) == [1, 2, 12], "2 was used again, 8 was not"
     runner.close()
+
+
+def test_the_limit_of_software_drivers_has_no_least_number_of_steps(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = open_runner(models, ["0"])
+    last_logits(runner, 1)
+    steps = runner.mesh.steps
+    n_commands = steps.n_cpu_commands
+    assert n_commands > 10 and steps.by_kind
+    monkeypatch.setattr(recorded_steps, "MAX_CPU_COMMANDS", 3 * n_commands)
+    for n in (2, 5, 9, 2):
+        last_logits(runner, n)
+        assert steps.n_cpu_commands <= recorded_steps.MAX_CPU_COMMANDS
+    assert 1 < len(steps.by_kind) < recorded_steps.MIN_STEPS and recorded_sizes(runner)[0] == 2
+    n_steps = len(steps.by_kind)
+    while runner.record_ahead(lambda: False):
+        pass
+    assert len(steps.by_kind) == n_steps, "more than half of the commands are in use"
+    runner.close()
