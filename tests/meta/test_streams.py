@@ -75,6 +75,8 @@ def test_equal_bits(
     first = next(iter(nbytes.values()))
     plain.close()
     for pinned, n_pinned in ((0.0, 0), (first / 2**20, 1)):
+        if n_pinned == len(nbytes):  # a model with one layer in host memory
+            continue
         runner = opened(path, devices, pinned, **options)
         assert len(runner.layout.streamed) == len(nbytes) - n_pinned
         with monkeypatch.context() as patch:
