@@ -3,6 +3,7 @@ exchange sums n_embd values per row for any number of used experts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -90,24 +91,28 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
         matrices = [(e.gate, e.gate_bias, a)] if e.gate else []
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
-        if e.weighs_input:
-            assert router.n_used == 1, "x has one weight per row"
+        weighs_rows = e.weighs_input and router.n_used == 1  # x has one weight per row
+        if weighs_rows:
             each = y.on(d).reshape(*each.shape)
         # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only activations
         # read these ends.
-        weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
+        weighed = _weighed(graph, d, x.on(d), weights) if weighs_rows else None
         adapted = expert_ids(graph, d, ids, (e.gate, e.up, e.down))
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, pairs, out)
             adapt_experts(graph, d, w, weighed or x.on(d), adapted, out)
+        if e.weighs_input and not weighs_rows:
+            # down(act(w gate x) * (w up x)) = w down(act(w gate x) * up x)
+            assert e.gate and not (e.gate_bias or e.up_bias or e.down_bias), "biases have no weight"
+            a = _weighed(graph, d, a, weights)
         _activate(graph, on, e, a, b)
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, pairs, each)
         adapt_experts(graph, d, e.down, a, adapted, each)
-        if not e.weighs_input:
+        if not weighs_rows:
             on.moe_sum(each, weights, y.on(d))
     return y
 
@@ -134,9 +139,11 @@ def _activate(graph: TensorGraph, on: device_ops.Recorder, e: Experts, a: View, 
     on.glu(a, b, a, act="silu" if e.limits_gate else "none")
 
 
-def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
-    y = graph.scratch((x.rows, x.width), "moe weighed")
-    graph.on(d, "moe").moe_sum(x.on(d).reshape(x.rows, 1, x.width), weights, y)
+def _weighed(graph: TensorGraph, d: int, x: View, weights: View) -> View:
+    """Return each row of x, multiplied by its weight."""
+    y, n_rows, width = graph.scratch(x.shape, "moe weighed"), math.prod(x.shape[:-1]), x.shape[-1]
+    by_row = weights.reshape(n_rows, 1)
+    graph.on(d, "moe").moe_sum(x.reshape(n_rows, 1, width), by_row, y.reshape(n_rows, width))
     return y
 
 

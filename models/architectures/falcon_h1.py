@@ -16,14 +16,24 @@ from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState,
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
 
 
 class Model(StateSpaceDecoder):
+    freq_factors = True
+
     def read_config(self, gguf: GGUF) -> Config:
         self.scan = Scan.from_gguf(gguf)
         config = super().read_config(gguf)
         self.recurrent = [True] * len(config.layers)
         return config
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        """Return the table without the frequency factors that some programs write."""
+        return {"rope": replace(super().read_ropes(gguf)["rope"], freq_factors=None)}
+
+    def unread(self) -> set[str]:
+        return super().unread() | {"rope_freqs.weight"}
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         return [*Decoder.attention_weights(self, il), *self.scan_weights(il)]

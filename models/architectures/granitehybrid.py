@@ -7,6 +7,7 @@ from __future__ import annotations
 from vkbackend.models.architectures import granite
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import ROPE_FACTORS
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
@@ -14,6 +15,7 @@ from vkbackend.rope import RopeTable
 
 class Model(granite.Model, StateSpaceDecoder):
     mixture = Mixture()
+    freq_factors = True
 
     def read_config(self, gguf: GGUF) -> Config:
         self.read_multipliers(gguf)
@@ -25,6 +27,9 @@ class Model(granite.Model, StateSpaceDecoder):
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         return super().read_ropes(gguf) if self.everywhere else {}
+
+    def unread(self) -> set[str]:
+        return super().unread() | (set() if self.everywhere else set(ROPE_FACTORS))
 
     def has_rope(self, il: int) -> bool:
         return self.everywhere

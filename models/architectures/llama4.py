@@ -1,7 +1,7 @@
 """llama4 (the text models of Llama 4 Scout and Maverick): three of four layers attend within chunks of 8,192
 positions, with RoPE. In layers with RoPE, the heads of q and k have norms without weights, except in models
 with 128 experts. The fourth layer attends to all positions without RoPE, and scales q by a temperature. Every
-layer or every second layer has a shared expert, and one routed expert whose input is multiplied by a sigmoid.
+layer or every second layer has a shared expert, and routed experts whose inputs are multiplied by sigmoids.
 Meta 2025, "The Llama 4 herd".
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights
@@ -34,8 +33,7 @@ class Model(Decoder):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False), weighs_input=True)
 
     def read_config(self, gguf: GGUF) -> Config:
-        if (n_used := read_count(gguf, "expert_used_count")) != 1:
-            raise UnsupportedModel(f"llama4.expert_used_count = {n_used} is not supported; only 1 is")
+        read_count(gguf, "expert_used_count")  # Optional in `read_mixtures`.
         self.chunk = int(gguf.u32("llama4.attention.sliding_window", CHUNK))
         n_ff, n_shared = (read_count(gguf, f"{of}feed_forward_length") for of in ("", "expert_"))
         c = Config.from_gguf(gguf, replace(self.mixture, n_shared=n_shared))

@@ -1,5 +1,6 @@
 """Compares a file's tensors with its model's weights. Every weight needs the right shape and a supported
-type. Unread tensors are an error, except tensors of multi-token prediction layers (nextn)."""
+type. Unread tensors are an error, except tensors of multi-token prediction layers (nextn), of encoders of
+images and audio in the same file, and frequency factors that the architecture ignores."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ HEAD_TENSORS = frozenset(
     for name in ("cls", "cls.norm", "cls.output", "dense_2", "dense_3")
     for kind in ("weight", "bias")
 )
+
+ENCODERS = "v.", "a.", "mm."  # the prefixes of their tensors
 
 
 class FileSource:
@@ -69,7 +72,7 @@ def check_weights(gguf: GGUF, model: Weighted) -> dict[str, str]:
     if gguf.draft_head and model.draft_head:
         check_weights(gguf.draft_head, model.draft_head)  # whose errors name its file
     types = {}
-    used = {*ROPE_FACTORS, *HEAD_TENSORS, *ahead_tensors(gguf, model), *model.unread()}
+    used = {*ROPE_FACTORS, *HEAD_TENSORS, *ahead_tensors(gguf, model), *model.unread(), *of_encoders(gguf)}
     for spec in all_weights(model):
         if spec.values is not None:
             types[spec.name] = spec.dtype
@@ -104,6 +107,11 @@ def ahead_tensors(gguf: GGUF, model: Weighted) -> list[str]:
     return [name for name in gguf.tensors if name.startswith(after) or ".nextn." in name]
 
 
+def of_encoders(gguf: GGUF) -> list[str]:
+    """Return the tensors of encoders of images and audio that some programs add to a text model's file."""
+    return [] if gguf.architecture == "clip" else [name for name in gguf.tensors if name.startswith(ENCODERS)]
+
+
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
     lines = []
     if skipped := ahead_tensors(gguf, model):
@@ -112,6 +120,13 @@ def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
             f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
             f"{'; --spec-type draft-mtp uses them' if model.predicts_ahead else ''}"
         )
+    if others := of_encoders(gguf):
+        lines.append(
+            f"{len(others)} tensors of encoders of images or audio are not used ({others[0]}, ...); --mmproj "
+            "reads them from a separate file"
+        )
+    if factors := {*ROPE_FACTORS} & model.unread() & gguf.tensors.keys():
+        lines.append(f"{gguf.architecture} does not use the file's {', '.join(sorted(factors))}")
     if n_ctx > model.n_ctx_train:
         lines.append(
             f"the context of {n_ctx} tokens is longer than the {model.n_ctx_train} the model was trained with"

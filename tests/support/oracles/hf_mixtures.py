@@ -203,14 +203,14 @@ def minimax_m2(m: Fixture) -> tuple[Any, State]:
     return config, state
 
 
-@builder("llama4", "llama4+chunks")
+@builder("llama4", "llama4+chunks", "llama4+two")
 def llama4(m: Fixture) -> tuple[Any, State]:
     k = m.keys
     config = transformers.Llama4TextConfig(
         **common(m, intermediate_size=k["expert_feed_forward_length"]),
         intermediate_size_mlp=k["feed_forward_length"],
         num_local_experts=k["expert_count"],
-        num_experts_per_tok=1,
+        num_experts_per_tok=k["expert_used_count"],
         interleave_moe_layer_step=k["interleave_moe_layer_step"],
         attention_chunk_size=k.get("attention.sliding_window", 8192),
         floor_scale=k.get("attention.temperature_length", 8192),

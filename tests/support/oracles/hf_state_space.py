@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
-from oracles.hf_dense import multipliers
-from oracles.hf_parts import State, builder, common, fused_experts, halves_from_pairs, layers, renamed
+from oracles.hf_dense import llama3_rope, multipliers
+from oracles.hf_parts import State, builder, common, fused_experts, halves_from_pairs, layers, renamed, rope
 
 
 def scans(m: Fixture, state: State, where: str) -> None:
@@ -72,7 +72,12 @@ def granitehybrid(m: Fixture) -> tuple[Any, State]:
     kv, n_expert = k["attention.head_count_kv"], k.get("expert_count", 0)
     shared = k.get("expert_shared_feed_forward_length", k["feed_forward_length"])
     config = transformers.GraniteMoeHybridConfig(
-        **common(m, num_key_value_heads=max(kv), intermediate_size=k["feed_forward_length"]),
+        **common(
+            m,
+            num_key_value_heads=max(kv),
+            intermediate_size=k["feed_forward_length"],
+            rope_parameters=llama3_rope(m) if "rope_freqs.weight" in m.tensors else rope(m),
+        ),
         **multipliers(m),
         **mamba_sizes(m),
         num_local_experts=n_expert,
@@ -82,7 +87,7 @@ def granitehybrid(m: Fixture) -> tuple[Any, State]:
         position_embedding_type="rope" if k["rope.scaling.finetuned"] else None,
     )
     state = renamed(
-        m, {"ffn_gate_inp": "block_sparse_moe.router"}, r"_exps\.|_shexp\.|ssm_|ffn_(gate|up|down)\."
+        m, {"ffn_gate_inp": "block_sparse_moe.router"}, r"^rope_|_exps\.|_shexp\.|ssm_|ffn_(gate|up|down)\."
     )
     halves_from_pairs(m, state)
     fused_experts(m, state, "block_sparse_moe.experts")

@@ -163,6 +163,13 @@ def llama4(m: Fixture) -> None:
     llama4_layers(m, 5)
 
 
+@fixture("llama4+two")
+def llama4_two(m: Fixture) -> None:
+    """Build a model with two experts per token."""
+    llama4_layers(m, 4)
+    m.keys["expert_used_count"] = 2
+
+
 @fixture("llama4+chunks")
 def llama4_chunks(m: Fixture) -> None:
     """Build a model with chunks of 16 positions, in which the attention temperature grows every 16

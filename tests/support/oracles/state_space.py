@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from oracles.dense import GRANITE
+from oracles.dense import GRANITE, llama3_factors
 from oracles.fixture import Fixture
 from oracles.parts import (
     EXPERTS,
+    HEAD_DIM,
     N_EMBD,
     N_EXPERT,
     N_FF,
@@ -85,6 +86,7 @@ def granitehybrid(m: Fixture) -> None:
 def granitehybrid_dense(m: Fixture) -> None:
     kv = [0, 2, 0]
     base(m, 3, n_kv=kv, **GRANITE, **ssm(8, 1), rope__scaling__finetuned=True)
+    m.put("rope_freqs.weight", llama3_factors(HEAD_DIM, 1000.0))
     for il in range(3):
         if kv[il]:
             m.keys["attention.head_count_kv"] = kv[il]

@@ -1,0 +1,78 @@
+"""Files that programs other than llama.cpp's converter write compute the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import N_CTX, PROMPT, Fixture, write
+from oracles.fixtures import build
+from places import GOLDEN
+from prefills import opened, prefill
+
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.tensors import check_weights, notes
+
+pytestmark = pytest.mark.no_vulkan
+OPTIONS = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "reduce_type": "f32"}
+
+
+def logits(path: Path) -> np.ndarray:
+    with opened(path, ["numpy"], **OPTIONS) as runner:
+        return prefill(runner, PROMPT)
+
+
+def zero_heads(m: Fixture) -> None:
+    """State no heads in layers without attention, as llama.cpp's test of architectures does."""
+    heads = m.keys["attention.head_count"]
+    m.keys["attention.head_count"] = [heads * bool(n) for n in m.keys["attention.head_count_kv"]]
+
+
+def more_tensors(m: Fixture) -> None:
+    m.put("rope_freqs.weight", np.linspace(1, 9, m.keys["rope.dimension_count"] // 2))
+    m.put("v.blk.0.attn_q.weight", np.ones((8, 8)))
+    m.put("mm.0.bias", np.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param("lfm2moe", zero_heads, marks=pytest.mark.wide),
+        ("nemotron_h", zero_heads),
+        pytest.param("granitehybrid", zero_heads, marks=pytest.mark.wide),
+        ("falcon-h1", more_tensors),
+        pytest.param("granitehybrid", more_tensors, marks=pytest.mark.wide),
+    ],
+)
+def test_the_logits_are_equal(tmp_path: Path, name: str, change: Callable[[Fixture], None]) -> None:
+    fixture = build(name)
+    change(fixture)
+    got = logits(write(fixture, tmp_path / "model.gguf"))
+    assert nmse(got, np.load(GOLDEN / f"{name}.npz")["logits"]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "granitehybrid"])
+def test_tensors_that_change_nothing_are_named(tmp_path: Path, name: str) -> None:
+    fixture = build(name)
+    more_tensors(fixture)
+    with GGUF.open(write(fixture, tmp_path / "model.gguf")) as gguf:
+        model = load_model(gguf)
+        check_weights(gguf, model)
+        encoders, factors = notes(gguf, model, N_CTX)
+    assert encoders.startswith("2 tensors of encoders of images or audio are not used (v.blk.0.attn_q.weight")
+    assert factors == f"{name} does not use the file's rope_freqs.weight"
+
+
+def test_experts_in_every_second_layer(tmp_path: Path) -> None:
+    """With two layers, experts in every second layer equal experts after one dense layer."""
+    fixture = build("ernie4_5-moe")
+    fixture.keys["block_count"] = 2
+    for name in [name for name in fixture.tensors if name.startswith(("blk.2.", "blk.3."))]:
+        del fixture.tensors[name]
+    first = logits(write(fixture, tmp_path / "first.gguf"))
+    fixture.keys |= {"leading_dense_block_count": 0, "interleave_moe_layer_step": 2}
+    assert np.array_equal(logits(write(fixture, tmp_path / "second.gguf")), first)
