@@ -46,13 +46,8 @@ def logits(
     control vectors."""
     network = model(fixture)
     for il, direction in (steering or {}).items():
-<<<<<<< HEAD
-        base = network.base_model
-        layers = next(getattr(base, name) for name in ("layers", "h", "blocks") if hasattr(base, name))
-=======
         base = getattr(network, "model", network.base_model)  # Llama4ForCausalLM is its own base_model
-        layers = base.layers if hasattr(base, "layers") else base.h
->>>>>>> 33106d37 (models: files that other programs write: tensors of encoders, ignored frequency factors, experts in every n-th layer, two experts of llama4)
+        layers = next(getattr(base, name) for name in ("layers", "h", "blocks") if hasattr(base, name))
         layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
     return run(network, batches)
 
