@@ -30,7 +30,7 @@ class RopeTable:
     `sections` divides the pairs among the four components of a multimodal position: time, height, width and
     an unused one (Wang et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or
     `interleaved`. For text, time, height and width equal the token's position. The fourth component is 0, so
-    its pairs do not rotate. Raises InvalidArgument for bad values.
+    its contiguous pairs do not rotate. Raises InvalidArgument for bad values.
     """
 
     n_rot: int
@@ -116,9 +116,12 @@ class RopeTable:
         if not self.sections:
             return np.zeros(self.n_rot // 2, np.int64)
         time, height, width, _ = self.sections
-        sector = np.arange(self.n_rot // 2) % sum(self.sections)
+        pair = np.arange(self.n_rot // 2)
         if self.interleaved:
-            return np.where(sector < 3 * np.array([time, height, width])[sector % 3], sector % 3, 3)
+            # As in transformers, the reference of these models, all other pairs turn by time. llama.cpp does
+            # not rotate pairs 61 and 62 of Qwen3-VL's sections [24, 20, 20].
+            return np.where(pair < 3 * np.array([0, height, width])[pair % 3], pair % 3, 0)
+        sector = pair % sum(self.sections)
         return np.searchsorted(np.cumsum([time, height, width]), sector, side="right")
 
     @property
