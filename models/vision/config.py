@@ -23,6 +23,7 @@ NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patch
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
 MAX_TILES = 64  # of a picture
+WINDOW = 112  # Pixels of the side of a window of Qwen2.5-VL, in every released model.
 MAX_TOKENS = 2048  # Rows of a picture by default, in families whose pictures vary; llama.cpp has 4,096.
 # Families with another default. 1,024 rows of Qwen2.5-VL have up to 104 windows, of step.MAX_RUNS.
 DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}
@@ -67,6 +68,10 @@ class VisionConfig:
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
+
+    @property
+    def has_windows(self) -> bool:
+        return bool(self.n_wa_pattern or self.full_layers)
 
     @property
     def patch_side(self) -> int:

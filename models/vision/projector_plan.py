@@ -37,6 +37,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix
 from vkbackend.twins.device import NullDevice
 
+ANOTHER_DEVICE = "another --mmproj-device (none: the processor)"
 MAX_PATCHES = 1 << 15  # A dispatch has up to 65,535 rows.
 
 
@@ -74,12 +75,11 @@ class ProjectorPlan:
         least = self.limits.min_tokens or 1
         n_tokens = largest(1, self.encoder.config.most_tokens(self.limits), fits)
         ways = [f"--image-max-tokens {n_tokens}"] if n_tokens >= least else []
-        ways.append("another --mmproj-device (none: the processor)")
         names = NAMES | {"kv": "tables"}
         parts = ", ".join(f"{mib(n)} of {names[home]}" for home, n in full.held([self.held]).items() if n)
         raise OutOfDeviceMemory(
             f"{self.encoder.config.path}: {full.name} would hold {parts} of the projector, but has "
-            f"{full.room}; use {', or '.join(ways)}",
+            f"{full.room}; use {', or '.join([*ways, ANOTHER_DEVICE])}",
             requested=sum(full.held([self.held]).values()),
             budget=full.nbytes,
         )
@@ -98,11 +98,15 @@ def plan_projector(
     loads = tuple(Load(s.name, s.shape, types[s.name], MIRRORED) for s in all_weights(encoder))
     shape, sizes = _sized(encoder, device, loads, limits)
     if sizes.largest[0] > (most := device.limits.max_storage_range):
-        n_tokens = shape.n_rows * most // sizes.largest[0] // encoder.n_merged
+
+        def binds(n_tokens: int) -> bool:
+            return _sized(encoder, device, loads, replace(limits, max_tokens=n_tokens))[1].largest[0] <= most
+
+        n_tokens = largest(1, encoder.config.most_tokens(limits), binds)
+        ways = [f"--image-max-tokens {n_tokens}"] if n_tokens >= (limits.min_tokens or 1) else []
         raise InvalidArgument(
             f"{encoder.config.path}: {device.name} reads {most} bytes at once, and pictures of "
-            f"{shape.n_rows} patches need {sizes.largest[0]}; use --image-max-tokens {n_tokens}, or another "
-            "--mmproj-device"
+            f"{shape.n_rows} patches need {sizes.largest[0]}; use {', or '.join([*ways, ANOTHER_DEVICE])}"
         )
     return ProjectorPlan(encoder, device, limits, loads, shape, sizes, _held(device, loads, shape, sizes))
 

@@ -10,11 +10,10 @@ from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights
+from vkbackend.models.vision.config import WINDOW
 from vkbackend.models.vision.patches import patch_windows
 from vkbackend.models.vision.picture import Tile
 from vkbackend.models.vision.qwen_vl import QwenVL
-
-WINDOW = 112  # pixels of a window's side, in every released model
 
 
 class Model(QwenVL):

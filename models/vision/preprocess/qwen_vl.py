@@ -1,13 +1,16 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one picture of any size in multiples of merged patches.
 
-As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`).
+As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`). Pictures of Qwen2.5-VL also
+shrink to MAX_RUNS windows, because a step has a table of so many runs. This changes only pictures above 1,024
+rows.
 """
 
 from __future__ import annotations
 
-from vkbackend.models.vision.config import TokenLimits, VisionConfig
+from vkbackend.models.vision.config import WINDOW, TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut
 from vkbackend.models.vision.preprocess.rules import within_limits
+from vkbackend.step import MAX_RUNS
 
 MIN_TOKENS = 8  # rows of a picture, as in llama.cpp
 
@@ -17,7 +20,14 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
     side = config.patch_size * merge
     least, most = token_range(config, limits, side**2)
     size = within_limits(height, width, side, least * side**2, most * side**2)
+    while config.has_windows and n_windows(size) > MAX_RUNS and most > least:
+        most -= 1
+        size = within_limits(height, width, side, least * side**2, most * side**2)
     return Cut(BICUBIC, (size,), ("<|vision_start|>", 0, "<|vision_end|>"), config.patch_size, merge)
+
+
+def n_windows(size: tuple[int, int]) -> int:
+    return -(-size[0] // WINDOW) * -(-size[1] // WINDOW)
 
 
 def token_range(config: VisionConfig, limits: TokenLimits, area: int) -> tuple[int, int]:

@@ -286,20 +286,24 @@ def test_pictures_that_are_too_large(models: Path) -> None:
         open_projector(models, "qwen2vl", "numpy", limits=TokenLimits(max_tokens=1 << 14))
 
 
-def test_values_that_a_device_cannot_bind(models: Path) -> None:
-    """The advice fits."""
+@pytest.mark.parametrize("most", [900_000, *(wide(pytest.param(n)) for n in (1 << 20, 600_000))])
+def test_values_that_a_device_cannot_bind(models: Path, most: int) -> None:
+    """The advice is the largest that fits. Rows are recorded in steps, which a proportion would exceed."""
     path = models / "qwen2vl.gguf"
     if not path.exists():
         write(build("qwen2vl"), path)
 
     def opened(**limits: int) -> Projector:
         [device] = open_devices(["numpy"])
-        device.limits = replace(device.limits, max_storage_range=1 << 20)
+        device.limits = replace(device.limits, max_storage_range=most)
         return Projector.open(path, device, limits=TokenLimits(**limits))
 
     with pytest.raises(InvalidArgument, match="--image-max-tokens") as caught:
         opened()
-    opened(max_tokens=int(re.findall(r"--image-max-tokens (\d+)", str(caught.value))[0])).close()
+    fits = int(re.findall(r"--image-max-tokens (\d+)", str(caught.value))[0])
+    opened(max_tokens=fits).close()
+    with pytest.raises(InvalidArgument, match=f"--image-max-tokens {fits}, or"):
+        opened(max_tokens=fits + 1)
 
 
 def test_text_models_are_no_projectors(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.prepare import count, cut_of, prepare
+from vkbackend.step import MAX_RUNS
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -97,6 +98,16 @@ def test_pictures_stay_within_the_most_tokens(projector: str, most: int) -> None
     config = vision_config(projector, real=True)
     for height, width in ((10, 10), (4000, 3000), (300, 1000), (1000, 301)):
         assert count(height, width, config, TokenLimits(None, most)) <= most
+
+
+@pytest.mark.parametrize("size", [(1500, 2000), (2000, 1504), (3000, 3000), (500, 8000), (90, 9000)])
+def test_windows_of_qwen25_fit_a_step(size: tuple[int, int]) -> None:
+    """With 2,048 rows, a picture of 3 x 4 would have 130 windows. With the default, no picture changes."""
+    windowed = vision_config("qwen2.5vl_merger", n_wa_pattern=8)
+    height, width = cut_of(*size, windowed, TokenLimits(None, 2048)).tile
+    assert -(-height // 112) * -(-width // 112) <= MAX_RUNS
+    assert 1600 < height * width // 28**2 <= 2048 or size == (90, 9000)
+    assert cut_of(*size, windowed, NONE) == cut_of(*size, vision_config("qwen2.5vl_merger"), NONE)
 
 
 # ---- keys ----
