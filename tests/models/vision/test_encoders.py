@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from device_sets import device_params, nmse, wide
+from device_sets import device_params, nmse, product, wide
+from oracles import vision
 from oracles.fixture import Fixture, write
 from oracles.vision import BUILDERS, GRIDS, build, pixels_of
 from places import GOLDEN
@@ -116,11 +118,80 @@ def test_libmtmd_computes_about_the_golden_rows(golden: Any, name: str) -> None:
 def test_rows_of_a_quantized_projector(tmp_path: Path, golden: Any) -> None:
     """Only matrices whose rows consist of blocks are quantized, as in llama.cpp."""
     path = write(build("idefics3"), tmp_path / "q8.gguf", quantize=True)
-    with GGUF.open(path) as gguf:
-        assert {info.type for info in gguf.tensors.values()} == {"f32", "q8_0"}
+    with GGUF.open(path) as file:
+        assert {info.type for info in file.tensors.values()} == {"f32", "q8_0"}
     with open_file(path) as projector:
         [rows] = projector.encode(picture_of("idefics3", projector))
     assert 1e-9 < nmse(rows.values, golden["idefics3"]) <= Q8_0_BOUND
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("type_", "bound"), [("F16", 2e-6), ("BF16", 1e-4), ("Q8_0", Q8_0_BOUND), ("Q4_0", 0.1)]
+)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_rows_of_files_of_other_types(
+    tmp_path: Path, golden: Any, name: str, type_: str, bound: float
+) -> None:
+    """Every matrix whose rows consist of blocks is encoded, except the table of positions."""
+    fixture, type_of = build(name), gguf.GGMLQuantizationType[type_]
+    block, _ = gguf.GGML_QUANT_SIZES[type_of]
+    blocks = {
+        tensor: (gguf.quants.quantize(values, type_of), type_of)
+        for tensor, values in fixture.tensors.items()
+        if values.ndim > 1 and values.shape[-1] % block == 0 and tensor != "v.position_embd.weight"
+    }
+    with open_file(write(fixture, tmp_path / "other.gguf", blocks=blocks)) as projector:
+        [rows] = projector.encode(picture_of(name, projector))
+    assert 1e-9 < nmse(rows.values, golden[name]) <= bound
+
+
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [p if p.id == "idefics3-numpy" else wide(p) for p in product(["idefics3", "pixtral"], DEVICES)],
+)
+def test_values_beyond_f16(tmp_path: Path, golden: Any, name: str, on: str) -> None:
+    """q, v and the FFN's product are 131,072 times as large, and what follows them is smaller."""
+    fixture = build(name)
+    factors = {"attn_q": 1, "attn_k": -1, "attn_v": 1, "attn_out": -1}
+    if name == "pixtral":
+        factors |= {"ffn_up": 1, "ffn_down": -1}
+    for tensor, values in fixture.tensors.items():
+        part, kind = tensor.split(".")[-2:]
+        if part in factors and (kind == "weight" or part not in ("attn_out", "ffn_down")):
+            fixture.tensors[tensor] = values * np.float32(2.0 ** (17 * factors[part]))
+    path = write(fixture, tmp_path / "large.gguf")
+    with Projector.open(path, open_devices([on], exact=True)[0]) as projector:
+        [rows] = projector.encode(picture_of(name, projector))
+    assert nmse(rows.values, golden[name]) <= BOUND
+
+
+def with_heads(head_dim: int) -> Fixture:
+    """Return an idefics3 projector with two heads."""
+    m, d = Fixture("idefics3", "clip"), 2 * head_dim
+    vision.keys(m, "idefics3", image=96, n_layer=1, n_embd=d, n_head=2)
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 3}
+    vision.patches(m)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 36, d))
+    vision.layers(m)
+    vision.layer_norm(m, "v.post_ln", d)
+    m.matrix("mm.model.fc", vision.TEXT_WIDTH, 9 * d)
+    return m
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("head_dim", [72, 80, 88])
+@pytest.mark.parametrize("on", DEVICES)
+def test_head_sizes_of_published_encoders(tmp_path: Path, head_dim: int, on: str) -> None:
+    """SigLIP has 72, Qwen2.5-VL 80 and Llama 4 88. Matrix units of 16 x 16 divide only 80, so attn_prefill
+    computes the others on every device."""
+    pytest.importorskip("transformers", reason="the extra oracles is not installed")
+    from oracles import hf_vision
+
+    path = write(with_heads(head_dim), tmp_path / "heads.gguf")
+    with Projector.open(path, open_devices([on], exact=True)[0]) as projector:
+        [rows] = projector.encode(picture_of("idefics3", projector))
+    assert nmse(rows.values, hf_vision.ROWS["idefics3"](with_heads(head_dim))) <= BOUND
 
 
 def test_old_files_name_the_matrices_of_the_ffn_in_reverse(tmp_path: Path, golden: Any) -> None:
@@ -261,8 +332,8 @@ def test_marks_are_in_the_text_around_rows(projector: str) -> None:
 )
 def test_projectors_of_another_model(models: Path, tmp_path: Path, name: str, text: Any, words: str) -> None:
     path = text_model(tmp_path / "text.gguf", **text)
-    with GGUF.open(path) as gguf, pytest.raises(UnsupportedModel, match=re.escape(words)) as caught:
-        open_projector(models, name, "numpy", text=gguf).close()
+    with GGUF.open(path) as file, pytest.raises(UnsupportedModel, match=re.escape(words)) as caught:
+        open_projector(models, name, "numpy", text=file).close()
     assert f"{name}.gguf" in str(caught.value) and "text.gguf" in str(caught.value)
 
 
@@ -271,7 +342,7 @@ def test_which_gemma_4_sees_pictures_both_ways(
     models: Path, tmp_path: Path, per_layer: int, both_ways: bool
 ) -> None:
     path = text_model(tmp_path / "text.gguf", "gemma4", embedding_length_per_layer_input=per_layer)
-    with GGUF.open(path) as gguf, open_projector(models, "gemma4v", "numpy", text=gguf) as projector:
+    with GGUF.open(path) as file, open_projector(models, "gemma4v", "numpy", text=file) as projector:
         [rows] = projector.encode(picture_of("gemma4v", projector))
         assert rows.both_ways is both_ways
 
