@@ -425,13 +425,13 @@ def internvl_rms(m: Fixture) -> tuple[Any, Inputs]:
     return internvl_of(m, norm_type="rms_norm", use_qk_norm=True)
 
 
-@oracle("llava")
-@torch.no_grad()
-def llava(m: Fixture) -> np.ndarray:
+@complete("llava")
+def llava(m: Fixture) -> tuple[Any, Inputs]:
     """The file has 3 of 4 layers, and the names of the FFN's matrices are swapped."""
     vision = {**sizes(m), "image_size": 64, "patch_size": 16, "hidden_act": "quick_gelu"}
     vision |= {"num_hidden_layers": size(m, "block_count") + 1, "layer_norm_eps": 1e-5}
-    config = tf.LlavaConfig(vision_config=tf.CLIPVisionConfig(**vision), text_config=tf.LlamaConfig(**TEXT))
+    parts = {"vision_config": tf.CLIPVisionConfig(**vision), "text_config": tf.LlamaConfig(**TEXT)}
+    config = tf.LlavaConfig(**parts, image_token_index=0, vision_feature_layer=-2)
     names = SIGLIP | {"ffn_up": "mlp.fc2", "ffn_down": "mlp.fc1"}
     outer = {
         "v.patch_embd": "vision_tower.embeddings.patch_embedding",
@@ -445,4 +445,4 @@ def llava(m: Fixture) -> np.ndarray:
     used = "vision_tower.embeddings", "vision_tower.pre", "multi_modal"
     used += tuple(f"vision_tower.encoder.layers.{il}." for il in range(3))
     network = load(made(tf.LlavaModel, config), state, used)
-    return features(network.get_image_features(planes(m), vision_feature_layer=-2))
+    return network, {"pixel_values": planes(m)}

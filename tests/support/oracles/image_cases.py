@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from oracles.fixture import N_VOCAB, Fixture
 from oracles.fixtures import build
-from oracles.vision import BUILDERS as PROJECTORS
 from oracles.vision import GRIDS as PATCHES
 from oracles.vision import build as build_projector
 
@@ -20,9 +19,8 @@ NAMES = "qwen2vl", "qwen3vl", "gemma3", "gemma4", "gemma4+shared"
 TEXT_OF = {
     "idefics3": "llama", "qwen3vl": "qwen3vl", "gemma3": "gemma3", "qwen2.5vl": "qwen2vl",
     "qwen2vl": "qwen2vl", "pixtral": "llama", "pixtral+merger": "mistral3", "gemma4v": "gemma4+shared",
-    "gemma4uv": "gemma4", "lfm2": "lfm2", "internvl": "qwen3", "internvl+rms": "qwen2",
+    "gemma4uv": "gemma4", "lfm2": "lfm2", "internvl": "qwen3", "internvl+rms": "qwen2", "llava": "llama",
 }  # fmt: skip
-assert TEXT_OF.keys() == PROJECTORS.keys()
 BREAK = N_VOCAB - 1  # the token [IMG_BREAK] of Pixtral's text models
 
 

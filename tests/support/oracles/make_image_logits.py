@@ -18,6 +18,7 @@ import transformers
 from oracles import hf, hf_vision
 from oracles.hf_parts import BUILDERS, common, rope
 from oracles.image_cases import BOTH_WAYS, BREAK, N_TEXT, NAMES, TEXT_OF, Case, case, of_picture
+from oracles.vision import BUILDERS as PROJECTORS
 from oracles.vision import build, lines_of
 from places import GOLDEN
 from transformers.models.gemma3 import modeling_gemma3
@@ -113,6 +114,7 @@ def of_rows(c: Case) -> torch.Tensor:
 
 @torch.no_grad()
 def main() -> None:
+    assert TEXT_OF.keys() == PROJECTORS.keys()
     logits = {name: of_rows(case(name)) for name in NAMES}
     logits |= {f"picture/{name}": with_picture(name) for name in TEXT_OF}
     logits = {name: rows.numpy()[-N_TEXT[-1] :] for name, rows in logits.items()}
