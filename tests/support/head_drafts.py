@@ -22,6 +22,7 @@ from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 
 PROMPTS = PROMPT[:9], PROMPT[5:16], PROMPT[20:23]
+FOUR_PROMPTS = *PROMPTS, PROMPT[12:18]
 CHAINS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"seed": 4, "mirostat": 2},
@@ -54,8 +55,10 @@ def outcome(
     head: Mapping[str, Any],
     n: int = 24,
     prompts: Sequence[Sequence[int]] = PROMPTS,
+    together: bool = False,
     **options: Any,
 ) -> Outcome:
+    """Run the chains one after another, each with all prompts. If `together`, each chain has one prompt."""
     engine = engine_of(path, devices, head, **options)
     launch, n_steps, texts = engine.runner.launch, 0, []
 
@@ -66,8 +69,10 @@ def outcome(
 
     engine.runner.launch = counted  # type: ignore[method-assign]
     try:
-        for chain in chains:
-            requests = [Generate(i, tuple(p), n, SamplingParams(**chain)) for i, p in enumerate(prompts)]
+        for at in range(1 if together else len(chains)):
+            of = chains if together else [chains[at]] * len(prompts)
+            pairs = enumerate(zip(prompts, of, strict=True))
+            requests = [Generate(i, tuple(p), n, SamplingParams(**chain)) for i, (p, chain) in pairs]
             answers = finish(engine, requests)
             texts.append([tuple(tokens_of(answers[request.id])) for request in requests])
         drafts = engine._speculation
@@ -84,6 +89,11 @@ def same(
     plain, drafted = (outcome(path, devices, chains, way, **options) for way in (NO_HEAD, head))
     assert drafted.texts == plain.texts and drafted.n_drafted > 0
     return drafted
+
+
+def same_for_every_chain(path: Path, devices: list[str], head: Mapping[str, Any]) -> Outcome:
+    """Check that the drafts of four sequences with different samplers do not change their tokens."""
+    return same(path, devices, CHAINS, head, prompts=FOUR_PROMPTS, together=True, n_slots=4, n=20)
 
 
 def check_eight_tokens_a_step(path: Path, head: Mapping[str, Any]) -> tuple[Outcome, Outcome]:

@@ -20,6 +20,7 @@ from head_drafts import (
     check_least_probability,
     engine_of,
     same,
+    same_for_every_chain,
 )
 from oracles.eagle import eagle3, good_eagle3
 from oracles.fixture import PROMPT, write
@@ -65,18 +66,21 @@ def pair(folder: Path, name: str, gain: float | None, n_draft: int = 128) -> Pai
     return files
 
 
-@pytest.mark.wide
-def test_tokens_are_those_of_plain_decoding(folder: Path) -> None:
-    assert pair(folder, "llama", 0.3).same(TWO, CHAINS[:2], n=10).n_accepted > 0
+# Random heads on two devices, and heads that are often right on one and two.
+HOW = [
+    pytest.param(None, TWO, id="random-2"),
+    pytest.param(0.1, TWO[:1], id="0.1-1"),
+    pytest.param(0.3, TWO, id="0.3-2"),
+]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("gain", [None, 0.1, 0.3])
-@pytest.mark.parametrize("devices", [pytest.param(d, id=str(len(d))) for d in (TWO[:1], TWO)])
+@pytest.mark.parametrize(("gain", "devices"), HOW)
 def test_every_chain(folder: Path, name: str, gain: float | None, devices: list[str]) -> None:
-    drafted = pair(folder, name, gain).same(devices, CHAINS)
-    assert gain is None or drafted.n_accepted > 0
+    files = pair(folder, name, gain)
+    drafted = same_for_every_chain(files.model, devices, files.drafts)
+    assert drafted.n_accepted > 0 or gain is None
 
 
 ON_VULKAN = [p for p in DEVICE_SETS if p.id in ("0", "0,0")]

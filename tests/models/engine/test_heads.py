@@ -17,6 +17,7 @@ from head_drafts import (
     check_few_blocks,
     check_least_probability,
     same,
+    same_for_every_chain,
 )
 from oracles.fixture import write
 from oracles.heads import HEADS, with_good_head, with_head
@@ -40,18 +41,20 @@ def model(folder: Path, name: str, gain: float | None) -> Path:
     return path
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", HEADS)
-def test_tokens_are_those_of_plain_decoding(folder: Path, name: str) -> None:
-    assert same(model(folder, name, 0.3), TWO, CHAINS[:2], MTP, n=10).n_accepted > 0
+# Random heads on two devices, and heads that are often right on one and two.
+HOW = [
+    pytest.param(None, TWO, id="random-2"),
+    pytest.param(0.1, TWO[:1], id="0.1-1"),
+    pytest.param(0.3, TWO, id="0.3-2"),
+]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("gain", [None, 0.1, 0.3])
-@pytest.mark.parametrize("devices", [pytest.param(d, id=str(len(d))) for d in (TWO[:1], TWO)])
+@pytest.mark.parametrize(("gain", "devices"), HOW)
 def test_every_head_and_chain(folder: Path, name: str, gain: float | None, devices: list[str]) -> None:
-    same(model(folder, name, gain), devices, CHAINS, MTP)
+    drafted = same_for_every_chain(model(folder, name, gain), devices, MTP)
+    assert drafted.n_accepted > 0 or gain is None
 
 
 ON_VULKAN = [p for p in DEVICE_SETS if p.id in ("0", "0,0")]
