@@ -24,7 +24,7 @@ N_PROMPT = 128  # rows of a measured step of a prompt
 # If the draft model skips tokens, it follows the first SINK tokens, without which attention is far from what
 # it learned (attention sinks, Xiao et al. 2023, arXiv:2309.17453), and at least SHORT of the last tokens.
 SINK, SHORT = 4, 12
-PAID_ROWS = [16 << k for k in range(16)]  # few numbers, because steps of each are recorded
+PAID_ROWS = (SINK + SHORT, N_PROMPT)  # few numbers, because steps of each are recorded
 
 
 class Rows(NamedTuple):
@@ -100,12 +100,17 @@ class DraftModel:
         return self._times.seconds
 
     def measure(self) -> bool:
-        """Record the steps of several sequences, then measure the time of a step. The rows use cells after
-        the stored tokens, which the next draft overwrites."""
+        """Record the steps of several sequences and of a few rows, then measure the time of a step. The rows
+        use cells after the stored tokens, which the next draft overwrites."""
         free = [slot for slot, stored in enumerate(self._stored) if len(stored) < self._model.n_ctx]
         if not self.seconds:
             for n in [n for n in ROWS if n <= len(free)]:
                 self._model.best([self._row_after(slot) for slot in free[:n]], self._p_min > 0)
+            for n in (*ROWS[1:], SINK + SHORT):
+                if n <= min(self._model.n_ubatch, self._model.n_ctx):
+                    self._model.best(
+                        [Rows(free[0], self._model.rewind(free[0], 0), [0] * n)], self._p_min > 0
+                    )
             for _ in range(N_MEASURED):
                 self._best([self._row_after(free[0])])
             for _ in range(N_MEASURED):
@@ -133,7 +138,7 @@ class DraftModel:
             else:
                 n_missing = max(0, n - self._gaps[want.slot].n - len(stored))
             n_rows += min(n_missing, SINK + SHORT)
-        return self._row_s * n_rows
+        return max(self._row_s * n_rows, self.seconds if n_rows > ROWS[-1] else 0.0)
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts: list[list[int]] = [[] for _ in wants]
@@ -186,10 +191,10 @@ class DraftModel:
             gap = Gap()
         left, n = self._rewound(slot, gap.left(tokens))
         if len(left) - n > paid:
-            end = len(tokens) - max(rows for rows in PAID_ROWS if rows <= paid) + SINK
+            most = max(rows for rows in PAID_ROWS if rows <= paid)
             # A recurrent state that cannot go back to the gap begins again.
-            for start in (gap.start if gap.n else max(n, SINK), SINK):
-                gap = Gap(start, end)
+            for start in (gap.start if gap.n else n, 0):
+                gap = Gap(max(start, SINK), len(tokens) - most + (SINK if start < SINK else 0))
                 left, n = self._rewound(slot, gap.left(tokens))
                 if len(left) - n <= paid:
                     break

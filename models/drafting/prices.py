@@ -22,10 +22,12 @@ class Recent:
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=N_TIMES)
         self.seconds, self.n_added = 0.0, 0
+        self.least = float("inf")  # of all times
 
     def add(self, seconds: float) -> None:
         self._last.append(seconds)
         self.n_added += 1
+        self.least = min(self.least, seconds)
         if len(self._last) < N_TIMES or self.n_added % SELDOM == 0:
             self.seconds = sorted(self._last)[len(self._last) // 4]
 
@@ -76,6 +78,11 @@ class StepPrices:
         seconds = self.seconds(n_rows, hopeful)
         assert seconds is not None
         return seconds
+
+    def least(self, n_rows: int) -> float:
+        """Return the least time of a step, which other programs have not delayed."""
+        times = self._times.get(padded(n_rows))
+        return times.least if times else self.known(n_rows)
 
     def is_measured(self, n_rows: int) -> bool:
         return padded(n_rows) in self._times

@@ -168,7 +168,7 @@ class Speculation:
         owed = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
         plain = self._prices.known(n_rows)
         if best.n:
-            share = TRY_SHARE * plain / n
+            share = TRY_SHARE * self._prices.least(n_rows) / n
             if min([of.n_tried(drafter.source) for of in learned]) >= KNOWN:
                 # With these tokens, drafts may be as bad as before, and at most right.
                 right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
@@ -183,7 +183,8 @@ class Speculation:
         if not right.n and drafter.measure():
             return 0, 0.0  # even right drafts would save no time
         price = N_TRIED * seconds + self._prices.known(n_rows + 1) - plain
-        spend_s = TRY_SHARE * (self._n_steps - self._asked_at.get(drafter, 0)) * plain - price
+        passed = self._n_steps - self._asked_at.get(drafter, 0)
+        spend_s = TRY_SHARE * passed * self._prices.least(n_rows) - price
         return (N_TRIED if owed <= spend_s else 0), spend_s / n
 
     def _n_left(self, sequence: Sequence) -> int:

@@ -33,6 +33,7 @@ from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, News
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.gguf.reader import GGUF
@@ -101,6 +102,8 @@ class Outcome:
     n_steps: int = 0
     n_reduces: int = 0
     nbytes: int = 0  # that devices write to shared pages
+    n_drafts: int = 0  # steps that verify a draft, by sequence
+    n_draft_rows: int = 0  # of the draft model
 
     def add(self, other: Outcome) -> None:
         self.seconds += other.seconds
@@ -109,10 +112,22 @@ class Outcome:
         self.n_steps += other.n_steps
         self.n_reduces += other.n_reduces
         self.nbytes += other.nbytes
+        self.n_drafts += other.n_drafts
+        self.n_draft_rows += other.n_draft_rows
 
 
 def nbytes_of(step: Step) -> int:
     return sum(4 * wire_words(r.wire, r.elements) * len(r.writers) for r in step.reduces if r)
+
+
+def count_rows(draft: Runner, outcome: Outcome) -> None:
+    best = type(draft).best
+
+    def counted(batch: MicroBatch, summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        outcome.n_draft_rows += len(batch.tokens)
+        return best(draft, batch, summed)
+
+    draft.best = counted  # type: ignore[method-assign]
 
 
 def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: Outcome) -> Iterator[None]:
@@ -143,6 +158,7 @@ def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: 
         outcome.n_steps += engine.stats()["n_steps"] - counts[0]
         outcome.n_reduces += runner.reduce_stats()[0] - counts[1]
         runner.mesh.run = run_step  # type: ignore[method-assign]
+    outcome.n_drafts = engine.stats().get("n_drafts", 0)
 
 
 def _tokens(news: News) -> list[int]:
@@ -239,7 +255,9 @@ def measured(case: Case, n_rounds: int) -> list[tuple[str, ...]]:
         for way, runner in runners.items():
             speculation = None
             if way in PRICES:
-                drafters = drafters_of(runner, drafts[way])
+                drafters = drafters_of(runner, draft := drafts[way])
+                if draft is not None:
+                    count_rows(draft, outcomes[way])
                 trusted = Trusted() if way == "always" else None
                 speculation = Speculation(drafters, limits_of(runner), PRICES[way](), trusted)
             going.append(turns(case, runner, speculation, outcomes[way]))
@@ -262,7 +280,8 @@ def measured(case: Case, n_rounds: int) -> list[tuple[str, ...]]:
             total["plain"].seconds / of.seconds,
             total["plain"].cpu_s / of.cpu_s,
         )
-        rows.append((case.name, way, *(f"{value:.2f}" for value in shown)))
+        per_text = (n // (n_rounds * len(case.texts)) for n in (of.n_drafts, of.n_draft_rows))
+        rows.append((case.name, way, *(f"{value:.2f}" for value in shown), *map(str, per_text)))
     return rows
 
 
@@ -289,6 +308,8 @@ def main(words: list[str]) -> int:
         "ms a token",
         "of plain speed",
         "tokens per CPU time",
+        "drafts a text",
+        "rows of the draft model",
     )
     console().print(table(f"devices {args.devices}", columns, rows))
     return 0
