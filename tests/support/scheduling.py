@@ -56,6 +56,9 @@ class Constant(StepPrices):
     def seconds(self, n_rows: int, hopeful: bool = False) -> float:
         return 1.0
 
+    def least(self, n_rows: int) -> float:
+        return 1.0
+
     def is_measured(self, n_rows: int) -> bool:
         return True
 

@@ -59,6 +59,9 @@ class Free(StepPrices):
     def seconds(self, n_rows: int, hopeful: bool = False) -> float:
         return 1.0
 
+    def least(self, n_rows: int) -> float:
+        return 1.0
+
     def is_measured(self, n_rows: int) -> bool:
         return True
 
@@ -127,7 +130,7 @@ def count_rows(draft: Runner, outcome: Outcome) -> None:
         outcome.n_draft_rows += len(batch.tokens)
         return best(draft, batch, summed)
 
-    draft.best = counted  # type: ignore[method-assign]
+    draft.best = counted  # type: ignore[method-assign, assignment]
 
 
 def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: Outcome) -> Iterator[None]:

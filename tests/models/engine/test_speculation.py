@@ -247,7 +247,7 @@ def test_an_expensive_drafter_is_asked_only_if_it_pays() -> None:
     drafter.seconds = 1.0
     engine, _ = make(n_ctx=700, drafter=drafter)
     finish(engine, [Generate(0, prompt(5), 600, GREEDY)])
-    assert drafter.n_asked == 3, "a try of two tokens takes 2 % of the time since the last one"
+    assert drafter.n_asked == 3, "a try takes 2 % of the time since the last one"
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(0, False), (2, True), (None, True)])
