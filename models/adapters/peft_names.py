@@ -13,7 +13,7 @@ from vkbackend.errors import AdapterError, UnsupportedModel
 # GGUF files of these architectures store the rows of q and k in pairs, transformers in halves.
 PAIRED_ROWS = (
     "llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "bailingmoe", "deci",
-    "deepseek", "internlm2", "minicpm", "muse-glimmer", "olmo", "xverse",
+    "deepseek", "baichuan", "internlm2", "minicpm", "muse-glimmer", "olmo", "xverse",
 )  # fmt: skip
 # Modules whose rows or columns llama.cpp's converter reorders in other ways.
 REORDERED = {
