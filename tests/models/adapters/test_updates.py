@@ -159,7 +159,8 @@ def test_halves_of_a_step(dense: Adapted) -> None:
 @pytest.mark.no_vulkan
 @pytest.mark.parametrize("name", [wide(pytest.param(name, id=name)) for name in FIXTURES])
 def test_every_architecture(name: str, tmp_path: Path) -> None:
-    Adapted(name, ANY, tmp_path).check(["numpy"] * 2)
+    """Recurrent layers and routers amplify the rounding of sums; kimi-k3 differs by 5e-10."""
+    Adapted(name, ANY, tmp_path).check(["numpy"] * 2, 1e-9)
 
 
 # ---- cost ----
