@@ -23,7 +23,7 @@ from vkbackend.models.vision.decode import Decoder
 from vkbackend.models.vision.images import Image
 from vkbackend.models.vision.limits import IMAGE_LIMITS
 from vkbackend.models.vision.picture import Picture, Tile
-from vkbackend.models.vision.preprocess.prepare import count, prepare
+from vkbackend.models.vision.preprocess.prepare import counts, prepare
 from vkbackend.models.vision.rows import ImageRows
 
 MAX_IMAGES = 128  # of a prompt
@@ -115,12 +115,12 @@ def media_prompt(pieces: Sequence[Piece], times: ImageTimes | None = None) -> li
 
 @dataclass(frozen=True, slots=True)
 class VisionSteps:
-    """The steps from an image's file to its rows. `prepare` gets pixels u8 [height, width, 3]. `count`
-    returns how many rows an image of (height, width) has."""
+    """The steps from an image's file to its rows. `prepare` gets pixels u8 [height, width, 3]. `counts`
+    returns how many rows each tile of an image of (height, width) has."""
 
     decode: Callable[[bytes], np.ndarray]
     prepare: Callable[[np.ndarray], Picture]
-    count: Callable[[int, int], int]
+    counts: Callable[[int, int], tuple[int, ...]]
     encode: Callable[[Picture], list[ImageRows]]
 
 
@@ -140,7 +140,7 @@ def vision_steps(options: Options, ask: Callable[[Callable[[int], EncodeTile]], 
     return VisionSteps(
         decode=Decoder().decode,
         prepare=lambda pixels: prepare(pixels, config, limits),
-        count=lambda height, width: count(height, width, config, limits),
+        counts=lambda height, width: counts(height, width, config, limits),
         encode=lambda picture: [rows_of(picture.key, i, tile) for i, tile in enumerate(picture.tiles)],
     )
 
@@ -195,7 +195,7 @@ class Pictures:
         picture = self._steps.prepare(pixels)
         times.decode_s += decoded - began
         times.preprocess_s += time.perf_counter() - decoded
-        n_rows = _of_tiles(picture, self._steps.count(*pixels.shape[:2]))
+        n_rows = self._steps.counts(*pixels.shape[:2])
         return self._keep(image.digest, PreparedImage(n_pixels, picture.layout, n_rows, picture))
 
     def rows(self, image: PreparedImage, times: ImageTimes) -> list[ImageRows]:
@@ -219,12 +219,6 @@ class Pictures:
             while n_bytes > self._kept_nbytes and len(self._kept) > 1:
                 n_bytes -= self._kept.popitem(last=False)[1].nbytes
         return image
-
-
-def _of_tiles(picture: Picture, n_rows: int) -> tuple[int, ...]:
-    """Return the rows of each tile, which are proportional to its patches."""
-    n_patches = [len(tile.patches) for tile in picture.tiles]
-    return tuple(n_rows * n // sum(n_patches) for n in n_patches)
 
 
 def check_pixels(n: int) -> None:

@@ -18,7 +18,8 @@ ARCHITECTURE = "clip"
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
 MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2}
 # Old files state CLIP's own projection_dim. The rows of these tensors have the right width.
-LAST_WEIGHTS = {"mlp": "mm.2.weight"}
+LAST_WEIGHTS = {"mlp": "mm.2.weight", "resampler": "resampler.proj.weight"}
+QUERIES = "resampler.query"
 NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patches
 MAX_PATCH = 64  # Pixels of a patch's side.
 MAX_SIDE = 16_384  # Pixels of a picture's side.
@@ -62,6 +63,8 @@ class VisionConfig:
     max_tiles: int
     tile_sizes: tuple[int, ...]  # Heights and widths of grids of tiles, one after the other.
     feature_layers: tuple[int, ...]  # Layers that the projector reads, if the file lists them.
+    n_queries: int  # Queries of a resampler, which become rows (0: no resampler).
+    minicpmv_version: int
     identity: bytes  # SHA-256 of the file's hyper-parameters and of samples of its tensors.
     path: str
 
@@ -128,6 +131,8 @@ class VisionConfig:
             max_tiles=max_tiles,
             tile_sizes=_layers(gguf, "clip.vision.image_grid_pinpoints"),
             feature_layers=_layers(gguf, "clip.vision.feature_layer"),
+            n_queries=gguf.tensors[QUERIES].shape[0] if QUERIES in gguf.tensors else 0,
+            minicpmv_version=int(gguf.u32("clip.minicpmv_version", 2)),
             identity=bytes.fromhex(fingerprint(gguf)),
             path=str(path),
         )

@@ -102,6 +102,10 @@ class Encoder:
             return height // self.merge, width // self.merge
         return 1, height * width // self.n_merged
 
+    def n_results(self, tile: Tile) -> int:
+        """Return the rows of a tile that the projector computes."""
+        return len(tile.patches) // self.n_merged
+
     def most_patches(self, max_tokens: int) -> int:
         """Return the patches of the largest tile: of a square of image_size, or of `max_tokens` rows."""
         return (self.config.image_size // self.config.patch_size) ** 2

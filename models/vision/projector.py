@@ -94,6 +94,8 @@ class Projector:
                 f"a picture of {tile.grid[0]} x {tile.grid[1]} = {n} patches; at most {self.max_patches} are "
                 "possible; use a smaller picture, or --image-max-tokens"
             )
+        if n < (n_results := encoder.n_results(tile)):
+            raise InvalidArgument(f"a picture of {n} patches; at least {n_results} are needed")
         n_rows = n + encoder.n_extra
         kind = step_kind(encoder, step_rows(encoder, n_rows))
         step = self._mesh.recorded_step(kind)
@@ -109,7 +111,6 @@ class Projector:
         self._mesh.write_step(self._step, encoder.tables(tile))
         self._mesh.run(step)
         parts = self._mesh.outputs.read_hidden(kind.n_outputs)
-        n_results = n // encoder.n_merged
         parts = parts.reshape(encoder.n_parts, -1, parts.shape[1])[:, :n_results]
         rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(n_results, -1)
         return encoder.arranged(rows, tile.grid)

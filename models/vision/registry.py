@@ -19,6 +19,7 @@ FAMILIES = {  # projector type -> module
     "lfm2": "lfm2",
     "internvl": "internvl",
     "mlp": "llava",
+    "resampler": "minicpmv",
 }
 
 

@@ -30,6 +30,8 @@ REST: dict[str, Any] = {
     "max_tiles": 0,
     "tile_sizes": (),
     "feature_layers": (),
+    "n_queries": 0,
+    "minicpmv_version": 3,
     "merge": 1,
     "image_mean": HALF,
     "image_std": HALF,
@@ -77,6 +79,7 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
         "max_tiles": 12,
     },
     "mlp": {"image_size": 112, "patch_size": 14, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
+    "resampler": {"image_size": 448, "patch_size": 14, "n_queries": 64},
 }
 REAL: dict[str, dict[str, Any]] = {  # As in published models; where SMALL is enough, they are missing.
     "idefics3": {"image_size": 512, "patch_size": 16, "merge": 4, "preproc_size": 2048},

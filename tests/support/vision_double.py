@@ -42,5 +42,5 @@ class VisionDouble:
         return rows
 
     def pictures(self, kept_nbytes: int = 1 << 20) -> Pictures:
-        steps = VisionSteps(self.decode, self.prepare, lambda height, width: 2 * height, self.encode)
+        steps = VisionSteps(self.decode, self.prepare, lambda height, width: (height, height), self.encode)
         return Pictures(steps, kept_nbytes)

@@ -31,7 +31,8 @@ class Cut:
     merge: int  # patches of a row's side
     grid: Size = (1, 1)  # rows and columns of tiles
     overview: Overview | None = None
-    n_marks: int = 0  # rows of marks that the projector adds to the picture's rows
+    n_marks: int = 0  # rows of marks that the projector adds to a tile's rows
+    n_queries: int = 0  # rows of each tile, if they do not depend on its size
     square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
 
     @property
@@ -40,13 +41,19 @@ class Cut:
         return height // rows, width // columns
 
     @property
+    def tile_rows(self) -> tuple[int, ...]:
+        """Return the rows of each tile in the text model."""
+        of_tile = self._rows(self.tile) + self.n_marks
+        tiles = (of_tile,) * (self.grid[0] * self.grid[1])
+        return (*tiles, self._rows(self.overview.size)) if self.overview else tiles
+
+    @property
     def n_rows(self) -> int:
-        """Return the rows of the picture in the text model."""
-        rows, columns = self.grid
-        n = rows * columns * self._rows(self.tile)
-        return n + self.n_marks + (self._rows(self.overview.size) if self.overview else 0)
+        return sum(self.tile_rows)
 
     def _rows(self, size: Size) -> int:
+        if self.n_queries:
+            return self.n_queries
         side = self.patch * self.merge
         return size[0] // side * (size[1] // side)
 

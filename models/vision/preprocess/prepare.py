@@ -27,6 +27,7 @@ FAMILIES = {  # projector type -> module
     "lfm2": "lfm2",
     "internvl": "internvl",
     "mlp": "llava",
+    "resampler": "minicpmv",
 }
 MAX_ASPECT = 200  # longer side / shorter side, as transformers takes
 
@@ -48,6 +49,11 @@ def cut_of(height: int, width: int, config: VisionConfig, limits: TokenLimits) -
 def count(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> int:
     """Return the rows of a picture of this size in the text model, all tiles together."""
     return cut_of(height, width, config, limits).n_rows
+
+
+def counts(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> tuple[int, ...]:
+    """Return the rows of each tile of a picture of this size."""
+    return cut_of(height, width, config, limits).tile_rows
 
 
 def prepare(pixels: np.ndarray, config: VisionConfig, limits: TokenLimits) -> Picture:

@@ -252,7 +252,7 @@ def test_steps_have_no_hazards(models: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "error", "words"),
     [
-        ("idefics3", {"projector_type": "resampler"}, UnsupportedModel, "'resampler' is not supported"),
+        ("idefics3", {"projector_type": "ldpv2"}, UnsupportedModel, "'ldpv2' is not supported"),
         ("idefics3", {"projector_type": None}, GGUFError, "clip.projector_type"),
         ("idefics3", {"has_vision_encoder": False}, UnsupportedModel, "has_vision_encoder"),
         ("idefics3", {"vision.patch_size": 0}, GGUFError, "vision.patch_size"),
@@ -288,6 +288,8 @@ def test_steps_have_no_hazards(models: Path) -> None:
         ("internvl", {"tensors": {"v.position_embd.weight": np.ones((16, 64))}}, GGUFError, "positions"),
         ("llava", {"vision.feature_layer": [1, 3]}, UnsupportedModel, "reads the layers [1, 3]"),
         ("llava", {"vision.image_grid_pinpoints": [64, 128]}, UnsupportedModel, "LLaVA 1.6"),
+        ("minicpmv", {"tensors": {"resampler.ln_q.bias": np.ones(64)}}, GGUFError, "resampler.ln_q.bias"),
+        ("minicpmv", {"tensors": {"resampler.proj.weight": np.ones((64, 128))}}, GGUFError, "heads of 128"),
         ("llava", {"tensors": {"v.post_ln.weight": np.ones(64)}}, UnsupportedModel, "v.post_ln"),
     ],
 )
@@ -313,7 +315,8 @@ def text_model(
 @pytest.mark.parametrize("projector", SMALL)
 def test_marks_are_in_the_text_around_rows(projector: str) -> None:
     """A family requires the marks around rows, besides the names of tiles, which some vocabularies lack."""
-    layout = cut_of(50, 50, vision_config(projector), TokenLimits()).layout
+    side = 500 if projector == "resampler" else 50  # pixels; MiniCPM-V has more marks in larger pictures
+    layout = cut_of(side, side, vision_config(projector), TokenLimits()).layout
     text = "".join(part for part in layout if isinstance(part, str))
     marks = re.findall(r"<[^>]+>|\[\w+\]", re.sub(r"<global-img>|<row_\d_col_\d>", "", text))
     assert set(family(projector).marks) == set(marks)

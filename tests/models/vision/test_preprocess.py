@@ -30,8 +30,10 @@ def test_rows_are_counted_without_pixels(projector: str) -> None:
         pixels = pixels_of(projector, number)
         picture = prepare(pixels, config, NONE)
         cut = cut_of(*pixels.shape[:2], config, NONE)
-        n_patches = sum(len(tile.patches) for tile in picture.tiles)
-        assert count(*pixels.shape[:2], config, NONE) == n_patches // cut.merge**2 + cut.n_marks
+        n_rows = sum(len(tile.patches) for tile in picture.tiles) // cut.merge**2 + cut.n_marks
+        if projector == "resampler":
+            n_rows = 64 * len(picture.tiles)
+        assert count(*pixels.shape[:2], config, NONE) == n_rows
         assert [part for part in picture.layout if isinstance(part, int)] == list(range(len(picture.tiles)))
 
 
@@ -70,6 +72,19 @@ def test_the_text_around_tiles() -> None:
         "<|image_end|>",
     )
     assert cut_of(56, 168, vision_config("internvl"), NONE).layout == ("<img>", 0, 1, 2, 3, "</img>")
+
+
+def test_slices_of_minicpm_v() -> None:
+    """Version 2 is MiniCPM-V 2.5. The complete picture is encoded last, and shown first."""
+    layout = "<image>", 4, "</image>", "<slice>", 0, "</slice>", "<slice>", 1, "</slice>"
+    layout += "\n<slice>", 2, "</slice>", "<slice>", 3, "</slice>"
+    cut = cut_of(800, 900, vision_config("resampler"), NONE)
+    assert cut.layout == layout and cut.tile_rows == (64,) * 5
+    nested = cut_of(800, 900, vision_config("resampler", minicpmv_version=2, n_queries=96), NONE)
+    assert "".join(map(str, nested.layout)) == (
+        "<image>4</image><slice><image>0</image><image>1</image>\n<image>2</image><image>3</image></slice>"
+    )
+    assert nested.n_rows == 5 * 96
 
 
 # ---- sizes of published models, from their processors ----

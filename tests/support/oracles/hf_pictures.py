@@ -25,6 +25,7 @@ MODULES = {
     "gemma4uv": "gemma4:Gemma4",
     "internvl": "got_ocr2:GotOcr2",
     "mlp": "llava:Llava",
+    "resampler": "minicpmv4_6:MiniCPMV4_6",
 }
 
 
@@ -89,6 +90,25 @@ def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.nd
         values = out["pixel_values"][0][: rows * columns].reshape(rows, columns, p, p, 3)
         values = values.transpose(4, 0, 2, 1, 3).reshape(3, rows * p, columns * p)
         return [2 * (values - np.float32(0.5)) if c.projector == "gemma4v" else values]
+    if c.projector == "resampler":
+        # Version 4.6 merges 4 x 4 patches, and earlier ones none.
+        best = made.find_best_resize
+
+        def unmerged(
+            image_size: Any, scale_resolution: int, patch_size: int, *given: Any, **how: Any
+        ) -> tuple[int, ...]:
+            return tuple(map(int, best(image_size, scale_resolution, patch_size / 4, *given, **how)))
+
+        made.find_best_resize = unmerged
+        out = made(images=[image])
+        ends = np.cumsum([rows * columns for rows, columns in out["target_sizes"]]) * p
+        whole, *parts = np.split(out["pixel_values"][0], ends[:-1], axis=2)
+        result = []
+        sizes = [*out["target_sizes"][1:], out["target_sizes"][0]]
+        for values, (rows, columns) in zip([*parts, whole], sizes, strict=True):
+            cut = values.reshape(3, p, rows, columns, p).transpose(0, 2, 1, 3, 4)
+            result.append(cut.reshape(3, rows * p, columns * p))
+        return result
     if c.projector == "lfm2":
         out = made(images=[[image]])
         result = []

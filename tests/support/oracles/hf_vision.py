@@ -446,3 +446,39 @@ def llava(m: Fixture) -> tuple[Any, Inputs]:
     used += tuple(f"vision_tower.encoder.layers.{il}." for il in range(3))
     network = load(made(tf.LlavaModel, config), state, used)
     return network, {"pixel_values": planes(m)}
+
+
+@oracle("minicpmv")
+@torch.no_grad()
+def minicpmv(m: Fixture) -> np.ndarray:
+    """transformers has the encoder. The resampler is Qwen-VL's, with torch's attention."""
+    t = {name: torch.from_numpy(m.tensors.pop(name)) for name in [*m.tensors] if name.startswith("resampler")}
+    config = tf.SiglipVisionConfig(
+        **sizes(m), image_size=448, patch_size=56, hidden_act="gelu_pytorch_tanh", vision_use_head=False
+    )
+    (height, width), side = GRIDS[m.name], 70
+    at = side * np.arange(height)[:, None] // height * side + side * np.arange(width) // width
+    table = "v.position_embd.weight"
+    m.tensors[table] = m.tensors[table][at.reshape(-1)]
+    outer = {
+        "v.patch_embd": "embeddings.patch_embedding", "v.position_embd": "embeddings.position_embedding",
+        "v.post_ln": "post_layernorm",
+    }  # fmt: skip
+    network = load(made(tf.SiglipVisionModel, config), renamed(m, "encoder.layers", SIGLIP, outer), ("",))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        scale, bias = (t[f"resampler.{name}.{kind}"] for kind in ("weight", "bias"))
+        return torch.nn.functional.layer_norm(x, (128,), scale, bias, 1e-6)
+
+    v = norm(network(planes(m)).last_hidden_state[0] @ t["resampler.kv.weight"].T, "ln_kv")
+    omega = 10000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    angles = [place.reshape(-1, 1) * omega for place in (x, y)]
+    places = torch.cat([wave(a) for a in angles for wave in (torch.sin, torch.cos)], 1).float()
+    attention = torch.nn.MultiheadAttention(128, 1)
+    state = {"out_proj.weight": t["resampler.attn.out.weight"], "out_proj.bias": t["resampler.attn.out.bias"]}
+    for kind in ("weight", "bias"):
+        state[f"in_proj_{kind}"] = torch.cat([t[f"resampler.attn.{name}.{kind}"] for name in "qkv"])
+    attention.load_state_dict(state)
+    rows = attention(norm(t["resampler.query"], "ln_q"), v + places, v)[0]
+    return (norm(rows, "ln_post") @ t["resampler.proj.weight"].T).numpy()

@@ -311,3 +311,24 @@ def llava(m: Fixture) -> None:
             m.tensors[up], m.tensors[down] = m.tensors[down], m.tensors[up]
     m.matrix("mm.0", TEXT_WIDTH, 64, bias=True)
     m.matrix("mm.2", TEXT_WIDTH, TEXT_WIDTH, bias=True)
+
+
+@builder("minicpmv", (8, 8))
+def minicpmv(m: Fixture) -> None:
+    """As its converter writes it. A head of the resampler has 128 values, and so have the text model's
+    embeddings."""
+    keys(m, "resampler", image=448, patch=56, n_ff=88)
+    m.keys |= {"use_gelu": True, "vision.projection_dim": 0, "minicpmv_version": 3, "minicpmv_query_num": 8}
+    patches(m)
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 4900, 64))
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+    at = "resampler."
+    m.put(at + "query", m.normal(at + "query", 8, 128))
+    m.put(at + "pos_embed_k", np.zeros((4900, 128), np.float32))
+    m.matrix(at + "kv", 128, 64)
+    m.matrix(at + "proj", 128, 128)
+    for name in ("attn.q", "attn.k", "attn.v", "attn.out"):
+        m.matrix(at + name, 128, 128, bias=True)
+    for name in ("ln_q", "ln_kv", "ln_post"):
+        layer_norm(m, at + name, 128)
