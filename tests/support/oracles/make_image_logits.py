@@ -114,7 +114,7 @@ def of_rows(c: Case) -> torch.Tensor:
 
 @torch.no_grad()
 def main() -> None:
-    assert TEXT_OF.keys() == PROJECTORS.keys()
+    assert TEXT_OF.keys() == PROJECTORS.keys() - {"minicpmv"}  # transformers has no complete model of it
     logits = {name: of_rows(case(name)) for name in NAMES}
     logits |= {f"picture/{name}": with_picture(name) for name in TEXT_OF}
     logits = {name: rows.numpy()[-N_TEXT[-1] :] for name, rows in logits.items()}
