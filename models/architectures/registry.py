@@ -88,6 +88,7 @@ MODELS = {
     "apertus": "Apertus 8B, 70B",
     "muse-glimmer": "Muse-Glimmer-30B, its text part",
     "olmoe": "OLMoE-1B-7B",
+    "dbrx": "DBRX",
     "smallthinker": "SmallThinker 4B-A0.6B, 21B-A3B",
     "arctic": "Snowflake Arctic",
     "dots1": "dots.llm1",

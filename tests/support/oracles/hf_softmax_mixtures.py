@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import transformers
-from oracles.fixture import Fixture
+from oracles.fixture import N_VOCAB, Fixture
 from oracles.hf_dense import multipliers
 from oracles.hf_parts import (
     State,
@@ -103,4 +103,50 @@ def granite_swa(m: Fixture) -> tuple[Any, State]:
     for name, values in m.tensors.items():
         if found := re.fullmatch(r"blk\.(\d+)\.ffn_(\w+_(?:exps|shexp))\.weight", name):
             state[f"model.layers.{found[1]}.{names[found[2]]}"] = values
+    return config, state
+
+
+@builder("dbrx")
+def dbrx(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.DbrxConfig(
+        vocab_size=N_VOCAB,
+        d_model=k["embedding_length"],
+        n_heads=k["attention.head_count"],
+        n_layers=k["block_count"],
+        max_seq_len=k["context_length"],
+        rope_parameters=rope(m),
+        attn_config={
+            "clip_qkv": k["attention.clamp_kqv"],
+            "kv_n_heads": k["attention.head_count_kv"],
+            "rope_theta": k["rope.freq_base"],
+        },
+        ffn_config={
+            "ffn_hidden_size": k["feed_forward_length"],
+            "moe_num_experts": k["expert_count"],
+            "moe_top_k": k["expert_used_count"],
+        },
+    )
+    names = {
+        "token_embd": "transformer.wte",
+        "output_norm": "transformer.norm_f",
+        "output": "lm_head",
+        "attn_norm": "norm_attn_norm.norm_1",
+        "attn_qkv": "norm_attn_norm.attn.Wqkv",
+        "attn_output": "norm_attn_norm.attn.out_proj",
+        "attn_output_norm": "norm_attn_norm.norm_2",
+        "ffn_gate_inp": "ffn.router.layer",
+        "ffn_gate_exps": "ffn.experts.mlp.w1",
+        "ffn_up_exps": "ffn.experts.mlp.v1",
+        "ffn_down_exps": "ffn.experts.mlp.w2",
+    }
+    state = {}
+    for name, values in m.tensors.items():
+        *layer, stem, _ = name.split(".")
+        where = f"transformer.blocks.{layer[1]}." if layer else ""
+        if stem.endswith("_exps"):
+            rows = values.swapaxes(1, 2) if "down" in stem else values
+            state[where + names[stem]] = rows.reshape(-1, rows.shape[-1])
+        else:
+            state[f"{where}{names[stem]}.weight"] = values
     return config, state

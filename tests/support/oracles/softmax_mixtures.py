@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from oracles.dense import GRANITE
 from oracles.fixture import Fixture
+from oracles.layer_norm import layer_norms
 from oracles.parts import (
     EXPERTS,
     N_EMBD,
@@ -130,3 +131,16 @@ def arctic(m: Fixture) -> None:
         m.norm(p + "ffn_norm", N_EMBD)
         for name in ("gate", "up", "down"):
             m.matrix(f"{p}ffn_{name}", N_EMBD, N_EMBD)
+
+
+@fixture("dbrx")
+def dbrx(m: Fixture) -> None:
+    """Build a model whose limit of 1 clamps a third of q, k and v."""
+    base(m, 3, **EXPERTS, feed_forward_length=N_FF_EXP, attention__clamp_kqv=1.0)
+    layer_norms(m)
+    m.keys["attention.layer_norm_epsilon"] = 1e-5
+    for il in range(3):
+        attention(m, il)
+        p = f"blk.{il}.attn_"
+        m.put(f"{p}qkv.weight", np.concatenate([m.tensors.pop(f"{p}{name}.weight") for name in "qkv"]))
+        mixture(m, il, norm="attn_output_norm")
