@@ -183,6 +183,7 @@ def run(args: argparse.Namespace) -> None:
         return
     for cells in ([row.cells() for row in rows], encoders()):
         out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
+    out.print(f"{len(ARCHITECTURES)} architectures and {len(ENCODERS)} encoders", markup=False)
     out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names the tests of each column", markup=False)
 
 

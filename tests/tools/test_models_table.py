@@ -114,6 +114,7 @@ def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_readme_names_their_families() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     row = "".join(line for line in lines if line.startswith(("| architectures |", "| encoders ")))
+    assert f"| architectures | {len(ARCHITECTURES)} in " in row
     for name, models in (MODELS | ENCODERS).items():
         family = re.search(r"[A-Z][A-Za-z]+|^[a-z]+(?=[-.])", models)
         assert family and family[0] in row, (name, models)
@@ -123,6 +124,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = (*ARCHITECTURES, *ENCODERS)
+    assert f"{len(ARCHITECTURES)} architectures and {len(ENCODERS)} encoders" in lines
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in names), lines
     assert main(["models", "--json"]) == 0
     table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
