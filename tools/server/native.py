@@ -167,7 +167,9 @@ async def metrics(service: Service, request: Request) -> Response:
 async def stats(service: Service, request: Request) -> Response:
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
-    named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
+    others = [usage["device"] for usage in memory[len(llm.device_names) :]]  # the projector
+    names = [*llm.device_names, *others]
+    named = [usage | {"name": name} for usage, name in zip(memory, names, strict=True)]
     return Json({"devices": named, "engine": service.model.stats})
 
 

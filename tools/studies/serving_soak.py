@@ -241,7 +241,7 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     await soak.count()
     for kind, times in sorted(soak.seen.items()):
         print(f"{times:8d}  {kind}")
-    taken = stats.get("n_slots", 0) - stats.get("n_slots_free", 0)
+    taken = stats["n_slots"] - stats["n_slots_free"] if stats else "unknown"
     print(f"engines killed {n_kills}; no model in {n_away} of {n_looks} looks, one a second")
     print(f"wrong texts {len(soak.wrong)}; slots taken {taken}, "
           f"sequences {stats.get('n_running')} running and {stats.get('n_waiting')} waiting")  # fmt: skip

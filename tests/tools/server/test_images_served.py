@@ -206,6 +206,9 @@ def test_refused_forms_of_other_apis(address: Address) -> None:
 def test_the_server_says_that_the_model_sees(address: Address) -> None:
     props = address.get("/props")[1]
     assert props["modalities"] == {"vision": True, "video": False, "audio": False}
+    status, stats, _ = address.get("/stats")
+    assert status == 200 and len(stats["devices"]) == 2 and "n_slots" in stats["engine"]
+    assert stats["devices"][1]["name"].endswith("(projector)") and stats["devices"][1]["weights"] > 0
     listed = address.get("/v1/models")[1]
     assert listed["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert listed["data"][0]["architecture"]["input_modalities"] == ["text", "image"]

@@ -48,7 +48,8 @@ export class Devices {
     find("device-list").replaceChildren(
       ...devices.map((device, i) => deviceElement(device, i, all ? weights[i] / all : 0)),
     );
-    find("engine").replaceChildren(...engineRows(engine, devices.length));
+    const sharing = devices.filter(({ name }) => !name.endsWith("(projector)"));
+    find("engine").replaceChildren(...engineRows(engine, sharing.length));
   }
 }
 
