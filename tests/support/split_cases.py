@@ -9,11 +9,13 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from oracles.make_formats import FORMATS
+
 from vkbackend.formats import block_of
 from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 
-BLOCKS = {fmt.upper(): block_of(fmt)[0] for fmt in sorted(MATRIX_TYPES)}
+BLOCKS = {fmt.upper(): block_of(fmt)[0] for fmt in sorted(set(MATRIX_TYPES) - set(FORMATS))}
 Case = tuple[str, list[Layer], int, int, list[float] | None]
 
 

@@ -11,6 +11,7 @@ import pytest
 from caches import compiled, fill
 from device_sets import DEVICE_SETS, device_infos, in_turn, nmse, only, product, some
 from material import shared_models
+from oracles import make_formats
 from prefills import opened, prefill
 
 from vkbackend import LLM
@@ -30,7 +31,7 @@ TABLE: measured.Table = {
     "some": ("mat_mul_dot",),
     "many": ("mat_mul_dot",),
 }
-TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES)
+TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES if kind not in make_formats.FORMATS)
 FILES = [
     *(f"stories-w256-{kind}" for kind in TYPES), "stories-qwen2-Q8_0",
     *shared_models(*(f"stories260K-w256-{kind}" for kind in TYPES), "stories260K-qwen2-Q8_0"),
