@@ -64,6 +64,7 @@ def test_deep_models(name: str, times: int, tmp_path: Path) -> None:
     check_repeats(path, name, KINDS)
 
 
+@pytest.mark.wide
 def test_deep_models_with_images(tmp_path: Path) -> None:
     """Rows of images are added after the first two layers, which repeat no other."""
     fixture = deepened(build("qwen3vl"), FEW_TIMES)
