@@ -81,7 +81,7 @@ class Model(Weighted, Protocol):
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
     tapped: Collection[int]  # Layers whose inputs an EAGLE-3 head reads.
-    differing: Collection[int]  # Layers whose ops differ from those of layers with equal weights.
+    differing: Collection[int]  # Layers that have other ops than layers with equal weights.
     draft_ids: np.ndarray | None  # The token of each row of the head's logits, or None if all are equal.
     n_deepstack: int  # Leading layers after which further rows of images are added.
     n_staged: int  # Cells of the residuals between an encoder's stages, or 0 if texts fit a step.

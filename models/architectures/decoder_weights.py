@@ -44,7 +44,7 @@ class DecoderWeights:
     pre_norms = True  # Norms before attention and FFN.
     gated = True  # The FFN has a gate.
     causal = True  # Rows do not attend to later rows, unless the file's attention.causal differs.
-    differing: Collection[int] = ()  # Layers whose ops differ from those of layers with equal weights.
+    differing: Collection[int] = ()  # Layers that have other ops than layers with equal weights.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
 
     def __init__(self, gguf: GGUF) -> None:

@@ -1,5 +1,5 @@
-"""mlp (LLaVA 1.5): CLIP on one square; each patch becomes a row. The file has CLIP's layers except the last,
-so its output is that of the last but one, which the projector reads. Liu et al. 2023, arXiv:2310.03744.
+"""mlp (LLaVA 1.5): CLIP on one square; each patch becomes a row. The projector reads the output of the last
+layer but one, so the file lacks CLIP's last layer. Liu et al. 2023, arXiv:2310.03744.
 """
 
 from __future__ import annotations

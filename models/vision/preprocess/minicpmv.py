@@ -38,8 +38,8 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
 
 
 def slices(height: int, width: int) -> Size | None:
-    """Return the rows and columns of slices whose ratio is nearest to the picture's, or None if its area is
-    that of one tile. Of equally near grids, the one with more rows is taken."""
+    """Return the rows and columns of slices whose ratio is nearest to the picture's, or None if the picture
+    has at most the area of one tile. Of equally near grids, the one with more rows is taken."""
     n = min(math.ceil(width * height / SIDE**2), MAX_SLICES)
     if n <= 1:
         return None

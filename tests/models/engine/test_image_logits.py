@@ -109,7 +109,7 @@ def test_logits_from_pixels(tmp_path: Path, name: str, devices: list[str]) -> No
 @pytest.mark.wide
 @pytest.mark.parametrize(("name", "devices"), product(image_cases.TEXT_OF, DEVICES))
 def test_pictures_and_texts_in_one_batch(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """All logits equal those of each prompt alone, after the prompt and in four more steps."""
+    """A batch gives the logits of each prompt alone, after the prompt and in four more steps."""
     how: dict[str, Any] = {"n_slots": 4, "n_ubatch": 256, "prefix_cache": False}
     with with_picture(tmp_path, name, devices, **how) as (w, prompt):
         [picture] = [part for part in prompt if isinstance(part, ImageRows)]
