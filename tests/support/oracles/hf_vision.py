@@ -1,7 +1,7 @@
 """Computes the rows of a projector with Hugging Face `transformers`, in float32 with eager attention.
 
 Complete models (`COMPLETE`) also have a text model, which is random here and which make_image_logits.py
-replaces.
+replaces. The file is long, because each family's weights are renamed for its class.
 """
 
 from __future__ import annotations
