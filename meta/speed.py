@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, suppress
 
-import numpy as np
-
 from vkbackend import cache_folder, env
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, Timeout
@@ -27,9 +25,9 @@ from vkbackend.meta.reading import (
     SOFTWARE_NBYTES,
     Reading,
     measured_nbytes,
-    run_times,
+    seconds_per_round,
 )
-from vkbackend.recording import Recording, derive_barriers
+from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
@@ -132,12 +130,12 @@ def _read_rate(device: Device, home: Home) -> float:
 def _copy_rate(device: Device) -> float:
     n = measured_nbytes(device, GPU_NBYTES, 8 * SOFTWARE_NBYTES) // 2 // GPU_MATRICES // 4
     views = [View(device.buffer(4 * n, Home.WEIGHTS, "copied"), 0, (n,)) for _ in range(2 * GPU_MATRICES)]
-    recording = Recording("copying")
-    for source, target in zip(views[::2], views[1::2], strict=True):
-        recording.copy(source, target, "copy")
-    executable = device.build(derive_barriers(recording))
-    seconds = run_times(lambda: device.replay(executable))
-    executable.close()
+
+    def record(recording: Recording) -> None:
+        for source, target in zip(views[::2], views[1::2], strict=True):
+            recording.copy(source, target, "copy")
+
+    seconds = seconds_per_round(device, record)
     for view in views:
         device.free(view.buffer)  # type: ignore[arg-type]
-    return 8.0 * n * GPU_MATRICES / float(np.median(seconds))
+    return 8.0 * n * GPU_MATRICES / seconds

@@ -17,7 +17,8 @@ void main() {
     const uint i = global_index();
     if (i >= n * n_rows) return;
     const uint at = moments_off + 2 * (i / n);
-    const float mean = moments[at] / float(width);
-    const float deviation = sqrt(max(moments[at + 1] / float(width) - mean * mean, 0.0));
-    y[y_off + i] = max(x[x_off + i] - (mean + c * deviation), 0.0);
+    const float n_all = float(width), sum = moments[at];
+    // A division is inexact on some devices, so it follows the subtraction.
+    const float deviation = sqrt(max(n_all * moments[at + 1] - sum * sum, 0.0)) / n_all;
+    y[y_off + i] = max(x[x_off + i] - (sum / n_all + c * deviation), 0.0);
 }

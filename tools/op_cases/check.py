@@ -127,11 +127,14 @@ def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
 
 def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
     if case.tolerance == 0 or part in case.exact:
-        different = np.flatnonzero(got.reshape(-1).view(np.uint8) != want.reshape(-1).view(np.uint8))
-        if different.size:
-            at = different[0] // got.itemsize
+        word = f"u{got.itemsize}"
+        wrong = got.view(word) != want.view(word)
+        if got.dtype.kind == "f" and case.any_nan:
+            wrong &= ~(np.isnan(got) & np.isnan(want))
+        if wrong.any():
+            at = int(np.argmax(wrong))
             values = f"{got.flat[at]!r}, want {want.flat[at]!r}"
-            raise Mismatch(f"{part}: {different.size} bytes differ, first {values}")
+            raise Mismatch(f"{part}: {np.count_nonzero(wrong)} values differ, first at {at}: {values}")
         return 0.0
     for name, test in (("NaN", np.isnan), ("inf", np.isinf)):
         wrong = np.flatnonzero(test(got) != test(want))

@@ -53,6 +53,7 @@ class MoeTopk(Case):
     row 0 and all logits in the last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
+    any_nan: ClassVar[bool] = True
     n_experts: int = 8
     n_used: int = 2
     rows: int = 3

@@ -88,10 +88,11 @@ class Placed:
 
 class Case:
     """`tolerance` is the largest allowed NMSE against the twin; 0 demands equal bits. Outputs in `exact` must
-    have equal bits."""
+    have equal bits, except for the payload of NaN if `any_nan` is set: Vulkan allows any payload."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
+    any_nan: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[str, ...]:
