@@ -159,13 +159,14 @@ def report(args: argparse.Namespace) -> Report:
         try:
             if (wanted := options.of_draft) is not None:
                 drafting = open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
-            if options.mmproj is not None:
-                projecting = [open_projector_device(options)]
-            projector = planned_projector(options, projecting[0], gguf) if projecting else None
             draft = None
             if wanted is not None and options.draft:
                 with GGUF.open(options.draft) as small:
                     draft = plan_draft(small, wanted, drafting)
+            if options.mmproj is not None:
+                residents = [draft.resident] if draft else []
+                projecting = [open_projector_device(options, gguf, residents, assumed.rates[0])]
+            projector = planned_projector(options, projecting[0], gguf) if projecting else None
             marks = marked(fingerprint(gguf), model.control)
             plan_report = plan_of(model, types, devices, options, draft, assumed, marks, projector)
             n_ctx = plan_report.options.n_ctx

@@ -45,7 +45,7 @@ from vkbackend.models.engine.messages import (
     SetVocabulary,
     Stats,
 )
-from vkbackend.models.engine.projectors import open_projector
+from vkbackend.models.engine.projectors import open_projector, projector_words
 from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence, is_full, shift_of
@@ -122,6 +122,8 @@ class Engine:
                 opened.callback(projector.close)
                 residents.append(projector.resident)
             runner = Runner(options, progress=progress, group=group, residents=residents)
+            if projector and len(projector_words(options)) > 1:
+                runner.notes.append(f"the projector is on {projector.resident.devices[0].name}")
             engine = cls.of(runner, draft, projector)
             opened.pop_all()
         return engine

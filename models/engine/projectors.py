@@ -1,19 +1,30 @@
-"""Opens the projector that the options ask for."""
+"""Opens the projector that the options ask for, on the device that they name or on the best one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, Timeout
+from vkbackend.limits import Limits
+from vkbackend.meta.balance import auto_split
+from vkbackend.meta.rates import MEASURED, Rates
+from vkbackend.meta.speed import class_of
 from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.runner.loading import Loading
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options
+from vkbackend.models.options import Options, with_a_share
+from vkbackend.models.placement.fit import ON_DEVICE, Budget, budgets_of, without
+from vkbackend.models.placement.projector_device import fastest_with_room
 from vkbackend.models.placement.resident import Resident
 from vkbackend.models.vision.projector import Projector
 from vkbackend.models.vision.projector_plan import ProjectorPlan, plan_projector
 from vkbackend.runtime import Device
+
+UNBOUNDED = 1 << 62  # the room of a device of unknown memory
 
 
 def open_projector(options: Options, residents: Sequence[Resident] = ()) -> Projector | None:
@@ -21,24 +32,92 @@ def open_projector(options: Options, residents: Sequence[Resident] = ()) -> Proj
     the remaining memory. `residents` are already loaded. Raises the errors of `Projector.open`."""
     if options.mmproj is None:
         return None
-    device = open_projector_device(options)
     with GGUF.open(options.path) as text:
+        device = open_projector_device(options, text, residents)
         how: dict[str, Any] = {"limits": options.image_limits, "residents": residents}
         return Projector.open(options.mmproj, device, text=text, **how)
 
 
-def open_projector_device(options: Options) -> Device:
-    word = projector_word(options)
-    (device,) = open_devices(None if word is None else [word], options.runtime, exact=options.exact)
-    return device
+def open_projector_device(
+    options: Options, text: GGUF, residents: Sequence[Resident] = (), rates: Rates = MEASURED
+) -> Device:
+    """Open the device of the projector. `text` is the open text model's file. Raises the errors of loading
+    it."""
+    words = projector_words(options)
+    names = list(dict.fromkeys(words))
+    opened = open_devices(names or None, options.runtime, exact=options.exact)
+    best: Device | None = opened[0] if len(opened) == 1 else None
+    try:
+        if best is None:
+            devices = [opened[names.index(word)] for word in words]
+            best = devices[projector_index(options, devices, text, residents, rates)]
+        return best
+    finally:
+        for device in opened:
+            if device is not best:
+                device.close()
 
 
-def projector_word(options: Options) -> str | None:
-    """Return the word of the projector's device, by default the first of the model's devices on this machine,
-    or None for the best device."""
-    here = [word.removeprefix("0/") for word in options.devices or () if options.node_of(word) in ("", "0")]
-    word = options.mmproj_device or next(iter(here), None)
-    return HOST if word == "none" else word and word.removeprefix("0/")
+def projector_words(options: Options) -> list[str]:
+    """Return the word of the device that the options name for the projector. Otherwise, return the words of
+    the model's devices on this machine that have a share, of which `projector_index` is the best. An empty
+    list stands for the best device of the machine."""
+    if word := options.mmproj_device:
+        return [HOST if word == "none" else word.removeprefix("0/")]
+    words = with_a_share(options).devices or ()
+    return [word.removeprefix("0/") for word in words if options.node_of(word) in ("", "0")]
+
+
+def projector_index(
+    options: Options,
+    devices: Sequence[Device],
+    text: GGUF,
+    residents: Sequence[Resident] = (),
+    rates: Rates = MEASURED,
+) -> int:
+    """Return the index of the best device for the projector, of the devices of `projector_words`, which may
+    be stand-ins. The memory of other nodes is unknown here, so with several nodes only the projector must
+    fit. Raises the errors of loading the text model."""
+    budgets = without(budgets_of(devices), devices, residents)
+    alone = not any(options.node_of(word) for word in options.devices or ())
+    held = _text_nbytes(options, devices, text, budgets, rates) if alone else [0] * len(devices)
+    left = [UNBOUNDED] * len(devices)
+    for budget in budgets:
+        of_text = sum(held[d] for d in budget.members)
+        for d in budget.members:
+            left[d] = budget.nbytes - of_text
+    needed = dict[Limits, int]()
+    for limits, device in {device.limits: device for device in devices}.items():
+        needed[limits] = UNBOUNDED  # A device that cannot bind the values of the largest picture
+        with suppress(InvalidArgument):
+            plan = planned_projector(options, device, text)
+            needed[limits] = sum(plan.held.homes[home] for home in ON_DEVICE)
+    left = [n - needed[device.limits] for n, device in zip(left, devices, strict=True)]
+    return fastest_with_room(_speeds(devices, rates), left)
+
+
+def _text_nbytes(
+    options: Options, devices: Sequence[Device], text: GGUF, budgets: Sequence[Budget], rates: Rates
+) -> Sequence[int]:
+    """Return the bytes of the text model on each device, with all layers on the devices. `--fit` may choose
+    a longer context; here the shortest counts."""
+    n_ctx = options.fit_ctx if "n_ctx" in options.fit else options.n_ctx
+    loading = Loading(text, replace(options, fit=(), n_ctx=n_ctx), None, devices, None)
+    cost = loading.cost(devices)
+    shares = loading.options.shares or (1.0,) * len(devices)
+    if loading.options.auto_split:
+        shares = auto_split(devices, cost, budgets, rates).tensor_split
+    return cost(shares).held
+
+
+def _speeds(devices: Sequence[Device], rates: Rates) -> list[float]:
+    """Return the bytes per second at which each device reads weights. Devices of one kind are equally fast,
+    so they are not measured. The speed of a full or hanging device counts as 0."""
+    speeds = [0.0 if len(set(map(class_of, devices))) > 1 else 1.0] * len(devices)
+    for d, device in enumerate(devices):
+        with suppress(OutOfDeviceMemory, Timeout):
+            speeds[d] = speeds[d] or rates.speed(device).weights
+    return speeds
 
 
 def planned_projector(options: Options, device: Device, text: GGUF | None = None) -> ProjectorPlan:

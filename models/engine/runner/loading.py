@@ -142,12 +142,12 @@ class Loading:
             self.options = fitter.fit()
             self.n_ubatch = row_limit(self.model, self.options)
             if asked.auto_split and len(devices) > 1 and self.options.shares:
-                cost, budgets = self._cost(mesh), self._budgets(mesh)
+                cost, budgets = self.cost(mesh.devices), self._budgets(mesh)
                 self.prediction = predict(devices, self.options.shares, cost, budgets)
         self.notes.append(fit_note(self.options, asked))
 
     def _balance(self, mesh: Mesh) -> None:
-        cost = self._cost(mesh)
+        cost = self.cost(mesh.devices)
         self.prediction = auto_split(mesh.devices, cost, self._budgets(mesh))
         for line in self.prediction.lines([d.physical.name if d.physical else d.name for d in mesh.devices]):
             env.log(1, line)
@@ -183,7 +183,7 @@ class Loading:
             )
         self.notes += settled.notes
         if self.prediction and options.shares:  # for the layers that are on the devices
-            self.prediction = predict(devices, options.shares, self._cost(mesh), self._budgets(mesh))
+            self.prediction = predict(devices, options.shares, self.cost(mesh.devices), self._budgets(mesh))
         if options.context_shift:
             self._rotations = key_rotations(model, self.layout, options, self._gguf.architecture)
         env.log(1, "plan\n" + self.layout.table())
@@ -194,8 +194,9 @@ class Loading:
         """Return the bytes on each device according to the plan."""
         return allocations(self.layout, mesh.devices, self._steps, self.options.reduce_provider)
 
-    def _cost(self, mesh: Mesh) -> Callable[[Shares], Cost]:
-        limits = [device.limits for device in mesh.devices]
+    def cost(self, devices: Sequence[Device]) -> Callable[[Shares], Cost]:
+        """Return the cost of a token on `devices` as a function of their shares."""
+        limits = [device.limits for device in devices]
         return cost_function(self.model, self._types, self.options, limits, self.n_ubatch)
 
     def load(self, mesh: Mesh, progress: Progress | None, n_places: int) -> KVCache:

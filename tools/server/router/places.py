@@ -14,10 +14,11 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.meta.exchange_times import ExchangeTime
 from vkbackend.models.arguments import HOST
-from vkbackend.models.engine.projectors import planned_projector, projector_word
+from vkbackend.models.engine.projectors import planned_projector, projector_index, projector_words
 from vkbackend.models.engine.runner.planned_memory import planned_memory
 from vkbackend.models.fitting.fitter import COMFORTABLE
 from vkbackend.models.fitting.flags import flags
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import ON_DEVICE, mib
 from vkbackend.models.placement.memory_report import Held
@@ -31,8 +32,8 @@ UNMEASURED = ExchangeTime(1e-4, 1e10)  # of two devices, to weigh shares
 @dataclass(frozen=True, slots=True)
 class Place:
     """`devices` are the words of -dev. `held` maps each device and the host to bytes. `speed` is the bytes
-    per second at which the slowest device reads weights. `chosen` are the options that `--fit` chose, and
-    `flags` the same as text."""
+    per second at which the slowest device reads weights. `chosen` are the options that `--fit` chose and the
+    projector's device, and `flags` what `--fit` chose as text."""
 
     devices: tuple[str, ...]
     held: Mapping[str, int]
@@ -114,7 +115,9 @@ def place_on(
         if wanted is None:
             continue
         if wanted.mmproj is not None:
-            card = machine.cards[projector_word(wanted) or devices[0]]
+            word = _projector_word(wanted, machine, left)
+            chosen["mmproj_device"] = word
+            card = machine.cards[word]
             plan = planned_projector(wanted, _stand_in(0, card, left))
             plan.check_fit()
             held += _by_key([plan.held], [card])
@@ -126,7 +129,7 @@ def place_on(
         left = {key: max(0, nbytes - held[key]) for key, nbytes in budgets.items()}
         if wanted.fit:
             asked = replace(wanted, fit=tuple({*wanted.fit, "n_ctx"}))
-            chosen = {name: getattr(settled, name) for name in asked.fit} | {"fit": False}
+            chosen |= {name: getattr(settled, name) for name in asked.fit} | {"fit": False}
             words = flags(settled, asked)
     for key, nbytes in held.items():
         if nbytes > budgets[key]:
@@ -143,8 +146,17 @@ def place_on(
 
 def words_beside(options: Options) -> tuple[str, ...]:
     """Return the words of the devices of the draft model and the projector, if they have their own."""
-    own_word = options.mmproj is not None and options.mmproj_device and projector_word(options)
-    return (*(options.draft_devices or ()), *([own_word] if own_word else []))
+    named = options.mmproj is not None and options.mmproj_device
+    return (*(options.draft_devices or ()), *(projector_words(options) if named else []))
+
+
+def _projector_word(options: Options, machine: Machine, budgets: Mapping[str, int]) -> str:
+    words = projector_words(options)
+    if len(set(words)) < 2:
+        return words[0]
+    stand_ins = [_stand_in(i, machine.cards[word], budgets) for i, word in enumerate(words)]
+    with GGUF.open(options.path) as text:
+        return words[projector_index(options, stand_ins, text)]
 
 
 def _name(key: str, machine: Machine) -> str:

@@ -234,8 +234,10 @@ class Pool:
             self._run(plan())
 
     def _start(self, tenant: Tenant, place: Place) -> None:
-        fit = f", fit: {place.flags}" if place.flags else ""
-        log.info("loading %s on %s%s", tenant.entry.name, ", ".join(place.devices), fit)
+        chosen = f", fit: {place.flags}" if place.flags else ""
+        if word := place.chosen.get("mmproj_device"):
+            chosen += f", projector: {word}"
+        log.info("loading %s on %s%s", tenant.entry.name, ", ".join(place.devices), chosen)
         tenant.model = model = Model(
             lambda progress: self._open(tenant.entry, place, progress), lambda: self._opened(tenant)
         )

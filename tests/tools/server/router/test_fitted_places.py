@@ -86,3 +86,19 @@ def test_a_projector_has_memory_on_its_device(models: Path, machine: Machine, tm
     budgets["slow"] = on_device - 1
     with pytest.raises(OutOfDeviceMemory, match="of the projector"):
         held(mmproj_device="slow")
+
+
+@pytest.mark.wide
+def test_a_projector_is_on_the_fastest_card_with_room(models: Path, machine: Machine, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", 64)
+    given: dict[str, Any] = {"mmproj": projector, "n_ctx": 64, "tensor_split": [1, 1]}
+    options = Options.of(models / "stories-narrow-F32.gguf", devices=["slow", "fast"], **given)
+    budgets = {"fast": ROOM, "slow": ROOM, HOST: ROOM}
+    place = place_on(options, ("slow", "fast"), machine, budgets)
+    assert place.chosen == {"mmproj_device": "fast"}
+    budgets["fast"] = place.held["fast"] - 1
+    other = place_on(options, ("slow", "fast"), machine, budgets)
+    assert other.chosen == {"mmproj_device": "slow"}
+    assert sum(other.held.values()) == sum(place.held.values())
+    named = replace(options, mmproj_device="slow")
+    assert place_on(named, ("slow", "fast"), machine, budgets).chosen == {"mmproj_device": "slow"}

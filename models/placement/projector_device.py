@@ -1,0 +1,24 @@
+"""Chooses the device of a projector among the devices of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ABOUT = 0.9  # Speeds, and free memories, are about equal from this ratio on.
+
+
+def fastest_with_room(speeds: Sequence[float], left: Sequence[int]) -> int:
+    """Return the index of the fastest device that has room. Of devices that are about as fast, take the one
+    with the most memory left; if that is about equal, too, the first. If no device has room, take the one
+    that lacks the least.
+
+    `left` are the bytes that the model and the projector leave free on each device, negative if they do not
+    fit.
+    """
+    room = [d for d, nbytes in enumerate(left) if nbytes >= 0]
+    if not room:
+        return max(range(len(left)), key=lambda d: left[d])
+    fastest = max(speeds[d] for d in room)
+    quick = [d for d in room if speeds[d] >= ABOUT * fastest]
+    most = max(left[d] for d in quick)
+    return next(d for d in quick if left[d] >= ABOUT * most)
