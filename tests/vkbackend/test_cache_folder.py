@@ -64,7 +64,7 @@ def give_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- entries ----
 
 
-@pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(1 << 20)])
+@pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(1 << 20)], ids=len)
 def test_write_and_read(folder: Path, body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache_folder.read(NAME) is None
     assert cache_folder.write(NAME, body) and cache_folder.read(NAME) == body
