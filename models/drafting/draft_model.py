@@ -90,6 +90,7 @@ class DraftModel:
         self._is_busy, self._clock = is_busy, clock
         self._stored: list[list[int]] = [[] for _ in range(n_slots)]  # tokens whose cells are computed
         self._times = Recent()
+        self.spent_s = 0.0
         self._row_s = 0.0  # seconds per row of a step of many rows
         self._measure_at = 0.0
         self._numbers = [-1] * n_slots  # numbers of the sequences with drafts
@@ -215,6 +216,7 @@ class DraftModel:
             self._times.add(seconds)
         elif n > ROWS[-1]:
             self._row_s = min(self._row_s or seconds / n, seconds / n)
+        self.spent_s += max(self.seconds, self._row_s * n if n > ROWS[-1] else 0.0)
         return result
 
     def took(self, slot: int, n_accepted: int) -> None:

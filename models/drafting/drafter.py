@@ -42,11 +42,13 @@ NO_DRAFT = Draft()
 
 class Drafter(Protocol):
     """The acceptance of the first drafts is estimated by `source`. `seconds` is the time to draft one more
-    token for all sequences, or 0 if it is short. If `stores` is set, drafting writes to the cells of the
+    token for all sequences, or 0 if it is short. `spent_s` is the time of all drafts so far, by measured
+    prices. If `stores` is set, drafting writes to the cells of the
     drafted positions, so the engine reserves them first."""
 
     source: str
     stores: bool
+    spent_s: float
 
     @property
     def seconds(self) -> float: ...

@@ -50,6 +50,7 @@ class HeadDrafter:
         self._head, self._p_min, self._clock, self.source = head, p_min, clock, source
         self._sizes: set[int] = set()  # The first step of a size is recorded, so it takes longer.
         self._times = Recent()
+        self.spent_s = 0.0
 
     @property
     def seconds(self) -> float:
@@ -79,6 +80,7 @@ class HeadDrafter:
         if n in self._sizes:
             self._times.add(seconds)
         self._sizes.add(n)
+        self.spent_s += self.seconds
 
     def owed(self, wants: Sequence[Want]) -> float:
         return 0.0

@@ -25,7 +25,7 @@ class Ngrams:
     """Draws drafts from tables with 3 * 4 * 2 ** bits bytes per slot, which are allocated once."""
 
     stores = False
-    source, seconds = "ngram", 0.0  # About 20 us, without a step of any model.
+    source, seconds, spent_s = "ngram", 0.0, 0.0  # About 20 us, without a step of any model.
 
     def __init__(self, n_slots: int, n_ctx: int) -> None:
         bits = min(MAX_BITS, max(8, n_ctx.bit_length() + 1))

@@ -47,15 +47,16 @@ class StepPrices:
         self._tables: tuple[dict[int, float], dict[int, float]] = {}, {}
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count a step that was already recorded. The first step of a size is left out, because some drivers
-        compile then. A time replaces old times."""
+        """Count a step that was already recorded. The first step of a size is left out if it took longer than
+        steps of one row, because some drivers compile then. A time replaces old times."""
         self._n_steps += 1
         if n_rows > ROWS[-1]:
             return
         rows = padded(n_rows)
         if rows not in self._seen:
             self._seen.add(rows)
-            return
+            if seconds > n_rows * self._tables[0].get(1, 0.0):
+                return
         times = self._times.setdefault(rows, Recent())
         if self.is_old(rows):
             times.forget()
@@ -134,7 +135,7 @@ def best_lengths(
     The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
     padding is filled with drafted tokens. If `tries` is set and no draft saves time, the smallest larger step
-    is tried, or a larger step whose time is old.
+    is tried, or a step whose time is old, if it would save time in the time that is assumed for it.
     """
     lengths = [0] * len(survivals)
     plain = prices.seconds(n_rows)
@@ -156,7 +157,9 @@ def best_lengths(
     if best:  # an old time is measured again only if drafts save time
         best = max(sizes, key=lambda n: value(n, True))
     elif tries and sizes:
-        best = next((n for n in sizes if prices.is_old(n_rows + n)), sizes[0])
+        best = max(sizes, key=lambda n: value(n, True))
+        if not (prices.is_old(n_rows + best) and value(best, True) > value(0)):
+            best = sizes[0]
     for _, _, i in chances[:best]:
         lengths[i] += 1
     return lengths

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vkbackend.models.drafting.acceptance import Acceptance
+from vkbackend.models.drafting.account import Account
 from vkbackend.models.drafting.drafter import Draft, Drafter, Want
 from vkbackend.models.drafting.prices import StepPrices, best_length, best_lengths
 from vkbackend.models.engine.cache.mark import adapters_at
@@ -24,14 +25,14 @@ from vkbackend.ops import MAX_VEC_ROWS
 # often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
-# This share of the rest of an answer may be spent on the first draft of a model, and this share of the time
-# since the last draft on a try.
+# A draft model may spend this share of the rest of an answer on tokens that it lacks before its first draft,
+# later this share of the time since it did so, and this share of the time since the last draft on a try.
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
 SURE = 0.5  # share of the expected saving that may be spent on skipped tokens
 KNOWN = 8  # Before that, so many drafted tokens of a sequence are verified.
-EXPECTED = 256  # An answer without a limit is expected to have so many more tokens at most.
+EXPECTED = 256  # An answer is expected to have so many more tokens at most.
 
 Reserve = Callable[[int, int], bool]
 
@@ -66,7 +67,11 @@ class Speculation:
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
         self._resume_at = 0  # the step of the next decision of any drafter
         self._n_refused = 0  # drafts since the last one that was verified
+        self._account = Account()
+        self._token_s = 0.0  # of the last step, without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
+        self._caught_up_at: dict[Drafter, int] = {}  # of the last draft that needed many other tokens
+        self._begun: dict[tuple[Drafter, int], int] = {}  # the last sequence of a slot with drafts
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
@@ -78,12 +83,19 @@ class Speculation:
             sequence.draft = ()
         self._n_steps += 1
         tries = self._n_steps >= self._probe_at
-        if self._n_steps < self._resume_at and not tries:
-            return
         n_rows = sum([sequence.n_wanted for sequence in line])
+        plain_s = self._prices.seconds(len(line)) if line else None
+        if plain_s is None:
+            return
+        self._account.begin(plain_s)
+        self._token_s = plain_s / len(line)
+        if n_rows > len(line):  # tokens of a rejected draft that are computed again
+            self._account.spend(self._prices.known(n_rows) - plain_s)
+        if not tries and (self._n_steps < self._resume_at or self._account.is_spent):
+            return
         n_left = self._max_rows - n_rows
         # Without the time of plain decoding, no draft is known to save time.
-        if not line or n_left <= 0 or not self._prices.is_measured(n_rows):
+        if n_left <= 0 or not self._prices.is_measured(n_rows):
             return
         if self._n_refused >= PAUSE and self._n_steps % SELDOM and not tries:
             return
@@ -97,13 +109,17 @@ class Speculation:
         if drafted:
             survivals = [_survival(sequence, draft, self._limits.n_min) for sequence, draft in drafted]
             lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
-        if drafted:
+            lengths = [n if n >= self._limits.n_min else 0 for n in lengths]
             self._n_refused = 0 if any(lengths) else self._n_refused + 1
+        if tries:
+            self._interval = min(2 * self._interval, MAX_PROBE)
+        elif any(lengths) and self._account.is_even:
+            self._interval = PROBE
         if tries or any(lengths):
-            self._interval = min(2 * self._interval, MAX_PROBE) if tries else PROBE
             self._probe_at = self._n_steps + self._interval
+            self._account.spend(self._prices.known(n_rows + sum(lengths)) - self._prices.known(n_rows))
         for (sequence, draft), n in zip(drafted, lengths, strict=True):
-            if n and n >= self._limits.n_min:
+            if n:
                 sequence.draft, sequence.draft_source = draft.tokens[:n], draft.source
 
     def _most(self, sequence: Sequence) -> int:
@@ -128,8 +144,10 @@ class Speculation:
         reserve: Reserve,
     ) -> list[tuple[Sequence, int]]:
         """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
-        most, spend_s = self._length(drafter, waiting, n_rows, tries)
+        before_s = drafter.spent_s
+        most, spend_s, owed_s = self._length(drafter, waiting, n_rows, tries)
         if not most:
+            self._account.spend(drafter.spent_s - before_s)
             return waiting
         self._asked_at[drafter] = self._n_steps
         left: list[tuple[Sequence, int]] = []
@@ -146,52 +164,58 @@ class Speculation:
                 self._acceptance(sequence)
             else:
                 left.append((sequence, n))
+        spent_s = drafter.spent_s - before_s
+        if owed_s > drafter.seconds:
+            self._caught_up_at[drafter] = self._n_steps
+            self._begun.update({(drafter, s.slot): s.number for s, _ in waiting})
+            self._account.invest(max(0.0, spent_s - most * drafter.seconds))
+            spent_s = min(spent_s, most * drafter.seconds)
+        self._account.spend(spent_s)
         return left
 
     def _length(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool
-    ) -> tuple[int, float]:
-        """Return how many tokens to draft for each sequence, and how many seconds may be spent on tokens of
-        each that the drafter lacks."""
+    ) -> tuple[int, float, float]:
+        """Return how many tokens to draft for each sequence, how many seconds may be spent on tokens of each
+        that the drafter lacks, and how many will be spent on tokens of all."""
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
-            return self._max_rows, 0.0
+            return self._max_rows, 0.0, 0.0
         if not self._prices.is_sure(n_rows) or (self._n_steps < self._paused.get(drafter, 0) and not tries):
-            return 0, 0.0
+            return 0, 0.0, 0.0
         learned = [self._acceptance(sequence) for sequence, _ in waiting]
         rate = sum([of.rate(drafter.source) for of in learned]) / n
         best = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
+        right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
         if not best.n:
             self._paused[drafter] = self._n_steps + PAUSE
-            if not tries:
-                return 0, 0.0
-        owed = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
-        plain = self._prices.known(n_rows)
-        if best.n:
-            share = TRY_SHARE * self._prices.least(n_rows) / n
-            if min([of.n_tried(drafter.source) for of in learned]) >= KNOWN:
-                # With these tokens, drafts may be as bad as before, and at most right.
-                right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
-                share = max(share, SURE * min(best.saved_s, right.saved_s - best.saved_s))
-            spend_s = share * sum([self._n_left(sequence) for sequence, _ in waiting]) / n
-            if owed > max(seconds, n * spend_s):
-                self._paused[drafter] = self._n_steps + PAUSE
-                return 0, 0.0
-            most = max([of.limit(drafter.source) for of in learned])
-            return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s
-        right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
-        if not right.n and drafter.measure():
-            return 0, 0.0  # even right drafts would save no time
-        price = N_TRIED * seconds + self._prices.known(n_rows + 1) - plain
-        passed = self._n_steps - self._asked_at.get(drafter, 0)
-        spend_s = TRY_SHARE * passed * self._prices.least(n_rows) - price
-        return (N_TRIED if owed <= spend_s else 0), spend_s / n
+            if not tries or (not right.n and drafter.measure()):
+                return 0, 0.0, 0.0  # even right drafts may save no time
+        owed_s = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
+        share_s = TRY_SHARE * self._prices.least(n_rows)
+        if not best.n:
+            spend_s = share_s * (self._n_steps - self._asked_at.get(drafter, 0))
+            spend_s -= N_TRIED * seconds + self._prices.known(n_rows + 1) - self._prices.known(n_rows)
+            return (N_TRIED if owed_s <= spend_s else 0), spend_s / n, owed_s
+        new = [s for s, _ in waiting if self._begun.get((drafter, s.slot)) != s.number]
+        n_left = sum([self._n_left(sequence) for sequence in new]) / n
+        spend_s = share_s * max(n_left, self._n_steps - self._caught_up_at.get(drafter, 0))
+        if min([of.n_tried(drafter.source) for of in learned]) >= KNOWN:
+            # With these tokens, drafts may be as bad as before, and at most right.
+            saved_s = min(best.saved_s, right.saved_s - best.saved_s)
+            expected_s = SURE * saved_s * sum([self._n_left(sequence) for sequence, _ in waiting])
+            spend_s = max(spend_s, min(expected_s, self._account.saved_s))
+        if owed_s > max(seconds, spend_s):
+            self._paused[drafter] = self._n_steps + PAUSE
+            return 0, 0.0, 0.0
+        most = max([of.limit(drafter.source) for of in learned])
+        return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s / n, owed_s
 
     def _n_left(self, sequence: Sequence) -> int:
         """Return how many more tokens the sequence is expected to generate at most."""
         assert isinstance(sequence.request, Generate)
         n, most = self._limits.end - sequence.n_stored, sequence.request.max_tokens
-        return min(n, EXPECTED if most is None else most - sequence.n_generated)
+        return min(n, EXPECTED, EXPECTED if most is None else most - sequence.n_generated)
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         if sequence.acceptance is None:
@@ -204,6 +228,7 @@ class Speculation:
         self.n_drafts += 1
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
+        self._account.earn(n_accepted * self._token_s)
         for at in range(n_accepted):
             self.n_accepted_at[at] += 1
         self._acceptance(sequence).learn(sequence.draft_source, n_drafted, n_accepted)

@@ -15,7 +15,7 @@ class Guesses:
     `truth` returns the next tokens of decoding without drafts."""
 
     stores = False
-    source, seconds = "guesses", 0.0
+    source, seconds, spent_s = "guesses", 0.0, 0.0
 
     def __init__(self, truth: Truth, right: float, seed: int, n_vocab: int, n_max: int = 7) -> None:
         self._truth, self._right, self._rng = truth, right, random.Random(seed)

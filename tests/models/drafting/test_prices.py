@@ -83,7 +83,8 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts save time, an old time is assumed to be short. Otherwise a try measures it."""
+    """While drafts save time, an old time is assumed to be short. Otherwise a try measures it if drafts would
+    save time in a short step."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41
@@ -96,11 +97,23 @@ def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
     assert best_lengths(1, 1, survivals, prices, 8) == [7]
     wrong = [[0.01] * 7]
     assert best_lengths(1, 1, wrong, prices, 8) == [0]
-    assert best_lengths(1, 1, wrong, prices, 8, tries=True) == [3]
+    assert best_lengths(1, 1, wrong, prices, 8, tries=True) == [1]
+    half = [[0.44 ** (j + 1) for j in range(7)]]
+    assert best_lengths(1, 1, half, prices, 8) == [0]
+    assert best_lengths(1, 1, half, prices, 8, tries=True) == [3]
     for rows in (4, 8):
         prices.learn(rows, 2 * STEEP[rows])
     assert prices.seconds(8) == 2 * STEEP[8], "the new time replaces the old ones"
     assert best_lengths(1, 1, survivals, prices, 8) == [1]
+
+
+def test_the_first_time_of_a_size_counts_unless_it_is_longer_than_steps_of_one_row() -> None:
+    prices = StepPrices()
+    for seconds in (9.0, 1.0):
+        prices.learn(1, seconds)
+    prices.learn(2, 1.9)
+    prices.learn(4, 4.1)
+    assert prices.seconds(2) == 1.9 and not prices.is_measured(4)
 
 
 def test_a_time_measured_under_load_is_corrected() -> None:

@@ -80,7 +80,7 @@ def third_tokens(weights: Weights) -> dict[int, float]:
 class Likely:
     """Drafts a token from the likeliest three, so that a share of the drafts is right."""
 
-    source, seconds, stores = "likely", 0.0, False
+    source, seconds, spent_s, stores = "likely", 0.0, 0.0, False
 
     def __init__(self) -> None:
         self._rng = random.Random(1)
