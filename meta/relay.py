@@ -1,5 +1,4 @@
-"""Replay a recorded step on all devices, with one submit per device, then one wait and one signal per
-exchange."""
+"""Replay a recorded step on all devices: submit its segments, then wait and signal once per exchange."""
 
 from __future__ import annotations
 

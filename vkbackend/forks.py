@@ -3,8 +3,10 @@ to the parent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -36,6 +38,16 @@ def refusal(subject: str) -> ForkedProcess:
         "stay with the parent; open the model after the fork, in the child alone, or start processes with "
         "multiprocessing.get_context('spawn')"
     )
+
+
+def exit_before_drivers() -> None:
+    """Make this forked child end before the exit handlers of drivers run. With NVIDIA's driver (580), the child
+    crashed, and the parent's model gave wrong results."""
+    with suppress(AttributeError, OSError):  # only glibc has on_exit, which passes on the exit code
+        libc = ctypes.CDLL(None)
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        # The last handler runs first.
+        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
 
 
 def _in_child() -> None:

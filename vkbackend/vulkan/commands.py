@@ -83,7 +83,6 @@ class VulkanExecutable(Executable):
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
-            self.has_cuts = any(len(parts) > 1 for parts in segments)
             self.parts: list[Any] = [self._record(parts, stored) for parts in segments]
         except BaseException:
             self.close()

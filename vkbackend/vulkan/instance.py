@@ -35,6 +35,7 @@ class Instance:
 
     def disown(self) -> None:
         self.forked = True
+        forks.exit_before_drivers()
 
     def __init__(self) -> None:
         forks.own(self)

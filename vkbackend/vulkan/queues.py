@@ -18,7 +18,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class TimelineQueue(Queue):
-    """Submits segments before they may run, so one vkQueueSubmit submits all segments of a step."""
+    """Submits the segments of a step before they may run."""
 
     ahead = True
 
@@ -92,21 +92,14 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # If vkQueueSubmit fails, `submitted` must not grow.
-        if not executable.has_cuts:
-            self._submit_infos(infos, firsts[first], firsts[first + count])
-            self.submitted += count
-            return
-        # Drivers may merge the submissions of one vkQueueSubmit, so a step with cuts needs a vkQueueSubmit
-        # for each submission.
+        # Each submission is a call. If one call submitted all, an H100 (driver 580) used stale cache lines of
+        # host memory that the host had written before it signaled `go`. Barriers and volatile reads did not
+        # help. Also, drivers may merge the submissions of a call, which undoes cuts.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
-                self._submit_infos(infos, at, at + 1)
+                result = self._submit(self.device.vk_queue, 1, infos + at, NULL)
+                self.device.check(result, "vkQueueSubmit")
             self.submitted += 1
-
-    def _submit_infos(self, infos: Any, begin: int, end: int) -> None:
-        result = self._submit(self.device.vk_queue, end - begin, infos + begin, NULL)
-        self.device.check(result, "vkQueueSubmit")
 
     def completed(self) -> int:
         device = self.device

@@ -156,7 +156,7 @@ def test_exact_equals_a_device_without_eight_bit_ops(
 
     rounded, exact = logits(), logits(exact=True)
     assert 1e-9 < nmse(rounded, exact) <= 2e-3
-    monkeypatch.setenv("VKBACKEND_DISABLE", "int_dot")
+    monkeypatch.setenv("VKBACKEND_DISABLE", "int_dot,cooperative_matrix,cooperative_matrix_nv")
     assert np.array_equal(logits(), exact)
     monkeypatch.delenv("VKBACKEND_DISABLE")
     monkeypatch.setenv("VKBACKEND_EXACT", "1")

@@ -169,12 +169,12 @@ def test_settle_fails_if_the_fence_is_refused(device: Any, monkeypatch: pytest.M
     assert not opened.counts
 
 
-@pytest.mark.parametrize(
-    ("cuts", "fails_at", "left"), [(True, 5, 2), (True, 1, 0), (False, 1, 0), (True, 99, 3)]
-)
+@pytest.mark.parametrize(("fails_at", "left"), [(5, 2), (1, 0), (99, 3)])
 def test_segment_numbers_are_not_reused_after_failed_submit(
-    device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
+    device: Any, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each of three segments has two submissions. Each submission is a call of its own, because an H100 reads
+    stale host memory in the later submissions of a call."""
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue
@@ -191,14 +191,14 @@ def test_segment_numbers_are_not_reused_after_failed_submit(
     monkeypatch.setattr(queue, "_submit", submit)
     waits, signals = [0] * 6, [0] * 6
     submission = ffi.new("VkSubmitInfo[]", 6), None, waits, signals, None, [0, 2, 4, 6]
-    step: Any = SimpleNamespace(submission=submission, has_cuts=cuts)
+    step: Any = SimpleNamespace(submission=submission)
     try:
-        if fails_at <= (6 if cuts else 1):
+        if fails_at <= 6:
             with pytest.raises(OutOfDeviceMemory, match="vkQueueSubmit"):
                 queue.submit(step, 0, 3)
         else:
             queue.submit(step, 0, 3)
-        assert queue.submitted == left and sum(calls) == min(6, fails_at if cuts else 6)
+        assert queue.submitted == left and calls == [1] * min(6, fails_at)
         assert waits[::2] == signals[1::2] == [1, 2, 3]
         queue.submit(step, 1, 2)
         assert waits[2::2] == signals[3::2] == [left + 1, left + 2] and queue.submitted == left + 2
