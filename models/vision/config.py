@@ -16,7 +16,7 @@ from vkbackend.models.gguf.reader import GGUF
 ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
-MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2}
+MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2, "glm4v": 2}
 # Old files state CLIP's own projection_dim. The rows of these tensors have the right width.
 LAST_WEIGHTS = {"mlp": "mm.2.weight", "resampler": "resampler.proj.weight"}
 QUERIES = "resampler.query"

@@ -74,6 +74,11 @@ class Encoder:
                 f"{self._path}: the table of positions has shape {shape}, expected {side**2, c.n_embd}"
             )
 
+    def check_square_table(self) -> None:
+        """Raise GGUFError if the file has no square table of positions, which is interpolated."""
+        if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):
+            raise GGUFError(f"{self._path}: the file has no square table of positions ({POSITION_TABLE})")
+
     # ---- sizes ----
 
     @property
@@ -151,8 +156,9 @@ class Encoder:
 
     def weights(self) -> list[WeightSpec]:
         c, p = self.config, self.config.patch_side
+        matrix = c.n_embd, self.n_pixels
         specs = [
-            WeightSpec(name, (c.n_embd, self.n_pixels), axes=(c.n_embd, 3, p, p))
+            WeightSpec(name, matrix, axes=() if self._shapes.get(name) == matrix else (c.n_embd, 3, p, p))
             for name in self.patch_weights
         ]
         specs += [

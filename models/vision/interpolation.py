@@ -13,9 +13,21 @@ def resized(table: np.ndarray, grid: tuple[int, int], *, align_corners: bool, an
     areas, and `antialias` widens the filter when it shrinks the table."""
     side = round(len(table) ** 0.5)
     rows, columns = (linear_weights(side, n, align_corners, antialias) for n in grid)
+    return _applied(table, rows, columns)
+
+
+def resized_cubic(table: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Interpolate a square table [side^2, n] to a grid (height, width) with cubic convolution (Keys 1981), as
+    torch does without aligned corners and antialiasing. Return f32 [height * width, n]."""
+    side = round(len(table) ** 0.5)
+    return _applied(table, *(cubic_weights(side, n) for n in grid))
+
+
+def _applied(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    side = rows.shape[1]
     square = table.reshape(side, side, -1).astype(np.float64)
     values = np.einsum("ij,jkd,lk->ild", rows, square, columns, optimize=True)
-    return values.reshape(grid[0] * grid[1], -1).astype(np.float32)
+    return values.reshape(len(rows) * len(columns), -1).astype(np.float32)
 
 
 @lru_cache(64)
@@ -30,3 +42,25 @@ def linear_weights(n_in: int, n_out: int, align_corners: bool, antialias: bool) 
         at = at if antialias else np.clip(at, 0, n_in - 1)
     weights = np.maximum(0, 1 - abs(at[:, None] - np.arange(n_in)) / support)
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+CUBIC = -0.75  # torch's parameter of the cubic filter
+
+
+@lru_cache(64)
+def cubic_weights(n_in: int, n_out: int) -> np.ndarray:
+    """Return the weights of the inputs in each output, float64 [n_out, n_in]. Four inputs count. Beyond the
+    ends, the inputs are as the last ones."""
+    at = (np.arange(n_out) + 0.5) * n_in / n_out - 0.5
+    first = np.floor(at).astype(int) - 1
+    weights = np.zeros((n_out, n_in))
+    for i in range(n_out):
+        for tap in range(first[i], first[i] + 4):
+            weights[i, min(max(tap, 0), n_in - 1)] += _cubic(abs(at[i] - tap))
+    return weights
+
+
+def _cubic(x: float) -> float:
+    if x <= 1:
+        return ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
+    return ((CUBIC * x - 5 * CUBIC) * x + 8 * CUBIC) * x - 4 * CUBIC

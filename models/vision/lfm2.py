@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights
@@ -25,10 +24,7 @@ class Model(Encoder):
     marks = ("<|image_start|>", "<|image_end|>")
 
     def check(self) -> None:
-        if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):
-            raise GGUFError(
-                f"{self._path}: the file has no square table of positions (v.position_embd.weight)"
-            )
+        self.check_square_table()
 
     def most_patches(self, max_tokens: int) -> int:
         return max((TILE // self.config.patch_size) ** 2, max_tokens * self.n_merged)

@@ -53,10 +53,7 @@ class Model(Encoder):
         self._queries: np.ndarray = query.astype(np.float32)
 
     def check(self) -> None:
-        if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):
-            raise GGUFError(
-                f"{self._path}: the file has no square table of positions (v.position_embd.weight)"
-            )
+        self.check_square_table()
         if self.config.projection_dim % HEAD_DIM:
             raise GGUFError(
                 f"{self._path}: rows of {self.config.projection_dim} values are not whole heads of {HEAD_DIM}"

@@ -21,10 +21,7 @@ class Model(QwenVL):
     text_architectures = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
     def check(self) -> None:
-        if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):
-            raise GGUFError(
-                f"{self._path}: the file has no square table of positions (v.position_embd.weight)"
-            )
+        self.check_square_table()
         if self.config.deepstack and max(self.config.deepstack) >= self.n_layer:
             raise GGUFError(f"{self._path}: clip.vision.is_deepstack_layers names layers that the file lacks")
 

@@ -20,6 +20,8 @@ FAMILIES = {  # projector type -> module
     "internvl": "internvl",
     "mlp": "llava",
     "resampler": "minicpmv",
+    "llama4": "llama4",
+    "glm4v": "glm4v",
 }
 
 

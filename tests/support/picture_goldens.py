@@ -12,11 +12,11 @@ from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.picture import Tile
 
 N_SAMPLES = 16  # of each tile
-LIMITS = {"qwen3vl_merger": TokenLimits(8, 100), "qwen2.5vl_merger": TokenLimits(8, 100)}
-
-
-PUBLISHED = "idefics3", "qwen3vl_merger", "qwen2.5vl_merger", "pixtral", "gemma4v", "lfm2", "internvl"
-MIN_TOKENS, MAX_TOKENS = 4, 4096  # of Qwen's pictures
+STRETCHED = "qwen3vl_merger", "qwen2.5vl_merger", "glm4v"  # to multiples of merged patches within limits
+LIMITS = dict.fromkeys(STRETCHED, TokenLimits(8, 100))
+BY_TORCH = "lfm2", "llama4"  # Their references resize with torch.
+PUBLISHED = "idefics3", *STRETCHED, "pixtral", "gemma4v", "lfm2", "internvl", "llama4"
+MIN_TOKENS, MAX_TOKENS = 4, 4096  # of the pictures of Qwen and GLM
 
 
 def large_sizes() -> list[tuple[int, int]]:

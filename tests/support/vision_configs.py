@@ -80,12 +80,21 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
     },
     "mlp": {"image_size": 112, "patch_size": 14, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
     "resampler": {"image_size": 448, "patch_size": 14, "n_queries": 64},
+    "llama4": {"image_size": 56, "patch_size": 14, "merge": 2},
+    "glm4v": {
+        "image_size": 336,
+        "patch_size": 14,
+        "merge": 2,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+    },
 }
 REAL: dict[str, dict[str, Any]] = {  # As in published models; where SMALL is enough, they are missing.
     "idefics3": {"image_size": 512, "patch_size": 16, "merge": 4, "preproc_size": 2048},
     "gemma3": {"image_size": 896},
     "pixtral": {"image_size": 1540},
     "internvl": {"image_size": 448},
+    "llama4": {"image_size": 336},
 }
 
 

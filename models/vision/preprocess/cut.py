@@ -34,10 +34,11 @@ class Cut:
     n_marks: int = 0  # rows of marks that the projector adds to a tile's rows
     n_queries: int = 0  # rows of each tile, if they do not depend on its size
     square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
+    canvas: Size | None = None  # of a black canvas, at whose top left the last resized picture is
 
     @property
     def tile(self) -> Size:
-        (height, width), (rows, columns) = self.sizes[-1], self.grid
+        (height, width), (rows, columns) = self.canvas or self.sizes[-1], self.grid
         return height // rows, width // columns
 
     @property
@@ -62,6 +63,9 @@ class Cut:
         original = image = self._squared(Image.fromarray(pixels))
         for size in self.sizes:
             image = self._resized(image, size)
+        if self.canvas:
+            small, image = image, Image.new("RGB", self.canvas[::-1])
+            image.paste(small)
         resized, (height, width) = np.asarray(image), self.tile
         for row in range(self.grid[0]):
             for column in range(self.grid[1]):

@@ -28,6 +28,8 @@ FAMILIES = {  # projector type -> module
     "internvl": "internvl",
     "mlp": "llava",
     "resampler": "minicpmv",
+    "llama4": "llama4",
+    "glm4v": "glm4v",
 }
 MAX_ASPECT = 200  # longer side / shorter side, as transformers takes
 

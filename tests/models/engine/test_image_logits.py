@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,15 @@ from device_sets import DEVICE_SETS, device_params, nmse, product, wide
 from image_prompts import Watched, watched
 from oracles import image_cases, vision
 from oracles.fixture import write
+from pictures import blocks
 from places import GOLDEN
 
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.patches import cut_patches
 from vkbackend.models.vision.picture import Picture, Tile
+from vkbackend.models.vision.preprocess.prepare import prepare
 from vkbackend.models.vision.projector import Projector
 from vkbackend.models.vision.rows import ImageRows
 
@@ -72,6 +76,13 @@ def test_logits_after_two_images(tmp_path: Path, name: str, devices: list[str], 
 
 
 @contextmanager
+def encoder(path: Path, text: Path, device: str) -> Iterator[Projector]:
+    [opened] = open_devices([device], exact=True)
+    with GGUF.open(text) as gguf, Projector.open(path, opened, text=gguf) as projector:
+        yield projector
+
+
+@contextmanager
 def with_picture(
     folder: Path, name: str, devices: list[str], **options: Any
 ) -> Iterator[tuple[Watched, list[int | ImageRows]]]:
@@ -80,8 +91,7 @@ def with_picture(
         c = image_cases.of_picture(name, arrays[name])
     text = write(c.fixture, folder / "text.gguf")
     path = write(vision.build(name), folder / "mmproj.gguf")
-    device = open_devices(devices[:1], exact=True)[0]
-    with GGUF.open(text) as gguf, Projector.open(path, device, text=gguf) as projector:
+    with encoder(path, text, devices[0]) as projector:
         side = projector.config.patch_side
         patches = cut_patches(vision.pixels_of(name, side), side, projector.encoder.merge)
         [rows] = projector.encode(Picture(bytes(16), (Tile(patches, vision.GRIDS[name]),), (0,)))
@@ -103,7 +113,34 @@ def test_logits_from_pixels(tmp_path: Path, name: str, devices: list[str]) -> No
         for n in range(len(prompt) - len(want), len(prompt)):
             w.run(prompt[: n + 1])
             got += w.logits
-    assert nmse(np.array(got), want) <= bound(image_cases.build(image_cases.TEXT_OF[name]).arch)
+    assert nmse(np.array(got), want) <= bound(image_cases.text_of(name).arch)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", DEVICES)
+def test_logits_from_pixels_in_slices(tmp_path: Path, devices: list[str]) -> None:
+    """MiniCPM-V reads a complete picture, then its slices."""
+    text = write(image_cases.text_of("minicpmv"), tmp_path / "text.gguf")
+    path, want = write(vision.build("minicpmv"), tmp_path / "mmproj.gguf"), golden("sliced/minicpmv")
+    with encoder(path, text, devices[0]) as projector:
+        pixels = blocks(*image_cases.SLICED, seed=34)
+        picture = prepare(pixels, projector.config, TokenLimits())
+        rows = projector.encode(picture)
+    before, after = image_cases.text_around()
+    prompt: list[int | ImageRows] = [*before]
+    for part in picture.layout:
+        if isinstance(part, int):
+            prompt.append(rows[part])
+        else:
+            prompt += [image_cases.MARKS[mark] for mark in re.findall(r"<[^>]+>|\n", part)]
+    assert len(rows) == 5
+    prompt += after
+    with watched(text, devices, n_ctx=128, n_ubatch=32) as w:
+        got = []
+        for n in range(len(prompt) - len(want), len(prompt)):
+            w.run(prompt[: n + 1])
+            got += w.logits
+    assert nmse(np.array(got), want) <= bound("qwen3")
 
 
 @pytest.mark.wide

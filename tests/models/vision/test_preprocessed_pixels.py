@@ -7,9 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 from picture_goldens import (
+    BY_TORCH,
     MAX_TOKENS,
     MIN_TOKENS,
     PUBLISHED,
+    STRETCHED,
     in_raster_order,
     large_sizes,
     limits_of,
@@ -42,7 +44,7 @@ def check(projector: str, numbers: range) -> None:
         assert [t.shape[1:] for t in tiles] == list(map(tuple, golden(f"{projector}/sizes")[theirs]))
         off = samples(tiles, config, number) - golden(f"{projector}/samples")[theirs]
         assert np.abs(off).max() < 1.01, number
-        if projector != "lfm2":  # Its reference resizes with torch.
+        if projector not in BY_TORCH:
             assert np.abs(off).max() < 0.01, number
 
 
@@ -59,7 +61,7 @@ def test_pixels_of_200_pictures(projector: str) -> None:
 
 @pytest.mark.parametrize("projector", PUBLISHED)
 def test_sizes_of_published_models(projector: str) -> None:
-    limits = TokenLimits(MIN_TOKENS, MAX_TOKENS) if projector.startswith("qwen") else TokenLimits()
+    limits = TokenLimits(MIN_TOKENS, MAX_TOKENS) if projector in STRETCHED else TokenLimits()
     if projector == "pixtral":
         limits = TokenLimits(None, 9999)
     config = vision_config(projector, real=True)

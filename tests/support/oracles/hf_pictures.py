@@ -1,14 +1,17 @@
-"""Uses the image processors of Hugging Face `transformers` as an oracle. LFM2-VL's resizes with torch, the
-others with Pillow."""
+"""Uses the image processors of Hugging Face `transformers` as an oracle. LFM2-VL's and Llama 4's resize with
+torch, the others with Pillow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
+from picture_goldens import STRETCHED
 from PIL import Image
 from transformers import image_processing_backends
 from transformers.image_utils import SizeDict
@@ -26,6 +29,7 @@ MODULES = {
     "internvl": "got_ocr2:GotOcr2",
     "mlp": "llava:Llava",
     "resampler": "minicpmv4_6:MiniCPMV4_6",
+    "glm4v": "glm4v:Glm4v",
 }
 
 
@@ -36,6 +40,12 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
     if c.projector == "lfm2":
         module = import_module("transformers.models.lfm2_vl.image_processing_lfm2_vl")
         return module.Lfm2VlImageProcessor(encoder_patch_size=c.patch_size, **common)
+    if c.projector == "llama4":
+        module = import_module("transformers.models.llama4.image_processing_llama4")
+        made = module.Llama4ImageProcessor(size={"height": c.image_size, "width": c.image_size}, **common)
+        # The processor's own method rounds pixels to BF16.
+        made.rescale_and_normalize = partial(module.TorchvisionBackend.rescale_and_normalize, made)
+        return made
     options: dict[str, Any] = {
         "idefics3": {
             "size": {"longest_edge": c.preproc_size},
@@ -59,16 +69,23 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
             "crop_size": {"height": c.image_size, "width": c.image_size},
             "do_pad": True,
         },
+        "resampler": {"patch_size": c.patch_size},
     }.get(c.projector, {})
-    if c.projector.startswith("qwen"):
+    if c.projector in STRETCHED:
+        area = n_frames(c) * side**2
         options = {
             "patch_size": c.patch_size,
             "merge_size": c.merge,
-            "size": {"shortest_edge": min_tokens * side**2, "longest_edge": max_tokens * side**2},
+            "size": {"shortest_edge": min_tokens * area, "longest_edge": max_tokens * area},
         }
     name, _, prefix = MODULES[c.projector].partition(":")
     module = import_module(f"transformers.models.{name}.image_processing_pil_{name}")
     return getattr(module, f"{prefix}ImageProcessorPil")(**common, **options)
+
+
+def n_frames(config: VisionConfig) -> int:
+    """Return how often the limits count a pixel. GLM's count a picture as a video of two frames."""
+    return 2 if config.projector == "glm4v" else 1
 
 
 def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.ndarray]:
@@ -78,7 +95,9 @@ def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.nd
     made = processor(c, **limits)
     if c.projector == "idefics3":
         return list(made(images=[[image]])["pixel_values"][0])
-    if c.projector.startswith("qwen"):
+    if c.projector == "llama4":
+        return list(made(images=[image], return_tensors="pt")["pixel_values"].numpy())
+    if c.projector in STRETCHED:
         out = made(images=[image])
         (_, rows, columns), m = out["image_grid_thw"][0], c.merge
         values = out["pixel_values"].reshape(rows // m, columns // m, m, m, 3, 2, p, p)[:, :, :, :, :, 0]
@@ -123,10 +142,15 @@ def tile_sizes(config: VisionConfig, height: int, width: int, **limits: int) -> 
     """Return the height and width of each tile of a picture. Nothing is resized."""
     c, side, made = config, config.patch_size * config.merge, processor(config, **limits)
     module = import_module(type(made).__module__)
-    if c.projector.startswith("qwen"):
-        area = side**2
-        bounds = limits["min_tokens"] * area, limits["max_tokens"] * area
-        return [module.smart_resize(height, width, side, *bounds)]
+    if c.projector in STRETCHED:
+        area, names = n_frames(c) * side**2, ("min_pixels", "max_pixels")
+        bounds = dict(zip(names, (limits["min_tokens"] * area, limits["max_tokens"] * area), strict=True))
+        of_video = {"num_frames": 2} if c.projector == "glm4v" else {}
+        return [module.smart_resize(height=height, width=width, factor=side, **bounds, **of_video)]
+    if c.projector == "llama4":
+        sizes = torch.tensor(module.find_supported_resolutions(16, made.size))
+        rows, columns = (module.get_best_fit((height, width), sizes) // c.image_size).tolist()
+        return [(c.image_size, c.image_size)] * (rows * columns + (rows * columns > 1))
     if c.projector.startswith("gemma4"):
         most = made.max_soft_tokens * c.merge**2
         return [module.get_aspect_ratio_preserving_size(height, width, c.patch_size, most, c.merge)]

@@ -18,6 +18,8 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder, Gemma4VisionModel
 from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedVisionConfig
 from transformers.models.gemma4_unified.modeling_gemma4_unified import Gemma4UnifiedVisionEmbedder
+from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
+from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel as Qwen25Vision,
@@ -448,15 +450,15 @@ def llava(m: Fixture) -> tuple[Any, Inputs]:
     return network, {"pixel_values": planes(m)}
 
 
-@oracle("minicpmv")
 @torch.no_grad()
-def minicpmv(m: Fixture) -> np.ndarray:
-    """transformers has the encoder. The resampler is Qwen-VL's, with torch's attention."""
+def resampled(m: Fixture, image: torch.Tensor) -> np.ndarray:
+    """Return MiniCPM-V's rows of an image [1, 3, height, width]. transformers has the encoder. The resampler
+    is Qwen-VL's, with torch's attention."""
     t = {name: torch.from_numpy(m.tensors.pop(name)) for name in [*m.tensors] if name.startswith("resampler")}
     config = tf.SiglipVisionConfig(
         **sizes(m), image_size=448, patch_size=56, hidden_act="gelu_pytorch_tanh", vision_use_head=False
     )
-    (height, width), side = GRIDS[m.name], 70
+    (height, width), side = (n // size(m, "patch_size") for n in image.shape[2:]), 70
     at = side * np.arange(height)[:, None] // height * side + side * np.arange(width) // width
     table = "v.position_embd.weight"
     m.tensors[table] = m.tensors[table][at.reshape(-1)]
@@ -470,7 +472,7 @@ def minicpmv(m: Fixture) -> np.ndarray:
         scale, bias = (t[f"resampler.{name}.{kind}"] for kind in ("weight", "bias"))
         return torch.nn.functional.layer_norm(x, (128,), scale, bias, 1e-6)
 
-    v = norm(network(planes(m)).last_hidden_state[0] @ t["resampler.kv.weight"].T, "ln_kv")
+    v = norm(network(image).last_hidden_state[0] @ t["resampler.kv.weight"].T, "ln_kv")
     omega = 10000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     angles = [place.reshape(-1, 1) * omega for place in (x, y)]
@@ -482,3 +484,61 @@ def minicpmv(m: Fixture) -> np.ndarray:
     attention.load_state_dict(state)
     rows = attention(norm(t["resampler.query"], "ln_q"), v + places, v)[0]
     return (norm(rows, "ln_post") @ t["resampler.proj.weight"].T).numpy()
+
+
+ROWS["minicpmv"] = lambda m: resampled(m, planes(m))
+
+
+LLAMA4 = SIGLIP | {
+    "ln1": "input_layernorm",
+    "ln2": "post_attention_layernorm",
+    "attn_out": "self_attn.o_proj",
+}
+
+
+@complete("llama4")
+def llama4(m: Fixture) -> tuple[Any, Inputs]:
+    vision = {**sizes(m), "image_size": 64, "patch_size": 16, "pixel_shuffle_ratio": 0.5}
+    vision |= {"projector_input_dim": 96, "projector_output_dim": 96, "vision_output_dim": 96}
+    text = {**TEXT, "head_dim": 16, "intermediate_size_mlp": 64, "num_local_experts": 1}
+    config = tf.Llama4Config(text_config=text, vision_config=vision, image_token_index=0)
+    outer = {
+        "v.patch_embd": "vision_model.patch_embedding.linear",
+        "v.pre_ln": "vision_model.layernorm_pre", "v.post_ln": "vision_model.layernorm_post",
+        "mm.model.mlp.1": "vision_model.vision_adapter.mlp.fc1",
+        "mm.model.mlp.2": "vision_model.vision_adapter.mlp.fc2",
+        "mm.model.fc": "multi_modal_projector.linear_1",
+    }  # fmt: skip
+    tables = {"class_embedding": "v.class_embd", "positional_embedding_vlm": "v.position_embd.weight"}
+    state = {f"vision_model.{theirs}": m.tensors.pop(ours) for theirs, ours in tables.items()}
+    state |= renamed(m, "vision_model.model.layers", LLAMA4, outer)
+    network = load(made(tf.Llama4ForConditionalGeneration, config), state, ("vision_model", "multi_modal"))
+    return network, {"pixel_values": planes(m)}
+
+
+@torch.no_grad()
+def llama4_rows(m: Fixture) -> np.ndarray:
+    network, how = COMPLETE["llama4"](m)
+    return features(network.multi_modal_projector(network.vision_model(**how).last_hidden_state))
+
+
+ROWS["llama4"] = llama4_rows
+
+
+@oracle("glm4v")
+@torch.no_grad()
+def glm4v(m: Fixture) -> np.ndarray:
+    config = Glm4vVisionConfig(
+        depth=3, hidden_size=64, intermediate_size=80, num_heads=4, out_hidden_size=TEXT_WIDTH, patch_size=14,
+        image_size=112, rms_norm_eps=1e-6, attention_bias=False,
+    )  # fmt: skip
+    outer = {
+        "v.patch_embd": "patch_embed.proj", "v.position_embd": "embeddings.position_embedding",
+        "v.norm_embd": "post_conv_layernorm", "v.post_ln": "post_layernorm",
+        "mm.patch_merger": "downsample", "mm.model.fc": "merger.proj",
+        "mm.post_norm": "merger.post_projection_norm", "mm.gate": "merger.gate_proj",
+        "mm.up": "merger.up_proj", "mm.down": "merger.down_proj",
+    }  # fmt: skip
+    names = QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    network = load(made(Glm4vVisionModel, config), qwen_state(m, names, outer), ("",))
+    return features(network(*qwen_patches(m)))

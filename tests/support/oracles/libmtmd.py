@@ -8,6 +8,7 @@ import ctypes
 import tempfile
 from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MARKS = {
     "pixtral+merger": ("[IMG_BREAK]", "[IMG_END]"),
     "gemma4uv": ("<|image>", "<image|>"),
     "lfm2": ("<|image_start|>", "<|image_end|>"),
+    "llama4": ("<|image_start|>", "<|image_end|>"),
+    "glm4v": ("<|begin_of_image|>", "<|end_of_image|>"),
 }
 M_ROPE = {"rope.dimension_sections": [4, 2, 2, 0]}
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,6 +42,8 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pixtral": ("llama", {}),
     "pixtral+merger": ("llama", {}),
     "lfm2": ("llama", {}),
+    "llama4": ("llama", {}),
+    "glm4v": ("qwen2vl", M_ROPE),
 }
 
 
@@ -138,7 +143,7 @@ def rows(fixture: Fixture) -> np.ndarray:
         assert parameters.media_marker == lib.mtmd_default_marker(), "the parameters of libmtmd changed"
         parameters.use_gpu = parameters.print_timings = parameters.warmup = False
         parameters.n_threads, parameters.flash_attn_type = 1, 0
-        if name.startswith(("qwen", "pixtral", "gemma4", "lfm2")):
+        if name.startswith(("qwen", "pixtral", "gemma4", "lfm2", "glm4v")):
             parameters.image_min_tokens = 1
         path = write(fixture, Path(folder) / "mmproj.gguf")
         context = lib.mtmd_init_from_file(str(path).encode(), text, parameters)
@@ -155,4 +160,7 @@ def rows(fixture: Fixture) -> np.ndarray:
                 shape = lib.mtmd_input_chunk_get_n_tokens(chunk), TEXT_WIDTH * (1 + n_deep)
                 embeddings = lib.mtmd_get_output_embd(context)
                 result = np.ctypeslib.as_array(embeddings, (shape[0] * shape[1],)).reshape(shape).copy()
+        if name == "llama4":  # libmtmd returns the rows of a tile by columns.
+            side = isqrt(len(result))
+            result = result.reshape(side, side, -1).swapaxes(0, 1).reshape(result.shape)
         return result

@@ -1,10 +1,12 @@
 """Makes `golden/images.npz`, transformers' logits of the last tokens of image_cases.py's prompts, in
 float32. Arrays of prompts with a picture of vision.py are named `picture/NAME`. If transformers has a class
-for both the encoder and the text model, this class computes the logits from pixels.
+for both the encoder and the text model, this class computes the logits from pixels. It has none for MiniCPM-V
+before version 4.6, so its encoder's rows (hf_vision.py) are given to Qwen3, also of the slices that
+transformers' processor cuts (`sliced/minicpmv`).
 
     PYTHONPATH=tests/support python tests/support/oracles/make_image_logits.py
 
-Needs torch and transformers.
+Needs torch, transformers and Pillow.
 """
 
 from __future__ import annotations
@@ -15,14 +17,28 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import hf, hf_vision
+from oracles import hf, hf_pictures, hf_vision
+from oracles.fixtures import build as build_text
 from oracles.hf_parts import BUILDERS, common, rope
-from oracles.image_cases import BOTH_WAYS, BREAK, N_TEXT, NAMES, TEXT_OF, Case, case, of_picture
+from oracles.image_cases import (
+    BOTH_WAYS,
+    BREAK,
+    N_TEXT,
+    NAMES,
+    SLICED,
+    TEXT_OF,
+    Case,
+    case,
+    of_picture,
+    of_slices,
+)
 from oracles.vision import BUILDERS as PROJECTORS
 from oracles.vision import build, lines_of
+from pictures import blocks
 from places import GOLDEN
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
+from vision_configs import vision_config
 
 MERGE = 2  # patches per row and side, which only `get_rope_index` reads
 
@@ -36,12 +52,13 @@ def embedded(network: Any, c: Case) -> torch.Tensor:
 
 
 def qwen(c: Case) -> torch.Tensor:
-    """Run the text model of Qwen2-VL or Qwen3-VL, with the positions of the complete model."""
-    is_third = c.fixture.arch == "qwen3vl"
-    name = "Qwen3VL" if is_third else "Qwen2VL"
+    """Run the text model of Qwen2-VL, Qwen3-VL or GLM-4.1V, with the positions of the complete model."""
+    name = {"qwen3vl": "Qwen3VL", "glm4": "Glm4v"}.get(c.fixture.arch, "Qwen2VL")
     sections: dict[str, Any] = {"mrope_section": c.fixture.keys["rope.dimension_sections"][:3]}
-    if is_third:
+    if name == "Qwen3VL":
         sections["mrope_interleaved"] = True
+    if name == "Glm4v":
+        sections["partial_rotary_factor"] = 0.5
     text = common(c.fixture, rope_parameters=rope(c.fixture, **sections))
     vision = {"depth": 1, "spatial_merge_size": MERGE}
     special = {"image_token_id": 0, "vision_start_token_id": 127, "vision_end_token_id": 126}
@@ -51,7 +68,7 @@ def qwen(c: Case) -> torch.Tensor:
     network = complete.language_model
     state = {
         k: torch.from_numpy(np.ascontiguousarray(v))
-        for k, v in BUILDERS[c.fixture.name](c.fixture)[1].items()
+        for k, v in BUILDERS[c.fixture.name](build_text(c.fixture.name))[1].items()
     }
     network.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
     ids, types = torch.tensor([c.tokens]), torch.from_numpy(c.is_image).int()[None]
@@ -94,8 +111,10 @@ def with_picture(name: str) -> torch.Tensor:
     """Return the logits of a prompt with the picture of the projector `name`."""
     m = build(name)
     c = of_picture(name, hf_vision.ROWS[name](build(name)))
-    if name.startswith(("gemma", "qwen")):
+    if name.startswith(("gemma", "qwen", "glm")):
         return of_rows(c)
+    if name == "minicpmv":
+        return of_text(c)
     [first] = c.images
     ids = torch.tensor([c.tokens])
     if name.startswith("pixtral"):
@@ -103,9 +122,25 @@ def with_picture(name: str) -> torch.Tensor:
         ids[0, first + n - 1 : first + len(c.images[first]) : n] = BREAK
     network, how = hf_vision.COMPLETE[name](m)
     text = hf.model(c.fixture)
+    if name == "llama4":
+        network.language_model = text
+        return network(input_ids=ids, use_cache=False, **how).logits[0]
     setattr(network, "text_model" if name == "idefics3" else "language_model", text.model)
     h = network(input_ids=ids, use_cache=False, **how).last_hidden_state[0]
     return text.lm_head(h)
+
+
+def of_text(c: Case) -> torch.Tensor:
+    network = hf.model(c.fixture)
+    return network(inputs_embeds=embedded(network, c), use_cache=False).logits[0]
+
+
+def sliced() -> torch.Tensor:
+    """Return the logits after a picture that MiniCPM-V cuts into slices."""
+    pixels = blocks(*SLICED, seed=34)
+    tiles = hf_pictures.tiles(vision_config("resampler", patch_size=56), pixels)
+    rows = [hf_vision.resampled(build("minicpmv"), torch.from_numpy(tile)[None]) for tile in tiles]
+    return of_text(of_slices(rows[-1], rows[:-1]))
 
 
 def of_rows(c: Case) -> torch.Tensor:
@@ -114,9 +149,10 @@ def of_rows(c: Case) -> torch.Tensor:
 
 @torch.no_grad()
 def main() -> None:
-    assert TEXT_OF.keys() == PROJECTORS.keys() - {"minicpmv"}  # transformers has no complete model of it
+    assert TEXT_OF.keys() == PROJECTORS.keys()
     logits = {name: of_rows(case(name)) for name in NAMES}
     logits |= {f"picture/{name}": with_picture(name) for name in TEXT_OF}
+    logits["sliced/minicpmv"] = sliced()
     logits = {name: rows.numpy()[-N_TEXT[-1] :] for name, rows in logits.items()}
     np.savez_compressed(GOLDEN / "images.npz", about=json.dumps({"made by": hf.versions()}), **logits)
 

@@ -41,9 +41,10 @@ def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, *
         "rope.freq_base": 1000.0,
         **{key.replace("__", "."): value for key, value in keys.items()},
     }
-    m.matrix("token_embd", N_VOCAB, N_EMBD, gain=sqrt(N_EMBD))
-    m.norm("output_norm", N_EMBD)
-    m.matrix("output", N_VOCAB, N_EMBD)
+    n_embd = m.keys["embedding_length"]
+    m.matrix("token_embd", N_VOCAB, n_embd, gain=sqrt(n_embd))
+    m.norm("output_norm", n_embd)
+    m.matrix("output", N_VOCAB, n_embd)
 
 
 def tied(m: Fixture, gain: float) -> None:
@@ -55,14 +56,14 @@ def attention(
     m: Fixture, il: int, *, bias: str = "", head_norms: bool = False, norm: str = "attn_norm"
 ) -> None:
     """Add the attention of a layer. `bias` names the projections with a bias, as letters of "qkvo"."""
-    p = f"blk.{il}."
+    p, n_embd = f"blk.{il}.", m.keys["embedding_length"]
     n_head, n_kv = m.keys["attention.head_count"], m.keys["attention.head_count_kv"]
     head_dim = m.keys["attention.key_length"]
-    m.norm(p + norm, N_EMBD)
-    m.matrix(p + "attn_q", n_head * head_dim, N_EMBD, gain=1.5, bias="q" in bias)
-    m.matrix(p + "attn_k", n_kv * head_dim, N_EMBD, gain=1.5, bias="k" in bias)
-    m.matrix(p + "attn_v", n_kv * head_dim, N_EMBD, bias="v" in bias)
-    m.matrix(p + "attn_output", N_EMBD, n_head * head_dim, bias="o" in bias)
+    m.norm(p + norm, n_embd)
+    m.matrix(p + "attn_q", n_head * head_dim, n_embd, gain=1.5, bias="q" in bias)
+    m.matrix(p + "attn_k", n_kv * head_dim, n_embd, gain=1.5, bias="k" in bias)
+    m.matrix(p + "attn_v", n_kv * head_dim, n_embd, bias="v" in bias)
+    m.matrix(p + "attn_output", n_embd, n_head * head_dim, bias="o" in bias)
     if head_norms:
         m.norm(p + "attn_q_norm", head_dim)
         m.norm(p + "attn_k_norm", head_dim)
@@ -71,14 +72,14 @@ def attention(
 def feed_forward(
     m: Fixture, il: int, *, bias: bool = False, norm: str = "ffn_norm", suffix: str = ""
 ) -> None:
-    p, n_ff = f"blk.{il}.", m.keys["feed_forward_length"]
+    p, n_embd, n_ff = f"blk.{il}.", m.keys["embedding_length"], m.keys["feed_forward_length"]
     if norm:
-        m.norm(p + norm, N_EMBD)
+        m.norm(p + norm, n_embd)
     if suffix:
         n_ff = m.keys.get("expert_shared_feed_forward_length", N_FF_EXP)
-    m.matrix(f"{p}ffn_gate{suffix}", n_ff, N_EMBD, bias=bias)
-    m.matrix(f"{p}ffn_up{suffix}", n_ff, N_EMBD, bias=bias)
-    m.matrix(f"{p}ffn_down{suffix}", N_EMBD, n_ff, gain=2.0, bias=bias)
+    m.matrix(f"{p}ffn_gate{suffix}", n_ff, n_embd, bias=bias)
+    m.matrix(f"{p}ffn_up{suffix}", n_ff, n_embd, bias=bias)
+    m.matrix(f"{p}ffn_down{suffix}", n_embd, n_ff, gain=2.0, bias=bias)
 
 
 def mixture(m: Fixture, il: int, *, bias: bool = False, norm: str = "ffn_norm", gain: float = 3.0) -> None:

@@ -131,9 +131,9 @@ def fuse_qkv(m: Fixture) -> None:
     for il in range(size(m, "block_count")):
         at = f"v.blk.{il}."
         for kind in ("weight", "bias"):
-            m.put(
-                f"{at}attn_qkv.{kind}", np.concatenate([m.tensors.pop(f"{at}attn_{x}.{kind}") for x in "qkv"])
-            )
+            if f"{at}attn_q.{kind}" in m.tensors:
+                parts = [m.tensors.pop(f"{at}attn_{x}.{kind}") for x in "qkv"]
+                m.put(f"{at}attn_qkv.{kind}", np.concatenate(parts))
 
 
 @builder("qwen3vl", (6, 10))
@@ -332,3 +332,41 @@ def minicpmv(m: Fixture) -> None:
         m.matrix(at + name, 128, 128, bias=True)
     for name in ("ln_q", "ln_kv", "ln_post"):
         layer_norm(m, at + name, 128)
+
+
+@builder("llama4", (4, 4))
+def llama4(m: Fixture) -> None:
+    """As its converter writes it: the weight of the patches is a matrix."""
+    keys(m, "llama4", n_ff=256, eps=1e-5)
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 2}
+    m.matrix("v.patch_embd", 64, 768)
+    m.put("v.class_embd", m.normal("v.class_embd", 64))
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 17, 64))
+    layers(m)
+    for name in ("v.pre_ln", "v.post_ln"):
+        layer_norm(m, name, 64)
+    m.matrix("mm.model.mlp.1", 96, 256)
+    m.matrix("mm.model.mlp.2", 96, 96)
+    m.matrix("mm.model.fc", TEXT_WIDTH, 96)
+
+
+@builder("glm4v", (6, 10))
+def glm4v(m: Fixture) -> None:
+    """As its converter writes it: feed_forward_length is the projector's, and the encoder's is TEXT_WIDTH."""
+    qwen(m, "glm4v", 14, n_ff=TEXT_WIDTH, image=112)
+    for name in ("mm.0", "mm.2"):
+        del m.tensors[f"{name}.weight"], m.tensors[f"{name}.bias"]
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 64, 64))
+    layers(m, norm=Fixture.norm, bias=False, gated=True)
+    fuse_qkv(m)
+    for name in ("v.norm_embd", "v.post_ln"):
+        m.norm(name, 64)
+    merger = "mm.patch_merger.weight"
+    m.put(merger, m.normal(merger, TEXT_WIDTH, 64, 2, 2) / np.float32(16))
+    m.bias("mm.patch_merger", TEXT_WIDTH)
+    m.matrix("mm.model.fc", TEXT_WIDTH, TEXT_WIDTH)
+    layer_norm(m, "mm.post_norm", TEXT_WIDTH)
+    m.matrix("mm.gate", 80, TEXT_WIDTH)
+    m.matrix("mm.up", 80, TEXT_WIDTH)
+    m.matrix("mm.down", TEXT_WIDTH, 80)
+    m.keys |= {"use_silu": True, "vision.feed_forward_length": 80}
