@@ -5,6 +5,7 @@
 // row). Each thread scores one position. A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
+#include "lib/iq4_values.glsl"
 
 layout(constant_id = 1) const uint HEAD = 128; // values of a key
 layout(constant_id = 2) const uint HEADS = 8;

@@ -5,6 +5,7 @@
 // elements.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
+#include "lib/iq4_values.glsl"
 
 layout(constant_id = 1) const uint TYPE = 1;
 

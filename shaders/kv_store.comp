@@ -1,17 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Write each row of x to the row's cache cell. For F32, F16 and BF16 a thread stores two elements. The first
-// n_rot dimensions of a head are rotated. If NORM is set, a workgroup first norms one head. For Q8_0 and Q4_0
-// a thread quantizes blocks of 32 elements like ggml's reference. The scale d is max|x| / 127 for Q8_0. For
-// Q4_0, d is the x of the largest magnitude / -8. If an x is infinite or NaN, d is NaN. A block has an odd
-// number of 16-bit units, so two neighbouring blocks share a word. One thread stores both blocks, even of
-// different rows. Two threads would need atomics, which host memory may lack.
+// n_rot dimensions of a head are rotated. If NORM is set, a workgroup first norms one head. For quantized
+// types a thread quantizes two blocks of 32 elements (lib/cache_blocks.glsl). Q4_1 and Q5_1 have whole words.
+// A block of another type has an odd number of 16-bit units, so two neighbouring blocks share a word. One
+// thread stores both blocks, even of different rows. Two threads would need atomics, which host memory may
+// lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
 #include "lib/bf16.glsl"
 #include "lib/cache_types.glsl"
+#include "lib/iq4_values.glsl"
 #include "lib/divide.glsl"
+#include "lib/exact.glsl"
 
 layout(constant_id = 1) const uint TYPE = 1;
 layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w
@@ -33,8 +35,9 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 #include "lib/cells.glsl"
 #include "lib/head.glsl"
 
-const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
-const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes per block
+#include "lib/cache_blocks.glsl"
+
+const bool QUANTIZED = TYPE >= CACHE_Q8_0;
 
 // Return element e of the row after norm and rotation. For quantized caches earlier ops norm and rotate x,
 // because quantizing reads each element twice.
@@ -54,59 +57,6 @@ float element(uint e) {
     return value;
 }
 
-uint code8(float value, float inverse) {
-    precise float scaled = value * inverse;
-    precise float mag = abs(scaled);
-    precise float whole = floor(mag);
-    precise float rounded = whole + floor(2.0 * (mag - whole)); // ties away from zero
-    return uint(int(scaled < 0.0 ? -rounded : rounded)) & 0xffu;
-}
-
-uint code4(float value, float inverse) {
-    precise float scaled = value * inverse;
-    precise float shifted = scaled + 8.5;
-    return uint(min(int(shifted), 15));
-}
-
-// If an x is infinite or NaN, `used` is false and all codes are zeros.
-struct Scale {
-    uint half_d;
-    float inverse;
-    bool used;
-};
-
-Scale scale_of(uint from) {
-    float top = 0.0;
-    bool is_finite = true;
-    for (uint i = 0; i < BLOCK; ++i) {
-        const float value = x[from + i];
-        if (abs(value) > abs(top)) top = value;
-        is_finite = is_finite && (floatBitsToUint(value) & 0x7fffffffu) < 0x7f800000u;
-    }
-    if (!is_finite) return Scale(0x7e00u, 0.0, false);
-    float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
-    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest F16
-    if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
-    const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
-    return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
-}
-
-uint codes(uint from, uint i, Scale scale) {
-    uint word = 0u;
-    for (uint j = 0; j < 4; ++j) {
-        const uint at = from + 4 * i + j;
-        const float value = scale.used ? x[at] : 0.0;
-        uint code;
-        if (TYPE == CACHE_Q8_0) {
-            code = code8(value, scale.inverse);
-        } else {
-            code = code4(value, scale.inverse) | (code4(scale.used ? x[at + BLOCK / 2] : 0.0, scale.inverse) << 4);
-        }
-        word |= code << (8 * j);
-    }
-    return word;
-}
-
 bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows_from_buffer() && step_place(row) == uvec2(pos, slot);
 }
@@ -114,7 +64,7 @@ bool stores(uint row, uint pos, uint slot) {
 // Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
 // first pair may begin with the previous cell's last block, and the last pair may end with the next cell's
 // first block.
-void put_blocks(uint cell, uint unit) {
+void put_pair(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uvec2 place = step_place(row);
     const uint pos = place.x;
@@ -127,21 +77,33 @@ void put_blocks(uint cell, uint unit) {
     if (!has_first && stores(row - 1, pos - 1, slot)) return; // the previous row's thread stores both blocks
     if (!has_second) has_second = stores(row + 1, pos + 1, slot);
 
-    const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);
-    const uint middle = word + N_CODES;
+    const uint first = cache_off + (cell * n / 2 + unit) * (2 * WORDS + 1);
+    const uint middle = first + WORDS;
     uint shared_word = has_first && has_second ? 0u : cache[middle];
     for (uint b = 0; b < 2; ++b, from += BLOCK) {
         if (b == 0 ? !has_first : !has_second) continue;
         const Scale scale = scale_of(from);
-        uint carry = scale.half_d;
-        for (uint i = 0; i < N_CODES; ++i) {
-            const uint four = codes(from, i, scale);
-            cache[b == 0 ? word + i : middle + 1 + i] = b == 0 ? carry | (four << 16) : four;
-            if (b == 0) carry = four >> 16;
+        uint carry = scale.bits;
+        for (uint i = 0; i < WORDS; ++i) {
+            const uint word = word_of(from, i, scale);
+            cache[b == 0 ? first + i : middle + 1 + i] = b == 0 ? carry | (word << 16) : word;
+            if (b == 0) carry = word >> 16;
         }
         shared_word = b == 0 ? (shared_word & 0xffff0000u) | carry : (shared_word & 0xffffu) | (carry << 16);
     }
     cache[middle] = shared_word;
+}
+
+// Store two blocks of whole words.
+void put_two(uint cell, uint unit) {
+    const uint n = width / BLOCK;
+    for (uint b = 2 * unit; b < min(2 * unit + 2, n); ++b) {
+        const uint from = x_off + gl_WorkGroupID.z * width + BLOCK * b;
+        const uint first = cache_off + (cell * n + b) * (WORDS + 1);
+        const Scale scale = scale_of(from);
+        cache[first] = scale.bits;
+        for (uint i = 0; i < WORDS; ++i) cache[first + 1 + i] = word_of(from, i, scale);
+    }
 }
 
 void put(uint cell, uint unit) {
@@ -165,7 +127,9 @@ void main() {
     const uvec2 place = step_place(row);
     const uint cell = block_cell(place.y, place.x / CELL_BLOCK) + place.x % CELL_BLOCK;
     if (QUANTIZED) {
-        if (2 * global_index() < width / BLOCK) put_blocks(cell, global_index());
+        if (2 * global_index() >= width / BLOCK) return;
+        if (HAS_MINIMUM) put_two(cell, global_index());
+        else put_pair(cell, global_index());
         return;
     }
     uint e = 2 * global_index(), end = width, stride = width;

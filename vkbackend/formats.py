@@ -42,10 +42,36 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
     """Quantize float32 [rows, width] to uint8 [rows, bytes of a row], rounded like ggml's reference code."""
+    if dtype == "iq4_nl":
+        return _iq4_nl(np.ascontiguousarray(values, np.float32).reshape(-1, 32)).reshape(len(values), -1)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as gguf_quantize
 
-    return np.asarray(gguf_quantize(np.ascontiguousarray(values), GGMLQuantizationType[dtype.upper()]))
+    with np.errstate(over="ignore"):  # scales above 65,504 become inf
+        return np.asarray(gguf_quantize(np.ascontiguousarray(values), GGMLQuantizationType[dtype.upper()]))
+
+
+def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
+    """Quantize float32 [n, 32] to blocks of IQ4_NL, uint8 [n, 18], with the sums in ggml's order. If a sum
+    could overflow or lose bits, d is 0 or inf in F16, and its fit is omitted."""
+    from gguf.quants import IQ4_NL
+
+    levels = np.array(IQ4_NL.kvalues, np.float32)
+    top = np.take_along_axis(blocks, abs(blocks).argmax(1, keepdims=True), 1)
+    d = top / levels[0]
+    is_zero = abs(top) < np.float32(1e-29)
+    inverse = np.where(is_zero, np.float32(0), np.float32(1) / np.where(is_zero, np.float32(1), d))
+    codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, blocks * inverse, side="right")
+    v, sums = levels[codes], np.zeros((2, len(blocks)), np.float32)
+    is_fitted = (abs(top) > np.float32(1e-11)) & (abs(top) < np.float32(1e11))
+    x = np.where(is_fitted, blocks, np.float32(1))
+    for i in range(32):
+        weighted = x[:, i] * x[:, i] * v[:, i]
+        sums += weighted * x[:, i], weighted * v[:, i]
+    d = np.where(is_fitted, (sums[0] / sums[1])[:, None], d)
+    with np.errstate(over="ignore"):
+        halves = d.astype(np.float16).view(np.uint8)
+    return np.concatenate([halves, codes[:, :16] | codes[:, 16:] << 4], 1, dtype=np.uint8, casting="unsafe")
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

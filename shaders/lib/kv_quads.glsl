@@ -1,6 +1,7 @@
 // Functions that read four elements of a K or V cache of any type. In k_block_quad and v_block_quad, the
 // block's position in a pair of blocks is known.
 #include "lib/cache_types.glsl"
+#include "lib/iq4_values.glsl"
 
 #define CACHE(i) k[i]
 #define CACHE_OFF k_off

@@ -12,7 +12,7 @@ from places import GOLDEN
 
 from vkbackend import codebooks, shaderlib
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import block_of, dequantize, row_nbytes
+from vkbackend.formats import block_of, dequantize, quantize, row_nbytes
 from vkbackend.tools.op_cases.setup import weights
 
 pytestmark = pytest.mark.no_vulkan
@@ -45,6 +45,15 @@ def test_blocks_decode_as_in_llama_cpp(dtype: str) -> None:
     raw, want = GOLDEN_BLOCKS[dtype], GOLDEN_BLOCKS[f"{dtype} values"]
     values = dequantize(raw.reshape(-1), dtype, (len(raw), len(want) // len(raw)))
     np.testing.assert_array_equal(values.reshape(-1).view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", make_formats.STORED)
+def test_caches_store_the_bytes_of_llama_cpp(dtype: str) -> None:
+    """The op cases of kv_store compare the shader's bytes with `quantize`. llama.cpp leaves the codes of a block
+    of zeros undefined in IQ4_NL."""
+    got, want = quantize(GOLDEN_BLOCKS["cached"], dtype), GOLDEN_BLOCKS[f"{dtype} cached"]
+    defined = np.any(GOLDEN_BLOCKS["cached"], axis=1) | (dtype != "iq4_nl")
+    np.testing.assert_array_equal(got[defined], want[defined])
 
 
 @pytest.mark.oracle

@@ -251,6 +251,8 @@ def quick() -> list[Case]:
         AttnDecode(_RUNS, 4, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
         AttnDecode(_RUNS, 12, 1, 32, 32, None, "bf16", "q8_0", softcap=4.0),
         AttnDecode(_RUNS, 5, 2, 32, 32, None, "q4_0", "bf16", group=4, q_first=2),
+        AttnDecode(_RUNS, 6, 3, 32, 32, None, "q5_0", "q5_1"),
+        AttnDecode(_RUNS, 4, 2, 64, 128, 2, "q4_1", "iq4_nl"),
         AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
         AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
@@ -265,6 +267,7 @@ def quick() -> list[Case]:
         AttnDecodeCoop(_RUNS, 4, 1, 128, 64, None, "f32", "bf16", softcap=4.0),
         AttnDecodeCoop(_RUNS, 5, 2, 32, 32, None, "q4_0", "f16", group=4, q_first=2),
         AttnDecodeCoop(_RUNS, 9, 3, 64, 16, 2, "bf16", "f32", group=5, q_first=3),
+        AttnDecodeCoop(_RUNS, 8, 2, 64, 64, 2, "q5_1", "iq4_nl"),
         AttnDecodeCoop(_RUNS, 4, 1, 64, 64, 2, "f16", "q8_0", window=5, softcap=4.0),
         AttnDecodeCoop(((1, 300, 1),), 4, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecodeCoop(((1, 300, 1), (0, 63, 1)), 4, 1, 16, 16, n_splits=3, chunk=64),
@@ -283,6 +286,8 @@ def quick() -> list[Case]:
         AttnPrefill(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
         AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "bf16", "q8_0"),
         AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "q4_0", "bf16"),
+        AttnPrefill(((0, 30, 9),), 3, 3, 32, 96, 7, "q5_0", "iq4_nl"),
+        AttnPrefill(((0, 30, 9),), 2, 2, 64, 64, 7, "q5_1", "q4_1"),
         AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
         AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
@@ -310,6 +315,7 @@ def quick() -> list[Case]:
         AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
         AttnPrefillCoop(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
         AttnPrefillCoop(((0, 31, 40),), 2, 1, 256, 64, 0, "f32", "bf16"),
+        AttnPrefillCoop(((0, 31, 40),), 2, 1, 64, 64, 0, "q5_0", "q4_1"),
         AttnPrefillCoop(_RUNS, 7, 3, 32, 16, group=4, q_first=3),
         AttnPrefillCoop(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
@@ -349,7 +355,9 @@ def wide() -> list[Case]:
 
 def bench() -> list[Case]:
     """Return the attention ops of an 8B model's layer at 4,096 positions."""
-    cases: list[Case] = []
+    cases: list[Case] = [
+        AttnDecode(((0, 4095, 1),), 32, 8, 128, 128, None, kind, kind) for kind in ops.CACHE_TYPES[4:]
+    ]
     for kind in ("f16", "q8_0"):
         for heads in (32, 64):
             for attend in (AttnDecode, AttnDecodeCoop):

@@ -61,6 +61,9 @@ class KvStore(Case):
             [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
         )
         x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
+        if self.width >= 64:  # integers and halves between the codes of Q8_0 and IQ4_NL
+            x[0, 32:64] = rng.integers(-253, 254, 32) / 2
+            x[0, 32] = -127
         x[-1, 32:64] = 0
         if self.broken:
             x[0, 5], x[0, self.width - 1], x[-1, 1] = np.nan, np.inf, -np.inf
@@ -133,6 +136,10 @@ def quick() -> list[Case]:
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
         KvStore("q4_0", 32, 9, ((0, 4, 1), (1, 5, 1), (2, 5, 3), (3, 62, 4))),
+        KvStore("q4_1", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2)), broken=True),
+        KvStore("q5_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2)), broken=True),
+        KvStore("q5_1", 160, 6, _RUNS, broken=True),
+        KvStore("iq4_nl", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2)), broken=True),
         KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
         KvStore("f32", 48, 6, _RUNS, head_dim=24, n_rot=16),
         KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
@@ -146,11 +153,15 @@ def quick() -> list[Case]:
         KvLoad("q8_0", 96, 8, _RUNS, 3, 32, 32),
         KvLoad("q4_0", 192, 6, _RUNS, 1, 96, 90, half_split=True),
         KvLoad("q4_0", 32, 1, ((0, 0, 1),), 64, 32),
+        KvLoad("q4_1", 96, 6, _RUNS, 1, 96, 90),
+        KvLoad("q5_0", 96, 6, _RUNS, 3, 32, 32, half_split=True),
+        KvLoad("q5_1", 64, 6, _RUNS, 1, 32, 32),
+        KvLoad("iq4_nl", 96, 6, _RUNS, 1, 96, 90),
     ]
 
 
 def bench() -> list[Case]:
     """Return the ops of an 8B model's layer after 64 positions."""
     loads = [KvLoad(kind, 1024, 512, ((0, 64, 512),), 512, 128, 128) for kind in ("f16", "q8_0")]
-    stores = [KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)]
+    stores = [KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0", "q5_1", "iq4_nl") for n in (1, 32)]
     return [*loads, *stores]

@@ -138,6 +138,7 @@ def quick() -> list[Case]:
         IndexScores(_RUNS, 9, 128, "q8_0", first_row=2),
         IndexScores(_RUNS, 3, 256, "bf16"),
         IndexScores(_LONG, 8, 32, "q4_0"),
+        IndexScores(_RUNS, 9, 128, "q5_0"),
         IndexTopK(((0, 0, 1),), 1),
         IndexTopK(_RUNS, 31),
         IndexTopK(_LONG, 64, values=9),

@@ -11,7 +11,8 @@ from vkbackend.formats import block_of
 from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.ops.target import Target, rows_of
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # in the order of shaders/lib/cache_types.glsl
+# in the order of shaders/lib/cache_types.glsl
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import numpy as np
 
 from vkbackend.formats import block_of, quantize
 from vkbackend.ops.attention_tiles import CELL_BLOCK
+from vkbackend.ops.kv_cache import CACHE_TYPES
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
 
 NEG_LARGE = -1.0e30
-CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # bytes of 32 elements -> type
 
 
 def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int, end: int = 0) -> Array:
@@ -62,7 +62,7 @@ def rope(
 def kv_store(
     x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
-    eps: float = 0.0, norm: int = 0, **_: Any,
+    type: int, eps: float = 0.0, norm: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """If numpy lacks the type of `cache`, the array holds the cache's bytes."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
@@ -72,7 +72,7 @@ def kv_store(
         rows = rows.reshape(-1, width).astype(np.float32)
     if cache.dtype == np.uint8:
         out = cache.reshape(-1, cache.shape[-1])
-        rows = _stored_blocks(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])
+        rows = _stored_blocks(rows, CACHE_TYPES[type])
     else:
         out = cache.reshape(-1, width)
     for row in range(len(rows)):
@@ -96,11 +96,14 @@ def kv_load(
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
     """Return rows as bytes of type `dtype`. If a quantized block has a value that is not finite, its scale
-    becomes NaN and its codes become 0."""
+    becomes NaN and its codes those of zeros."""
     if block_of(dtype)[0] == 1:
         return quantize(rows, dtype)
     blocks = rows.reshape(-1, 32)
     is_finite = np.isfinite(blocks).all(axis=1, keepdims=True)
+    if dtype in ("q4_1", "q5_1"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite &= np.isfinite(np.ptp(blocks, axis=1, keepdims=True))
     out = quantize(np.where(is_finite, blocks, np.float32(0)), dtype)
     out[~is_finite[:, 0], :2] = np.array([np.nan], np.float16).view(np.uint8)
     return out.reshape(len(rows), -1)

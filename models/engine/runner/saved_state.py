@@ -42,8 +42,7 @@ _DTYPES = {  # Type names in the header and in numpy. Quantized blocks are store
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
     "bf16": ("U16", "<u2"),
-    "q8_0": ("U8", "u1"),
-    "q4_0": ("U8", "u1"),
+    **dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), ("U8", "u1")),
 }
 
 
