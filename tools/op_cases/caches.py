@@ -163,5 +163,9 @@ def quick() -> list[Case]:
 def bench() -> list[Case]:
     """Return the ops of an 8B model's layer after 64 positions."""
     loads = [KvLoad(kind, 1024, 512, ((0, 64, 512),), 512, 128, 128) for kind in ("f16", "q8_0")]
-    stores = [KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0", "q5_1", "iq4_nl") for n in (1, 32)]
+    stores = [
+        KvStore(kind, 1024, n, ((0, 64, n),))
+        for kind in ("f16", "q8_0", "q4_0", "q5_1", "iq4_nl")
+        for n in (1, 32)
+    ]
     return [*loads, *stores]

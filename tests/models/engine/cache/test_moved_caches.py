@@ -153,7 +153,10 @@ ONE_OR_TWO = [pytest.param(names, id=",".join(names)) for names in (["numpy"], Q
 
 @pytest.mark.parametrize(
     ("kind", "devices"),
-    [p if p.values[0] in ("f16", "q8_0", "q4_0") else wide(p) for p in covering(list(TOLERANCE)[1:], ONE_OR_TWO)],
+    [
+        p if p.values[0] in ("f16", "q8_0", "q4_0") else wide(p)
+        for p in covering(list(TOLERANCE)[1:], ONE_OR_TWO)
+    ],
 )
 def test_cache_types(models: Path, devices: list[str], kind: str) -> None:
     check(models / "stories-wide-F16.gguf", devices, type_k=kind, type_v=kind)
