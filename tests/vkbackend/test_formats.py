@@ -49,8 +49,8 @@ def test_blocks_decode_as_in_llama_cpp(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", make_formats.STORED)
 def test_caches_store_the_bytes_of_llama_cpp(dtype: str) -> None:
-    """The op cases of kv_store compare the shader's bytes with `quantize`. llama.cpp leaves the codes of a block
-    of zeros undefined in IQ4_NL."""
+    """The op cases of kv_store compare the shader's bytes with `quantize`. llama.cpp leaves the codes of a
+    block of zeros undefined in IQ4_NL."""
     got, want = quantize(GOLDEN_BLOCKS["cached"], dtype), GOLDEN_BLOCKS[f"{dtype} cached"]
     defined = np.any(GOLDEN_BLOCKS["cached"], axis=1) | (dtype != "iq4_nl")
     np.testing.assert_array_equal(got[defined], want[defined])

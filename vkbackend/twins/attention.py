@@ -62,7 +62,7 @@ def rope(
 def kv_store(
     x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
-    type: int, eps: float = 0.0, norm: int = 0, **_: Any,
+    eps: float = 0.0, norm: int = 0, **consts: Any,
 ) -> None:  # fmt: skip
     """If numpy lacks the type of `cache`, the array holds the cache's bytes."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
@@ -72,7 +72,7 @@ def kv_store(
         rows = rows.reshape(-1, width).astype(np.float32)
     if cache.dtype == np.uint8:
         out = cache.reshape(-1, cache.shape[-1])
-        rows = _stored_blocks(rows, CACHE_TYPES[type])
+        rows = _stored_blocks(rows, CACHE_TYPES[consts["type"]])
     else:
         out = cache.reshape(-1, width)
     for row in range(len(rows)):

@@ -1,5 +1,5 @@
-"""Makes `golden/formats.npz`: random blocks of some formats with the elements that llama.cpp decodes, and values
-with the blocks that llama.cpp stores in a KV cache.
+"""Makes `golden/formats.npz`: random blocks of some formats with the elements that llama.cpp decodes, and
+values with the blocks that llama.cpp stores in a KV cache.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_formats.py
 
@@ -41,8 +41,8 @@ def decoded(dtype: str, raw: np.ndarray) -> np.ndarray:
 
 
 def values() -> np.ndarray:
-    """Return float32 [N_BLOCKS, 32]: magnitudes from below F16's subnormals to above its maximum, blocks of one
-    magnitude, a constant block and zeros. -127 in a block puts integers and halves between its codes."""
+    """Return float32 [N_BLOCKS, 32]: magnitudes from below F16's subnormals to above its maximum, blocks of
+    one magnitude, a constant block and zeros. -127 in a block puts integers and halves between its codes."""
     rng = np.random.default_rng(2)
     x = rng.standard_normal((N_BLOCKS, 32)) * np.exp2(rng.uniform(-22, 16, (N_BLOCKS, 1)))
     x[:16] = np.exp2(rng.uniform(-27, 17, (16, 32))) * rng.choice([-1, 1], (16, 32))
