@@ -68,7 +68,8 @@ class ModelKeywords(TypedDict, total=False):
     n_queue: int
     """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
-    """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"."""
+    """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0" or
+    "iq4_nl"."""
     type_v: str
     """Type of the V cache; the same values and default."""
     n_gpu_layers: int | Literal["all", "auto"] | None
