@@ -40,7 +40,7 @@ uint first_key_of(uint n_keys) { return 0; }
 
 bool in_window(uint key_pos, uint n_keys) { return true; }
 
-bool in_one_chunk(uint pos, uint other_pos) { return true; }
+bool begin_together(uint first_key, uint other_first_key) { return true; }
 
 // Fill an incomplete last block with copies of the last position.
 void open_block(uint slot, uint block, uint n_keys) {

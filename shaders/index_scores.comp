@@ -41,7 +41,7 @@ shared float w_tile[HEADS];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.z;
-    if (first_row + row >= step_n_rows()) return;
+    if (first_row + row >= step_n_rows_from_buffer()) return;
     const uvec2 place = step_place(first_row + row);
     const uint pos = place.x;
     const uint slot = place.y;

@@ -32,7 +32,7 @@ shared uint equal_of[LOCAL];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.z;
-    if (first_row + row >= step_n_rows()) return;
+    if (first_row + row >= step_n_rows_from_buffer()) return;
     const uint n = step_position(first_row + row) + 1;
     const uint base = x_off + row * n_positions;
     const uint to = ids_off + row * n_chosen;

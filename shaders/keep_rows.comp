@@ -18,7 +18,7 @@ layout(set = 0, binding = 1) writeonly buffer Kept { float kept[]; };
 void main() {
     const uint row = gl_WorkGroupID.z;
     const uint i = global_index();
-    const uint end = min(step_n_rows(), n_rows);
+    const uint end = min(step_n_rows_from_buffer(), n_rows);
     if (i >= n || row >= end) return;
     const uint slot = step_place(row).y;
     if (row + n_kept < end && step_place(row + n_kept).y == slot) return; // for a later row

@@ -33,7 +33,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 void main() {
     const uint row = gl_WorkGroupID.z;
     const uint quad = global_index();
-    if (row >= step_n_rows() || 4 * quad >= width) return;
+    if (row >= step_n_rows_from_buffer() || 4 * quad >= width) return;
     const uvec4 source = step_rows.rows[row];
     const uint cell = block_cell(source.y, source.z / CELL_BLOCK) + source.z % CELL_BLOCK;
     const uint first = cell * (width / 4);

@@ -23,7 +23,7 @@ void main() {
     const uint i = global_index();
     if (i >= n) return;
     float value = 0.0;
-    if (row < step_n_rows() && step_position(row) > 0) {
+    if (row < step_n_rows_from_buffer() && step_position(row) > 0) {
         const uint slot = step_place(row).y;
         if (HAS_X != 0 && row > 0 && step_place(row - 1).y == slot) {
             value = x[x_off + (row - 1) * n + i];

@@ -5,7 +5,7 @@
 uint n_keys_of(uint row, uint pos);
 uint first_key_of(uint n_keys);
 bool in_window(uint key_pos, uint n_keys);
-bool in_one_chunk(uint pos, uint other_pos);
+bool begin_together(uint first_key, uint other_first_key);
 void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
 float capped(float score);

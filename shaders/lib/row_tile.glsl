@@ -12,18 +12,19 @@ uint head_of(uint query) { return ROWS == 1 ? query : query % HEADS; }
 bool continues(uint row) {
     const uvec2 own = step_place(row); // position, slot
     const uvec2 before = step_place(row - 1);
-    const bool same_run = row < step_n_decode() && own == before + uvec2(1, 0) && in_one_chunk(own.x, before.x);
-    const bool same_end = own.x / CELL_BLOCK == before.x / CELL_BLOCK;
-    return same_run && same_end && first_key_of(own.x + 1) / CELL_BLOCK == first_key_of(own.x) / CELL_BLOCK;
+    const bool same_run = own == before + uvec2(1, 0);
+    const bool same_end = own.x % CELL_BLOCK != 0;
+    return same_run && same_end && begin_together(first_key_of(own.x + 1), first_key_of(own.x));
 }
 
 // Return the rows of the tile that begins with `row`, or 0 if no tile begins there.
 uint rows_from(uint row) {
-    if (ROWS == 1) return 1;
+    const uint end = min(n_rows, step_n_decode());
+    if (ROWS == 1 || row >= end) return 1;
     uint first = row;
     while (first > 0 && continues(first)) --first;
     if ((row - first) % ROWS != 0) return 0;
     uint n = 1;
-    while (n < ROWS && row + n < n_rows && continues(row + n)) ++n;
+    while (n < ROWS && row + n < end && continues(row + n)) ++n;
     return n;
 }
