@@ -16,7 +16,7 @@ from vkbackend.models.gguf.reader import GGUF
 ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
-MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2, "glm4v": 2}
+MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2, "glm4v": 2, "kimivl": 2, "kimik25": 2}
 # Old files state CLIP's own projection_dim. The rows of these tensors have the right width.
 LAST_WEIGHTS = {"mlp": "mm.2.weight", "resampler": "resampler.proj.weight"}
 QUERIES = "resampler.query"
@@ -28,6 +28,7 @@ WINDOW = 112  # Pixels of the side of a window of Qwen2.5-VL, in every released 
 MAX_TOKENS = 2048  # Rows of a picture by default, in families whose pictures vary; llama.cpp has 4,096.
 # Families with another default. 1,024 rows of Qwen2.5-VL have up to 104 windows, of step.MAX_RUNS.
 DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}
+DEFAULT_TOKENS |= {"kimivl": 1024}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ FAMILIES = {  # projector type -> module
     "resampler": "minicpmv",
     "llama4": "llama4",
     "glm4v": "glm4v",
+    "kimivl": "kimivl",
+    "kimik25": "kimik25",
 }
 
 

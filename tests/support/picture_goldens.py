@@ -13,9 +13,10 @@ from vkbackend.models.vision.picture import Tile
 
 N_SAMPLES = 16  # of each tile
 STRETCHED = "qwen3vl_merger", "qwen2.5vl_merger", "glm4v"  # to multiples of merged patches within limits
-LIMITS = dict.fromkeys(STRETCHED, TokenLimits(8, 100))
-BY_TORCH = "lfm2", "llama4"  # Their references resize with torch.
-PUBLISHED = "idefics3", *STRETCHED, "pixtral", "gemma4v", "lfm2", "internvl", "llama4"
+WITH_MARGIN = "kimivl", "kimik25"  # Their references exceed the limit by a margin; pictures here shrink.
+LIMITS = dict.fromkeys(STRETCHED, TokenLimits(8, 100)) | dict.fromkeys(WITH_MARGIN, TokenLimits(None, 100))
+BY_TORCH = "lfm2", "llama4", *WITH_MARGIN  # Their references resize with torch.
+PUBLISHED = "idefics3", *STRETCHED, "pixtral", "gemma4v", "lfm2", "internvl", "llama4", "kimivl"
 MIN_TOKENS, MAX_TOKENS = 4, 4096  # of the pictures of Qwen and GLM
 
 

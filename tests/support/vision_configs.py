@@ -81,6 +81,8 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
     "mlp": {"image_size": 112, "patch_size": 14, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
     "resampler": {"image_size": 448, "patch_size": 14, "n_queries": 64},
     "llama4": {"image_size": 56, "patch_size": 14, "merge": 2},
+    "kimivl": {"image_size": 112, "patch_size": 14, "merge": 2},
+    "kimik25": {"image_size": 112, "patch_size": 14, "merge": 2},
     "glm4v": {
         "image_size": 336,
         "patch_size": 14,

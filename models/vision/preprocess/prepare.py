@@ -30,6 +30,8 @@ FAMILIES = {  # projector type -> module
     "resampler": "minicpmv",
     "llama4": "llama4",
     "glm4v": "glm4v",
+    "kimivl": "kimi",
+    "kimik25": "kimi",
 }
 MAX_ASPECT = 200  # longer side / shorter side, as transformers takes
 

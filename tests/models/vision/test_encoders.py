@@ -35,7 +35,7 @@ DEVICES = [
     *(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id) for of in device_params()[:1]),
     *(wide(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id)) for of in device_params()[1:]),
 ]
-ON_NUMPY = "llama4", "glm4v"  # By default, their rows are computed on numpy alone.
+ON_NUMPY = "llama4", "glm4v", "kimivl", "kimik25"  # By default, their rows are computed on numpy alone.
 ROWS = [
     wide(p) if p.values[0] in ON_NUMPY and p.values[1] != "numpy" else p for p in product(BUILDERS, DEVICES)
 ]

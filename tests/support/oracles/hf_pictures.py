@@ -1,5 +1,5 @@
-"""Uses the image processors of Hugging Face `transformers` as an oracle. LFM2-VL's and Llama 4's resize with
-torch, the others with Pillow."""
+"""Uses the image processors of Hugging Face `transformers` as an oracle. Those of LFM2-VL, Llama 4 and Kimi
+resize with torch, the others with Pillow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from picture_goldens import STRETCHED
+from picture_goldens import STRETCHED, WITH_MARGIN
 from PIL import Image
 from transformers import image_processing_backends
 from transformers.image_utils import SizeDict
 
-from vkbackend.models.vision.config import VisionConfig
+from vkbackend.models.vision.config import TokenLimits, VisionConfig
 
 MODULES = {
     "idefics3": "idefics3:Idefics3",
@@ -46,6 +46,9 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
         # The processor's own method rounds pixels to BF16.
         made.rescale_and_normalize = partial(module.TorchvisionBackend.rescale_and_normalize, made)
         return made
+    if c.projector in WITH_MARGIN:
+        module = import_module("transformers.models.kimi_k25.image_processing_kimi_k25")
+        return module.Kimi_K25ImageProcessor(max_patches=max_tokens * c.merge**2, **common)
     options: dict[str, Any] = {
         "idefics3": {
             "size": {"longest_edge": c.preproc_size},
@@ -97,6 +100,11 @@ def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.nd
         return list(made(images=[[image]])["pixel_values"][0])
     if c.projector == "llama4":
         return list(made(images=[image], return_tensors="pt")["pixel_values"].numpy())
+    if c.projector in WITH_MARGIN:
+        out = made(images=[image], return_tensors="pt")
+        _, rows, columns = out["image_grid_thw"].reshape(-1).tolist()
+        values = out["pixel_values"].numpy().reshape(rows, columns, 3, p, p)
+        return [values.transpose(2, 0, 3, 1, 4).reshape(3, rows * p, columns * p)]
     if c.projector in STRETCHED:
         out = made(images=[image])
         (_, rows, columns), m = out["image_grid_thw"][0], c.merge
@@ -147,6 +155,9 @@ def tile_sizes(config: VisionConfig, height: int, width: int, **limits: int) -> 
         bounds = dict(zip(names, (limits["min_tokens"] * area, limits["max_tokens"] * area), strict=True))
         of_video = {"num_frames": 2} if c.projector == "glm4v" else {}
         return [module.smart_resize(height=height, width=width, factor=side, **bounds, **of_video)]
+    if c.projector in WITH_MARGIN:
+        most = config.most_tokens(TokenLimits()) * c.merge**2
+        return [module.navit_resize(height, width, c.patch_size, c.merge, most, 512)[1]]
     if c.projector == "llama4":
         sizes = torch.tensor(module.find_supported_resolutions(16, made.size))
         rows, columns = (module.get_best_fit((height, width), sizes) // c.image_size).tolist()

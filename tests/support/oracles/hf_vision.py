@@ -542,3 +542,50 @@ def glm4v(m: Fixture) -> np.ndarray:
     names = QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
     network = load(made(Glm4vVisionModel, config), qwen_state(m, names, outer), ("",))
     return features(network(*qwen_patches(m)))
+
+
+KIMI = SIGLIP | {"ln1": "norm1", "ln2": "norm2"} | {f"attn_{x}": f"attn.{x}_proj" for x in "qkv"}
+KIMI |= {"attn_out": "attn.proj"}
+
+
+def kimi_of(m: Fixture, permuted: bool) -> tuple[Any, Inputs]:
+    """transformers has Kimi K2.5, whose encoder of a still image is Kimi-VL's. There, RoPE is half-split. The
+    pairs of columns and of lines are in turn, except in files with `permuted` rows of q and k."""
+    vision = {**sizes(m), "patch_size": 14, "pos_emb_height": 8, "pos_emb_width": 8}
+    text = {"model_type": "deepseek_v3", **TEXT, "num_key_value_heads": 4}
+    ids = {"image_token_id": 0, "video_token_id": N_VOCAB - 1}
+    config = tf.Kimi_K25Config(text_config=text, vision_config=vision, projection_hidden_size=64, **ids)
+    for il in range(size(m, "block_count")):
+        for kind in ("weight", "bias"):
+            if (qkv := m.tensors.pop(f"v.blk.{il}.attn_qkv.{kind}", None)) is not None:
+                for x, part in zip("qkv", np.split(qkv, 3), strict=True):
+                    m.put(f"v.blk.{il}.attn_{x}.{kind}", part)
+            for x in "qk":
+                name = f"v.blk.{il}.attn_{x}.{kind}"
+                heads = m.tensors[name].reshape(4, *((2, 4) if permuted else (4, 2)), 2, -1)
+                pairs = heads.swapaxes(1, 2) if permuted else heads
+                halves = pairs.reshape(4, 8, 2, -1).swapaxes(1, 2)
+                m.tensors[name] = halves.reshape(m.tensors[name].shape)
+    outer = {
+        "v.patch_embd": "vision_tower.patch_embed.proj", "v.post_ln": "vision_tower.final_layernorm",
+        "mm.input_norm": "mm_projector.pre_norm", "mm.1": "mm_projector.in_proj",
+        "mm.2": "mm_projector.out_proj",
+    }  # fmt: skip
+    table = m.tensors.pop("v.position_embd.weight").reshape(8, 8, 64)
+    state = renamed(m, "vision_tower.layers", KIMI, outer)
+    state["vision_tower.patch_embed.pos_emb.position_embeddings"] = table
+    network = load(made(tf.Kimi_K25Model, config), state, ("vision_tower", "mm_projector"))
+    (height, width), p = GRIDS[m.name], 14
+    cut = pixels_of(m.name, p).reshape(height, p, width, p, 3).transpose(0, 2, 4, 1, 3)
+    patches = torch.from_numpy(np.ascontiguousarray(cut.reshape(height * width, 3, p, p)))
+    return network, {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, height, width]])}
+
+
+@complete("kimivl")
+def kimivl(m: Fixture) -> tuple[Any, Inputs]:
+    return kimi_of(m, permuted=False)
+
+
+@complete("kimik25")
+def kimik25(m: Fixture) -> tuple[Any, Inputs]:
+    return kimi_of(m, permuted=True)

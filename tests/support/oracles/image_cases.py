@@ -22,6 +22,7 @@ TEXT_OF = {
     "qwen2vl": "qwen2vl", "pixtral": "llama", "pixtral+merger": "mistral3", "gemma4v": "gemma4+shared",
     "gemma4uv": "gemma4", "lfm2": "lfm2", "internvl": "qwen3", "internvl+rms": "qwen2", "llava": "llama",
     "minicpmv": "qwen3", "llama4": "llama4", "glm4v": "glm4",
+    "kimivl": "deepseek2", "kimik25": "deepseek2",
 }  # fmt: skip
 BREAK = N_VOCAB - 1  # the token [IMG_BREAK] of Pixtral's text models
 SLICED = 900, 900  # the size of a picture that MiniCPM-V cuts into 2 x 2 slices

@@ -30,6 +30,7 @@ MARKS = {
     "lfm2": ("<|image_start|>", "<|image_end|>"),
     "llama4": ("<|image_start|>", "<|image_end|>"),
     "glm4v": ("<|begin_of_image|>", "<|end_of_image|>"),
+    "kimik25": ("<|media_begin|>", "<|media_end|>"),
 }
 M_ROPE = {"rope.dimension_sections": [4, 2, 2, 0]}
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +45,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("llama", {}),
     "llama4": ("llama", {}),
     "glm4v": ("qwen2vl", M_ROPE),
+    "kimik25": ("llama", {}),
 }
 
 
@@ -143,7 +145,7 @@ def rows(fixture: Fixture) -> np.ndarray:
         assert parameters.media_marker == lib.mtmd_default_marker(), "the parameters of libmtmd changed"
         parameters.use_gpu = parameters.print_timings = parameters.warmup = False
         parameters.n_threads, parameters.flash_attn_type = 1, 0
-        if name.startswith(("qwen", "pixtral", "gemma4", "lfm2", "glm4v")):
+        if name.startswith(("qwen", "pixtral", "gemma4", "lfm2", "glm4v", "kimi")):
             parameters.image_min_tokens = 1
         path = write(fixture, Path(folder) / "mmproj.gguf")
         context = lib.mtmd_init_from_file(str(path).encode(), text, parameters)

@@ -370,3 +370,28 @@ def glm4v(m: Fixture) -> None:
     m.matrix("mm.up", 80, TEXT_WIDTH)
     m.matrix("mm.down", TEXT_WIDTH, 80)
     m.keys |= {"use_silu": True, "vision.feed_forward_length": 80}
+
+
+def kimi_of(m: Fixture, projector: str) -> None:
+    keys(m, projector, image=112, patch=14, eps=1e-5)
+    m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 2}
+    patches(m)
+    layers(m)
+    layer_norm(m, "v.post_ln", 64)
+    layer_norm(m, "mm.input_norm", 64)
+    m.matrix("mm.1", 256, 256, bias=True)
+    m.matrix("mm.2", TEXT_WIDTH, 256, bias=True)
+
+
+@builder("kimivl", (4, 10))
+def kimivl(m: Fixture) -> None:
+    kimi_of(m, "kimivl")
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 64, 64))
+
+
+@builder("kimik25", (10, 4))
+def kimik25(m: Fixture) -> None:
+    kimi_of(m, "kimik25")
+    m.keys |= {"vision.image_min_pixels": 8 * 196, "vision.image_max_pixels": 16_384 * 196}
+    m.put("v.position_embd.weight", m.normal("v.position_embd.weight", 8, 8, 64))
+    fuse_qkv(m)

@@ -1,0 +1,16 @@
+"""kimik25 (Kimi K2.5): kimivl.py with other marks, and with another order of q and k in the file: the first
+half of a head rotates by the column, the second half by the line.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vkbackend.models.vision.kimivl import Model as KimiVL
+
+
+class Model(KimiVL):
+    marks = ("<|media_begin|>", "<|media_content|>", "<|media_end|>")
+
+    def rope(self, rows: np.ndarray) -> np.ndarray:
+        return rows
