@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from vkbackend.tools.demo.shapes import draw, new_picture, random_scene
+from vkbackend.tools.demo.shapes import draw, new_picture, training_scene
 from vkbackend.tools.demo.transformer import Config, Weights, init_weights, states
 from vkbackend.tools.demo.vision import VisionSizes, encode, init_vision, patches_of, write_mmproj
 from vkbackend.tools.demo.vocabulary import BOS, EOS, Vocabulary, learned_vocabulary
@@ -39,7 +39,7 @@ console = Console(stderr=True, highlight=False)
 def vocabulary(seed: int) -> Vocabulary:
     """Return tokens of all words of the sentences and questions, and the marks around a picture."""
     rng = random.Random(seed)
-    texts = [random_scene(rng).sentence for _ in range(3000)] + [*QUESTIONS] * 50
+    texts = [training_scene(rng).sentence for _ in range(3000)] + [*QUESTIONS] * 50
     return learned_vocabulary(1024, texts, (FAKE, GLOBAL))
 
 
@@ -53,7 +53,7 @@ class Examples:
     def batch(self, n: int, questions: bool = True) -> tuple[np.ndarray, list[list[int]], list[list[int]]]:
         """Return patches, the ids of each prompt after the rows (all ask the same question), and the ids of
         each sentence with </s>."""
-        scenes = [random_scene(self._rng) for _ in range(n)]
+        scenes = [training_scene(self._rng) for _ in range(n)]
         pixels = np.stack([draw(scene, self._pixels) for scene in scenes])
         text = self._rng.choice(QUESTIONS) if questions else ""
         prompts = [[self.marks[0], *(self.words.encode(text) if text else [])]] * n

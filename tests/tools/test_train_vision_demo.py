@@ -7,6 +7,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,18 @@ from vision_configs import vision_config
 
 from vkbackend.models.vision.config import TokenLimits
 from vkbackend.models.vision.preprocess.prepare import prepare
-from vkbackend.tools.demo.shapes import COLOURS, PLACES, SHAPES, SIDE, Scene, draw, new_picture, random_scene
+from vkbackend.tools.demo.shapes import (
+    COLOURS,
+    PLACES,
+    SHAPES,
+    SIDE,
+    Scene,
+    draw,
+    is_held_out,
+    new_picture,
+    random_scene,
+    training_scene,
+)
 from vkbackend.tools.demo.vision import VisionSizes, patches_of
 from vkbackend.tools.train_vision_demo import FAKE, GLOBAL, QUESTIONS, main, vocabulary
 
@@ -32,6 +45,20 @@ def test_scenes_have_all_words_and_one_or_two_shapes() -> None:
     for scene in scenes:
         places = [PLACES.index(place) for *_, place in scene.shapes]
         assert places == sorted(set(places))
+
+
+def test_training_never_draws_shapes_that_are_held_out() -> None:
+    """They are 12 of 72, in which each colour, form and place occurs equally often."""
+    every = list(product(COLOURS, SHAPES, PLACES))
+    held_out = {shape for shape in every if is_held_out(shape)}
+    assert len(held_out) == 12
+    counts = [Counter(part).values() for part in zip(*held_out, strict=True)]
+    assert [(len(n), len(set(n))) for n in counts] == [(6, 1), (3, 1), (4, 1)]
+    rng = random.Random(5)
+    drawn = {shape for _ in range(2000) for shape in training_scene(rng).shapes}
+    assert drawn == {*every} - held_out
+    new = [new_picture(n, held_out=True)[1].shapes for n in range(20)]
+    assert {len(shapes) for shapes in new} == {1, 2} and held_out >= {s for shapes in new for s in shapes}
 
 
 def test_a_sentence() -> None:

@@ -20,6 +20,7 @@ SHAPES = "circle", "square", "triangle"
 PLACES = "top left", "top right", "bottom left", "bottom right"
 UNSEEN = 50_000_000  # The first seed of new pictures; the trainer uses smaller ones.
 TWO = 0.7  # share of pictures with two shapes
+Shape = tuple[str, str, str]  # colour, shape, place
 _Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
 
 
@@ -27,7 +28,7 @@ _Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
 class Scene:
     """Shapes as (colour, shape, place), in the order of the places."""
 
-    shapes: tuple[tuple[str, str, str], ...]
+    shapes: tuple[Shape, ...]
 
     @property
     def sentence(self) -> str:
@@ -41,14 +42,32 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
+def is_held_out(shape: Shape) -> bool:
+    """Return whether training never draws this shape: one of six colours for each form and place, so 12 of
+    72. Training draws the colour in other forms and places, and each pair of colour, form and place."""
+    colour, form, place = ([*COLOURS].index(shape[0]), SHAPES.index(shape[1]), PLACES.index(shape[2]))
+    return (colour + 2 * form + place) % len(COLOURS) == 0
+
+
 def random_scene(rng: random.Random) -> Scene:
     places = sorted(rng.sample(range(len(PLACES)), 2 if rng.random() < TWO else 1))
     return Scene(tuple((rng.choice([*COLOURS]), rng.choice(SHAPES), PLACES[place]) for place in places))
 
 
-def new_picture(number: int) -> tuple[np.ndarray, Scene]:
-    """Return pixels and scene of a picture that training never draws."""
-    scene = random_scene(random.Random(UNSEEN + number))
+def training_scene(rng: random.Random) -> Scene:
+    """Return a scene without shapes that are held out."""
+    while any(map(is_held_out, (scene := random_scene(rng)).shapes)):
+        pass
+    return scene
+
+
+def new_picture(number: int, held_out: bool = False) -> tuple[np.ndarray, Scene]:
+    """Return pixels and scene of a picture that training never draws. With `held_out`, all its shapes are
+    held out."""
+    rng = random.Random(UNSEEN + number)
+    scene = random_scene(rng)
+    while held_out and not all(map(is_held_out, scene.shapes)):
+        scene = random_scene(rng)
     return draw(scene, np.random.default_rng(UNSEEN + number)), scene
 
 

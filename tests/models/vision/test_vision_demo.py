@@ -9,30 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, QUICKEST
-from pictures import encoded
 from PIL import Image
 
 from vkbackend import LLM
 from vkbackend.tools.cli import main
 from vkbackend.tools.demo.shapes import new_picture
+from vkbackend.tools.studies.vision_demo import described
 
 DEMO = Path(str(files("vkbackend.models"))) / "demo"
 N_NEW, MIN_RIGHT = 200, 0.95
+MIN_RIGHT_HELD_OUT = 0.9
 
 
-def picture(number: int) -> tuple[bytes, str]:
-    """Return a PNG that the model never saw, and its sentence."""
-    pixels, scene = new_picture(number)
-    return encoded(Image.fromarray(pixels), "PNG"), scene.sentence
-
-
-def share_right(devices: Sequence[str], n: int) -> float:
-    pictures = [picture(number) for number in range(n)]
-    prompts = [{"prompt_string": "", "multimodal_data": [data]} for data, _ in pictures]
+def share_right(devices: Sequence[str], n: int, held_out: bool = False) -> float:
     options = {"devices": devices, "mmproj": DEMO / "mmproj-demo-vision.gguf", "n_ctx": 64, "n_slots": 8}
+    options["tensor_split"] = [1] * len(devices)  # Otherwise a slow device has no share.
     with LLM(DEMO / "demo-vision.gguf", **options) as llm:
-        answers = llm.generate(prompts, max_tokens=40, temperature=0)
-    return float(np.mean([a.text.strip() == s for a, (_, s) in zip(answers, pictures, strict=True)]))
+        return float(np.mean(described(llm, n, held_out)))
 
 
 def test_a_few_new_pictures_are_described_exactly() -> None:
@@ -46,13 +39,20 @@ def test_200_new_pictures_are_described_exactly(devices: list[str]) -> None:
     assert share_right(devices, N_NEW) >= MIN_RIGHT
 
 
+@pytest.mark.wide
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+def test_shapes_that_training_held_out(devices: list[str]) -> None:
+    assert share_right(devices, N_NEW, held_out=True) >= MIN_RIGHT_HELD_OUT
+
+
 def test_generate_takes_the_demo_for_an_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, sentence = picture(0)
+    pixels, scene = new_picture(0)
     path = tmp_path / "shapes.png"
-    path.write_bytes(data)
+    Image.fromarray(pixels).save(path)
     assert main(["generate", "--image", str(path), "--temp", "0", "-dev", *QUICKEST]) == 0
     out, err = capsys.readouterr()
-    assert out.strip() == sentence
+    assert out.strip() == scene.sentence
     assert "using the embedded vision demo" in err
 
 
