@@ -14,7 +14,7 @@ import pytest
 from places import ROOT
 
 from vkbackend.tools.checkout import structure
-from vkbackend.tools.checkout.syntax import nodes, statements
+from vkbackend.tools.checkout.syntax import nodes, statements, tree_of
 from vkbackend.tools.cli import COMMANDS
 
 pytestmark = pytest.mark.no_vulkan
@@ -69,12 +69,12 @@ def imported(tree: ast.AST, package: str, dynamic: bool = True) -> Iterator[tupl
                 yield node.lineno, str(first.value)
 
 
-def wrong_arrows(source: str, layer: str) -> list[str]:
+def wrong_arrows(tree: ast.Module, layer: str, dynamic: bool = True) -> list[str]:
     package = "vkbackend" if layer == "vkbackend" else f"vkbackend.{layer}"
     allowed = LAYERS[: LAYERS.index(layer) + 1]
     return [
         f"line {line}: {layer} imports {module}"
-        for line, module in imported(ast.parse(source), package, dynamic="import_module" in source)
+        for line, module in imported(tree, package, dynamic)
         if (target := layer_of(module)) is not None and target not in allowed
     ]
 
@@ -84,7 +84,11 @@ def test_imports_point_in_one_direction() -> None:
         name_of(path): arrows
         for path in MODULES
         if path not in (PACKAGE, COMMAND)
-        and (arrows := wrong_arrows(path.read_text(), path.relative_to(ROOT).parts[0]))
+        and (
+            arrows := wrong_arrows(
+                tree_of(path), path.relative_to(ROOT).parts[0], "import_module" in path.read_text()
+            )
+        )
     }
     assert not wrong
 
@@ -101,7 +105,7 @@ def test_imports_point_in_one_direction() -> None:
     ],
 )
 def test_a_wrong_import_is_reported(layer: str, source: str) -> None:
-    assert wrong_arrows(source, layer)
+    assert wrong_arrows(ast.parse(source), layer)
 
 
 def test_no_cycles() -> None:
@@ -156,7 +160,7 @@ def test_commands_and_studies_are_never_imported() -> None:
 
 def test_package_is_lazy() -> None:
     """At run time, importing the package imports no other layer. Only type checkers see those imports."""
-    tree = ast.parse(PACKAGE.read_text())
+    tree = tree_of(PACKAGE)
     guarded = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     hidden = {id(node) for block in guarded for node in ast.walk(block)}
     seen = ast.Module([n for n in tree.body if id(n) not in hidden], [])
@@ -173,8 +177,8 @@ def test_no_print_below_the_tools() -> None:
     calls = [
         f"{name_of(path)}:{node.lineno}"
         for path in quiet
-        if "print(" in (text := path.read_text())
-        for node in nodes(ast.parse(text))
+        if "print(" in path.read_text()
+        for node in nodes(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert quiet and not calls

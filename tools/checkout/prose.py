@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import random
 import re
 import subprocess
@@ -90,26 +91,29 @@ STRING_OR_COMMENT = re.compile(
 
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each docstring, each block of comments, and each comment after code."""
-    for node in statements(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield node.body[0].lineno, text
+    """Yield each docstring, each block of comments, and each comment after code. A docstring is a string that
+    begins a line after a colon, or the file. Parsing a checkout's files would take ten times as long."""
     block: list[str] = []
     first = last = -1
-    number, end = 1, 0
+    number, end, before = 1, 0, ":"  # `before` is the last character of code
     for match in STRING_OR_COMMENT.finditer(source):
+        begin = match.start()
+        before = source[end:begin].rstrip("rR \n")[-1:] or before
+        number, end = number + source.count("\n", end, begin), match.end()
+        is_alone = not source[source.rfind("\n", 0, begin) + 1 : begin].strip("rR ")
         if not match["comment"]:
-            continue
-        number, end = number + source.count("\n", end, match.start()), match.start()
-        is_alone = not source[source.rfind("\n", 0, end) + 1 : end].strip()
-        if block and (number != last + 1 or not is_alone):
-            yield first, "\n".join(block)
-            block = []
-        first = number if not block else first
-        last = number if is_alone else -1
-        block.append(re.sub(r"^#+!? ?(?:(?:type|noqa|fmt|ruff|pragma):.*)?", "", match["comment"]))
+            if before == ":" and is_alone and source[end : end + 1] in ("\n", ""):
+                if text := inspect.cleandoc(ast.literal_eval(source[begin:end])):
+                    yield number, text
+            before = match[0][-1]
+        else:
+            if block and (number != last + 1 or not is_alone):
+                yield first, "\n".join(block)
+                block = []
+            first = number if not block else first
+            last = number if is_alone else -1
+            block.append(re.sub(r"^#+!? ?(?:(?:type|noqa|fmt|ruff|pragma):.*)?", "", match["comment"]))
+        number += match[0].count("\n")
     if block:
         yield first, "\n".join(block)
 

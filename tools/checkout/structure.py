@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vkbackend.tools.checkout.syntax import children
+from vkbackend.tools.checkout.syntax import children, tree_of
 from vkbackend.tools.console import console, table
 
 Imports = Mapping[str, frozenset[str]]  # module -> imported modules
@@ -56,7 +56,7 @@ def read(root: Path) -> Structure:
             packages |= {name} if path.name == "__init__.py" else set()
     imports, typed = {}, {}
     for name, path in files.items():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         imports[name] = frozenset(set(imported(tree, files)) - {name})
         typed[name] = frozenset(set(imported(tree, files, typed=True)) - {name})
     return Structure(files, frozenset(packages | set(mapped)), imports, typed)
