@@ -79,9 +79,10 @@ def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 
 
-@dataclass(frozen=True, slots=True)
+# Assignments in a frozen class take three times as long, and recording a model makes millions of views.
+@dataclass(slots=True, unsafe_hash=True)
 class View:
-    """An array in `buffer` at byte `offset`, which is a multiple of 4."""
+    """An array in `buffer` at byte `offset`, which is a multiple of 4. Nothing changes it."""
 
     buffer: Buffer | Virtual
     offset: int
@@ -91,7 +92,7 @@ class View:
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", nbytes_of(self.shape, self.dtype))
+        self.nbytes = nbytes_of(self.shape, self.dtype)
         assert self.offset % 4 == 0, f"view offset {self.offset} is not a multiple of 4"
         assert self.offset + self.nbytes <= self.buffer.nbytes, f"{self!r} exceeds {self.buffer!r}"
 
