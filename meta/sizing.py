@@ -239,8 +239,9 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     few, n_slots = min(shape.n_rows, MAX_VEC_ROWS), shape.n_slots or shape.n_rows
     mixes: list[tuple[int, Mix]] = []
     if shape.n_rows > few:
-        # A slot has at most one run in a step, so a single slot never mixes runs.
-        mixes += [(shape.n_rows, Mix.BOTH)] * (n_slots > 1) + [(shape.n_rows, Mix.PREFILL)]
+        # A slot has at most one run in a step, so a single slot never mixes runs. A step that does has the
+        # values of a prefill, and more.
+        mixes.append((shape.n_rows, Mix.BOTH if n_slots > 1 else Mix.PREFILL))
     if n_slots > few:
         mixes.append((min(shape.n_rows, bucket(n_slots)), Mix.DECODE))
     mixes.append((few, mix_of(few)))  # with at least as many splits of keys as runs of one row
@@ -248,8 +249,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     for rows, mix in mixes:
         most = min(rows, shape.n_outputs)
         kinds.append(StepKind(rows, most, mix, Wanted(shape.top_k)))
-        if shape.top_k and mix is mix_of(rows):
-            kinds.append(StepKind(rows, most, mix, Wanted(shape.top_k, summed=True), masked=True))
+        if shape.top_k and (mix is Mix.BOTH or mix is mix_of(rows)):
+            kinds.append(StepKind(rows, most, mix_of(rows), Wanted(shape.top_k, summed=True), masked=True))
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))

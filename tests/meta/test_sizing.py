@@ -65,6 +65,7 @@ def test_steps_of_every_mix_are_planned(n_slots: int) -> None:
     most = {mix: max((kind.n_rows for kind in kinds if kind.mix is mix), default=0) for mix in Mix}
     # Few rows of one sequence need at least as much memory as rows of several sequences.
     most[Mix.DECODE] = max(most[Mix.DECODE], most[Mix.FEW])
+    most[Mix.PREFILL] = max(most[Mix.PREFILL], most[Mix.BOTH])  # as tests/models/placement/test_step_sizes.py
     for n_runs in range(1, n_slots + 1):
         for n_single in range(n_runs + 1):
             longer = n_runs - n_single
