@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 # Set this before the import of numpy. numpy's threads would compete with a software driver's threads for
@@ -20,6 +23,7 @@ os.environ.pop("COLUMNS", None)
 
 import random_cases
 from places import ROOT
+from watchdog import Watchdog
 
 CHILD = "VKBACKEND_TEST_CHILD"
 CHILD_TIMEOUT_S = 3500  # longer than the timeout of most tests, which ends the process
@@ -31,6 +35,7 @@ DEAREST = {
     "test_weight_formats.py",
 }  # fmt: skip
 PARAM = type(pytest.param())
+WATCHDOG = Watchdog()
 MARKERS = (
     "wide: a wide sweep, run with --all",
     "no_vulkan: needs no Vulkan device, and fails if it opens one",
@@ -134,6 +139,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Share devices between tests, except the tests of `vkbackend/vulkan` (see kept_devices.py)."""
     if module := sys.modules.get("kept_devices"):
         module.on = not item.path.is_relative_to(ROOT / "tests" / "vkbackend" / "vulkan")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    WATCHDOG.start(settings.timeout, partial(pytest_timeout.timeout_timer, item, settings))
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
+    WATCHDOG.stop()
+    return True
 
 
 def pytest_sessionfinish() -> None:

@@ -71,7 +71,8 @@ if [ "$kompute" ]; then
     sed 's/^setup:/test: kompute:/' "$logs/kompute"
     case $made in
         0)
-            run=(.venv-kompute/bin/pytest --runtime kompute "${workers[@]}")
+            # Each worker imports all files, and a third worker would take as long for this as for its tests.
+            run=(.venv-kompute/bin/pytest --runtime kompute -n 2 "${workers[@]:2}")
             mapfile -t files < <(grep -rlE 'mark\.runtimes|for_every_runtime' tests --include='test_*.py')
             "${run[@]}" -m runtimes "${files[@]}" </dev/null || status=$?
             [ $# = 0 ] || "${run[@]}" tests/vkbackend/ops </dev/null || status=$?

@@ -119,6 +119,7 @@ RULES: dict[str, tuple[str, str, Callable[[Step], object]]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_needed(rule: str) -> None:
     vendor, shape, look = RULES[rule]

@@ -73,6 +73,7 @@ def test_on_devices(models: Path, devices: list[str]) -> None:
     assert nmse(halves, whole) <= 1e-9
 
 
+@pytest.mark.wide
 def test_experts(models: Path) -> None:
     name = "stories-moe8x-Q4_0"
     whole, halves = (in_steps(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))

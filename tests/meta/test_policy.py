@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from material import DATA
 from places import SHARED
+from random_cases import examples
 from split_cases import BLOCKS, Case, answers, cases, load_oracle
 
 from vkbackend.errors import InvalidArgument, PlanError
@@ -19,7 +20,7 @@ from vkbackend.meta.split import Ranges, check_tiling, kv_heads_of
 pytestmark = pytest.mark.no_vulkan
 
 
-N_CASES = 2_000
+N_CASES = examples(2_000)
 ORACLE = SHARED / "oracles" / "split_oracle.py"
 
 

@@ -14,7 +14,7 @@ from vkbackend.tools.demo.vocabulary import BOS, EOS, N_SPECIAL, TEMPLATE, Vocab
 
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
-N_STORIES = 10
+N_STORIES = 5
 MAX_LOSS = 0.25
 MIN_MARGIN = 0.02  # The best logit leads by at least this (in the story, by 0.032).
 GREEDY_STORY = (

@@ -39,9 +39,10 @@ def test_stories_are_the_same(path: Path, devices: list[str], options: dict[str,
     assert stories[0] == stories[1] == stories[2]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n", "tokens", "share"),
-    [(3, 3.12, 0.72), wide(pytest.param(1, 1.79, 0.82, id="1")), wide(pytest.param(7, 4.9, 0.64, id="7"))],
+    [(3, 3.12, 0.72), (1, 1.79, 0.82), (7, 4.9, 0.64)],
 )
 def test_most_drafted_tokens_are_accepted(path: Path, n: int, tokens: float, share: float) -> None:
     """Counted: 1.83, 3.19 and 5.01 tokens per step with 1, 3 and 7 drafted tokens, of which 85, 74 and 65 %

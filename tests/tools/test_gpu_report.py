@@ -301,7 +301,7 @@ def test_llama_bench_reads_the_same_model(
 
 @needs_device
 def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["gpu-report", "-dev", "0", "--parts", "verify,reduces", "--minutes", "0.02"]
+    words = ["gpu-report", "-dev", "0", "--parts", "verify,reduces", "--minutes", "0.01"]
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     value = json.loads((tmp_path / "out" / f"{NAME}.json").read_text())
     assert value["devices"][0]["index"] == 0 and "uuid" not in value["devices"][0]

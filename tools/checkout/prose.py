@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vkbackend.tools.checkout.syntax import statements
 from vkbackend.tools.console import console, table
 
 # Local names that say nothing about their value.

@@ -58,7 +58,7 @@ def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> No
 
 
 @pytest.mark.runtimes(wide=True)
-@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")], "0,1"))
+@pytest.mark.parametrize("devices", only([p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")], "0"))
 def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
     tokens = tokens_of(1, 16)
     want = forward(models / f"{MODELS[0]}.gguf", tokens)

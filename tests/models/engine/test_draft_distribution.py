@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from device_sets import only
 from fake_runner import row_of
 from scheduling import drafting, finish, make, tokens_of
 
@@ -100,7 +101,7 @@ class Likely:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", only(CHAINS, "top-k", "penalties"))
 def test_the_distribution_is_unchanged(chain: str, request: pytest.FixtureRequest) -> None:
     n = 10_000 if request.config.getoption("--all") else 600
     options, weights = CHAINS[chain]

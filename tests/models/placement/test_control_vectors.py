@@ -140,6 +140,7 @@ def test_llm_and_command_line(tmp_path: Path, models: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["tokens"] == want
 
 
+@pytest.mark.wide
 def test_perplexity_equals_the_numpy_forward(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
