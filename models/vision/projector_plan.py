@@ -174,6 +174,11 @@ def check_text_model(encoder: Encoder, text: GGUF) -> None:
         raise UnsupportedModel(
             f"{files} do not match: the projector has {c.n_deepstack} deepstack layers, the model {n_deep}"
         )
+    if encoder.has_grid and not any(text.ints(f"{arch}.rope.dimension_sections", [])):
+        raise UnsupportedModel(
+            f"{files} do not match: the model's file has no RoPE sections ({arch}.rope.dimension_sections), "
+            "which the heights and widths of images need; convert the model again"
+        )
     names = text.strings("tokenizer.ggml.tokens", [])  # A file without a vocabulary is used with token ids.
     if names and (missing := [mark for mark in encoder.marks if mark not in names]):
         raise UnsupportedModel(

@@ -35,7 +35,8 @@ DEVICES = [
     *(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id) for of in device_params()[:1]),
     *(wide(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id)) for of in device_params()[1:]),
 ]
-ON_NUMPY = "llama4", "glm4v", "kimivl", "kimik25"  # By default, their rows are computed on numpy alone.
+# By default, their rows are computed on numpy alone.
+ON_NUMPY = "minicpmv", "llama4", "glm4v", "kimivl", "kimik25"
 ROWS = [
     wide(p) if p.values[0] in ON_NUMPY and p.values[1] != "numpy" else p for p in product(BUILDERS, DEVICES)
 ]
@@ -334,6 +335,7 @@ def test_marks_are_in_the_text_around_rows(projector: str) -> None:
         ("idefics3", {"arch": "gemma3"}, "architecture llama, smollm3, and the model's is 'gemma3'"),
         ("idefics3", {"n_embd": 48}, "rows have 64 values, the model's embeddings 48"),
         ("qwen3vl", {"arch": "qwen3vl", "n_deepstack_layers": 3}, "2 deepstack layers, the model 3"),
+        ("glm4v", {"arch": "glm4"}, "has no RoPE sections (glm4.rope.dimension_sections)"),
         ("idefics3", {"tokens": ["a", "<image>"]}, "vocabulary lacks <fake_token_around_image>, which"),
         ("gemma3", {"arch": "gemma3", "tokens": ["<start_of_image>"]}, "vocabulary lacks <end_of_image>"),
         ("internvl", {"arch": "qwen2", "tokens": ["a"]}, "vocabulary lacks <img> and </img>"),
