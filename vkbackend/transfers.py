@@ -131,6 +131,13 @@ class Transfers(ABC):
             self._thread = ThreadPoolExecutor(1, "vkbackend-upload")
         return self._thread
 
+    def write_once(self, view: View, data: np.ndarray) -> None:
+        """Write, and free the staging buffer unless it existed before."""
+        kept = self._upload is not None
+        self.write(view, data)
+        if not kept:
+            self.drop_upload()
+
     def drop_upload(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()

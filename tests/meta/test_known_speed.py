@@ -16,6 +16,7 @@ from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import known_speed, speed
 from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.recording import FIRST_HEAD, SLOW, Cut, Dispatch, Pace
@@ -75,7 +76,10 @@ def first_heads(runner: Runner) -> list[int | float]:
 
 
 @pytest.mark.parametrize("devices", [p if p.id == "0,0" else wide(p) for p in MULTI[::2]])
-def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str], cache: Path) -> None:
+def test_a_step_that_is_cut_gives_the_same_bits(
+    models: Path, devices: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "measure_gpus", lambda _: None)
     want, none, shared_out = stepped(models, devices)
     assert not any(none) and not shared_out, "nobody's speed is known, and the model is small"
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32)

@@ -32,7 +32,7 @@ class Codebooks:
         with ExitStack() as undo:
             buffer = self._memory.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
             undo.callback(self._memory.free, buffer)
-            self._transfers.write(View(buffer, 0, (data.nbytes // 4,), "u32"), data.view("<u4"))
+            self._transfers.write_once(View(buffer, 0, (data.nbytes // 4,), "u32"), data.view("<u4"))
             storage = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
             layout = ffi.new("VkDescriptorSetLayout *", self._set_layout())
             size = new("VkDescriptorPoolSize", type=storage, descriptorCount=1)

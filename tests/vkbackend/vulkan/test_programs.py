@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from device_sets import device_infos
 from runners import load_runner
@@ -39,9 +38,6 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def programs(device: Any, caches: Path) -> Iterator[Any]:
     from vkbackend.vulkan.program import Programs
 
-    buffer = device.buffer(4096, Home.WEIGHTS, "written")
-    device.write(View(buffer, 0, (1024,)), np.ones(1024, np.float32))  # GPUs keep the staging buffer
-    device.free(buffer)
     before = dict(device.counts)
     compiled = Programs(device, device.memory, device.transfers)
     yield compiled
