@@ -184,9 +184,9 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Return whether products in int8 on matrix units are faster than in F16. On a GeForce, int8 is four times as
-    fast as F16 with F32 sums. On an H100, products were 1.02 (Q4_K) to 1.45 times as fast. Only the name
-    identifies them."""
+    """Return whether products in int8 on matrix units are faster than in F16. On a GeForce, int8 is four
+    times as fast as F16 with F32 sums. On an H100, products were 1.02 (Q4_K) to 1.45 times as fast. Only the
+    name identifies them."""
     return any(fast in name for fast in ("GeForce RTX", "H100", "H200"))
 
 

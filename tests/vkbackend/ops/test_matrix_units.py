@@ -56,7 +56,7 @@ def test_int8_uses_the_tiles_of_f16(api: str, integers: list[tuple[int, int, int
 
 
 def test_int8_is_the_default_only_on_geforce() -> None:
-    assert has_fast_int8_units("NVIDIA GeForce RTX 4090")
+    assert has_fast_int8_units("NVIDIA GeForce RTX 4090") and has_fast_int8_units("NVIDIA H100 80GB HBM3")
     for name in (
         "NVIDIA A100-SXM4-80GB",
         "NVIDIA RTX A6000",
