@@ -192,6 +192,17 @@ def per_head(op: str, x: State, head_dim: int) -> State:
     raise _no_rule(f"{op} with heads of {head_dim}", x=x)
 
 
+def per_new_head(op: str, x: State, head_dim: int, new_dim: int) -> State:
+    """Return the state of x after each head gets `new_dim` elements."""
+    if (state := per_head(op, x, head_dim)) == MIRRORED or head_dim == new_dim:
+        return state
+    if state.segments:
+        raise _no_rule(f"{op} from heads of {head_dim} to {new_dim}", x=x)
+    return replace(
+        state, ranges=tuple((b // head_dim * new_dim, e // head_dim * new_dim) for b, e in state.ranges)
+    )
+
+
 def wide_norm(x: State, w: State) -> State:
     """Both x and its weight are split between heads. Devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):

@@ -40,6 +40,12 @@ def row_nbytes(dtype: str, width: int) -> int:
     return width // elements * nbytes
 
 
+def padded(width: int, dtype: str) -> int:
+    """Return the elements of the fewest blocks that hold `width` elements."""
+    block = block_of(dtype)[0]
+    return -(-width // block) * block
+
+
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
     """Quantize float32 [rows, width] to uint8 [rows, bytes of a row], rounded like ggml's reference code."""
     if dtype == "iq4_nl":

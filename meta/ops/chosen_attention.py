@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkbackend import ops as device_ops
+from vkbackend.formats import padded
 from vkbackend.meta import split
+from vkbackend.meta.ops.dense_attention import hadamard, is_rotated
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
@@ -24,6 +26,8 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
     sum over the indexer's heads of w * max(q . k, 0). The shapes are q [rows, heads * head], w [rows, heads]
     and `keys` [n_cells, head]."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
+    if is_rotated(keys):
+        q = hadamard(q, q.width // heads, head)
     split.index_scores(q.state, w.state, keys.state, heads, head)
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
     for d in holders_of(chosen):
@@ -57,6 +61,10 @@ def attend_chosen(
     """Compute `attention` with one kv head over each row's chosen positions. `sinks` [heads] adds a logit per
     head to the softmax's denominator."""
     graph, rows, top_k = q.graph, q.rows, chosen.width
+    head_dim = head_dim_v
+    if is_rotated(k):
+        q = hadamard(q, head_dim_k, padded(head_dim_k, k.dtype))
+    head_dim_k, head_dim_v = padded(head_dim_k, k.dtype), padded(head_dim_v, v.dtype)
     state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
@@ -76,4 +84,4 @@ def attend_chosen(
         on.attn_chosen(*args, result, step, scale=scale, group=heads, q_first=first_head)
         if not final:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
-    return y
+    return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y

@@ -7,6 +7,7 @@ from typing import Any
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
+from vkbackend.formats import block_of, padded
 from vkbackend.meta import split
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
@@ -31,8 +32,30 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
     return y
 
 
-def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
-    """Write each row of x to the row's cell of `cache` [n_cells, width]."""
+def hadamard(x: Tensor, head_dim: int, new_dim: int) -> Tensor:
+    """Rotate blocks of 32 elements of each head, and fill or cut heads to `new_dim` elements
+    (Recorder.hadamard)."""
+    graph = x.graph
+    state = split.per_new_head("hadamard", x.state, head_dim, new_dim)
+    y = graph.new(x.rows, x.width // head_dim * new_dim, state, "hadamard", holders_of(x))
+    for d, out in enumerate(y.views):
+        if out is not None:
+            shape = x.rows, out.shape[1] // new_dim
+            graph.on(d, "hadamard").hadamard(x.on(d).reshape(*shape, head_dim), out.reshape(*shape, new_dim))
+    return y
+
+
+def is_rotated(cache: Weight) -> bool:
+    """Return whether K, V or index keys are rotated by `hadamard` before they are stored. Rotations of q and
+    k cancel in their product; attention's result is rotated back. The rounding error of quantized types
+    becomes smaller (docs/fit.md), and heads become whole blocks."""
+    return block_of(cache.dtype)[0] > 1
+
+
+def kv_store(x: Tensor, cache: Weight, cells: Weight, head_dim: int) -> None:
+    """Write each row of x [rows, heads * head_dim] to the row's cell of `cache`."""
+    if is_rotated(cache):
+        x = hadamard(x, head_dim, padded(head_dim, cache.dtype))
     split.elementwise("kv_store", x.state, cache.state)
     graph = x.graph
     for d, view in enumerate(x.views):
@@ -62,7 +85,7 @@ def kv_move(
     """Read the cells of the rows' source positions (StepParams' tokens), and write them to the cells of the
     rows' positions. `rope` (table, half_split) also rotates each head. Between reading and writing, the cells
     are in `rows[d]` on device d."""
-    n_rows = graph.kind.n_rows
+    n_rows, stored = graph.kind.n_rows, padded(head_dim, cache.dtype)
     for d, array in enumerate(rows):
         if not cache.pieces[d]:
             continue
@@ -74,7 +97,14 @@ def kv_move(
             cos_sin = View(full.buffer, full.offset, (n_rows, *full.shape[1:]))
             rotation = device_ops.Rotation(cos_sin, rope[1])
         on, table = graph.on(d, "kv_move"), cells.whole(d)
-        on.kv_load(held, table, moved, inputs.step, head_dim=head_dim, rotation=rotation)
+        between = rotation if is_rotated(cache) else None
+        on.kv_load(held, table, moved, inputs.step, head_dim=stored, rotation=None if between else rotation)
+        if between:
+            shape = n_rows, held.shape[1] // stored
+            heads = graph.scratch((*shape, head_dim), "moved heads")
+            on.hadamard(moved.reshape(*shape, stored), heads)
+            on.rope(heads, between.cos_sin, heads, half_split=between.half_split)
+            on.hadamard(heads, moved.reshape(*shape, stored))
         on.kv_store(moved, table, held, inputs.step)
 
 
@@ -112,6 +142,10 @@ def attention(
     step, unless `n_runs` is the most runs of a step.
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
+    head_dim = head_dim_v
+    if is_rotated(k):
+        q = hadamard(q, head_dim_k, padded(head_dim_k, k.dtype))
+    head_dim_k, head_dim_v = padded(head_dim_k, k.dtype), padded(head_dim_v, v.dtype)
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
@@ -158,7 +192,7 @@ def attention(
             how |= {"causal": causal, "sees_end": sees_end, "n_runs": n_runs}
             how |= {"slopes": slopes.whole(d) if slopes else None}
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)
-    return y
+    return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y
 
 
 def self_attention(

@@ -67,7 +67,7 @@ class Decoder(DecoderWeights):
             with graph.scope(f"blk.{stage}"):
                 h = ops.whole(h)
                 self.store(self.attention_input(h, w.layer(stage), stage), w.layer(stage), cache, stage)
-                ops.kv_store(h, store, first.cells)
+                ops.kv_store(h, store, first.cells, h.width)
         return h
 
     def attention_input(self, h: Tensor, w: Weights, il: int) -> Tensor:
@@ -165,8 +165,9 @@ class Decoder(DecoderWeights):
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         k, v = self.projected(x, w, "attn_k"), self.projected(x, w, "attn_v")
-        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
-        ops.kv_store(v, cache.v, cache.cells)
+        layer = self.config.layers[il]
+        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells, layer.head_dim)
+        ops.kv_store(v, cache.v, cache.cells, layer.head_dim_v)
 
     def projected(self, x: Tensor, w: Weights, name: str) -> Tensor:
         """Return q, k or v, clamped if the file has a limit."""

@@ -99,7 +99,7 @@ class IndexedAttention(deepseek2.Model):
         assert cache.index
         norm, bias = w("indexer.k_norm"), w.bias("indexer.k_norm")
         k = ops.layer_norm(linear(h, w, "indexer.attn_k"), norm, bias, self.index_eps)
-        ops.kv_store(self.turned(k), cache.index, cache.cells)
+        ops.kv_store(self.turned(k), cache.index, cache.cells, self.index_dim)
 
     def turned(self, x: Tensor) -> Tensor:
         return ops.rope(x, self.index_dim, half_split=self.index_half_split)

@@ -159,8 +159,8 @@ class LatentAttention(Decoder):
         k, v, n = c, c, self.latent
         if self.full:
             k, v, n = linear(c, w, "attn_k_up"), linear(c, w, "attn_v_up"), self.nope
-        ops.kv_store(concat(k, k_shared, n, self.shared), cache.k, cache.cells)
-        ops.kv_store(v, cache.v, cache.cells)
+        ops.kv_store(concat(k, k_shared, n, self.shared), cache.k, cache.cells, n + self.shared)
+        ops.kv_store(v, cache.v, cache.cells, v.width // (k.width // n))
 
     def attend_all(self, q: Tensor, w: Weights, cache: LayerCache, layer: LayerConfig) -> Tensor:
         return ops.attention(

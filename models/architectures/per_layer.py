@@ -87,6 +87,7 @@ class PerLayerInputs(gemma3.Model):
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         k = linear(x, w, "attn_k")
         v = linear(x, w, "attn_v") if w.has("attn_v") else k
-        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
-        v = ops.head_norm(v, None, self.config.layers[il].head_dim_v, self.config.eps)
-        ops.kv_store(v, cache.v, cache.cells)
+        layer = self.config.layers[il]
+        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells, layer.head_dim)
+        v = ops.head_norm(v, None, layer.head_dim_v, self.config.eps)
+        ops.kv_store(v, cache.v, cache.cells, layer.head_dim_v)

@@ -24,8 +24,9 @@ class WideNormed(Decoder):
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         parts = [(linear(x, w, name), w(f"{name}_norm")) for name in ("attn_q", "attn_k")]
         q, k = (self.turned(part, il) for part in wide_norms(parts, self.config.eps))
-        ops.kv_store(k, cache.k, cache.cells)
-        ops.kv_store(linear(x, w, "attn_v"), cache.v, cache.cells)
+        layer = self.config.layers[il]
+        ops.kv_store(k, cache.k, cache.cells, layer.head_dim)
+        ops.kv_store(linear(x, w, "attn_v"), cache.v, cache.cells, layer.head_dim_v)
         return self.attend(q, x, w, cache, il)
 
     def turned(self, x: Tensor, il: int) -> Tensor:

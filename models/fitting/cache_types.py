@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vkbackend.formats import block_of
+from vkbackend.formats import padded, row_nbytes
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.memory_specs import kv_of
 from vkbackend.models.options import Options
@@ -14,7 +14,7 @@ TYPES = "f16", "q8_0", "q4_0"  # the most precise first
 
 def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list[tuple[str, str]]:
     """Return (type_k, type_v) of the caches to try. A type that is not in `chosen` stays as in `options`.
-    Heads of some models fit no quantized block; these models keep the first pair."""
+    Types that need no fewer bytes than the type before are omitted: small heads fill no quantized block."""
     pairs = [
         (
             name if "type_k" in chosen else options.type_k,
@@ -22,15 +22,23 @@ def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list
         )
         for name in TYPES
     ]
-    first, *others = dict.fromkeys(pairs)
-    return [first, *(pair for pair in others if _fits_heads(model, *pair))]
+    kept = [pairs[0]]
+    for pair in pairs[1:]:
+        if _nbytes(model, *pair) < _nbytes(model, *kept[-1]):
+            kept.append(pair)
+    return kept
 
 
-def _fits_heads(model: Model, type_k: str, type_v: str) -> bool:
-    specs = [spec for il in range(model.n_layer) if (spec := kv_of(model.kv(il)))]
+def _nbytes(model: Model, type_k: str, type_v: str) -> int:
+    """Return the bytes of a position in the caches of all layers."""
+    specs = [spec for il in range(model.n_layer) if (spec := kv_of(model.kv(il))) and spec.owner is None]
     widths = [
-        pair
+        (n, head, dtype)
         for spec in specs
-        for pair in ((spec.head_dim_k, type_k), (spec.head_dim_v, type_v), (spec.index_dim, type_k))
+        for n, head, dtype in (
+            (spec.n_head_kv, spec.head_dim_k, type_k),
+            (spec.n_head_kv, spec.head_dim_v, type_v),
+            (1, spec.index_dim, type_k),
+        )
     ]
-    return not any(width % block_of(dtype)[0] for width, dtype in widths)
+    return sum(n * row_nbytes(dtype, padded(head, dtype)) for n, head, dtype in widths)

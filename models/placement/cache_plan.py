@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, UnsupportedModel
-from vkbackend.formats import block_of, row_nbytes
+from vkbackend.formats import block_of, padded, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
@@ -24,8 +24,8 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of a layer with its own caches. `arrays` lists (name, head size, type) of K, V and index
-    keys."""
+    """The caches of a layer with its own caches. `arrays` lists (name, head size in whole blocks, type) of K,
+    V and index keys."""
 
     layer: int
     spec: KVSpec
@@ -62,11 +62,7 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """Return the plans of layers with their own caches.
-
-    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
-    heads.
-    """
+    """Return the plans of layers with their own caches."""
     return [
         _planned(il, spec, plans[il].ranges[spec.dim], homes[il], options)
         for il, spec in enumerate(map(kv_of, specs))
@@ -82,20 +78,23 @@ def resized(caches: Sequence[CachePlan], options: Options) -> list[CachePlan]:
 def _planned(il: int, spec: KVSpec, heads: Ranges, home: Home, options: Options) -> CachePlan:
     ring = blocks_per_slot(spec.window, options)
     width, n = blocks_per_slot(0, options), n_blocks(ring, options)
-    return CachePlan(il, spec, _arrays(il, spec, options), heads, width, ring, n, options.n_slots, home)
+    return CachePlan(il, spec, _arrays(spec, options), heads, width, ring, n, options.n_slots, home)
 
 
-def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
+def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
+    """Splits are between heads, so each head has whole blocks."""
     arrays = [("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)]
     if spec.index_dim:
         arrays.append(("index", spec.index_dim, options.type_k))
-    for name, width, dtype in arrays:
-        if width % (block := block_of(dtype)[0]):
-            raise InvalidArgument(
-                f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, but "
-                f"layer {il} has {width}; use f16, bf16 or f32"
-            )
-    return tuple(arrays)
+    return tuple((name, padded(width, dtype), dtype) for name, width, dtype in arrays)
+
+
+def layout_of(options: Options) -> dict[str, str]:
+    """Return what files of caches state besides the model: the types, and the rotation of quantized caches
+    (meta/ops/dense_attention.py)."""
+    types = {"type_k": options.type_k, "type_v": options.type_v}
+    quantized = any(block_of(dtype)[0] > 1 for dtype in types.values())
+    return types | ({"rotation": "hadamard32"} if quantized else {})
 
 
 def blocks_per_slot(window: int, options: Options) -> int:

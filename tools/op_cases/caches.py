@@ -122,6 +122,21 @@ class KvLoad(Case):
         return Setup(tensors, record, step)
 
 
+@dataclass(frozen=True)
+class Hadamard(Case):
+    """With `out` other than `head`, heads are filled with zeros or cut."""
+
+    rows: int = 3
+    heads: int = 2
+    head: int = 64
+    out: int = 64
+    tolerance: ClassVar[float] = 1e-12
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x, y = uniform(rng, self.rows, self.heads, self.head), output(self.rows, self.heads, self.out)
+        return Setup({"x": x, "y": y}, lambda r, v: r.hadamard(v["x"], v["y"]))
+
+
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 
 
@@ -145,6 +160,10 @@ def quick() -> list[Case]:
         KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
         KvStore("f16", 240, 6, _RUNS, head_dim=80, n_rot=32, half_split=True, norm="weighted"),
         KvStore("bf16", 40, 6, _RUNS, head_dim=8, norm="plain"),
+        Hadamard(),
+        Hadamard(1, 3, 80, 96),
+        Hadamard(5, 1, 160, 136),
+        Hadamard(2, 7, 8, 32),
         KvLoad(),
         KvLoad("f32", 24, 6, _RUNS, 7, 24, 14, half_split=True),
         KvLoad("f32", 12, 2, ((1, 31, 1),), 33, 4, 4),
@@ -168,4 +187,4 @@ def bench() -> list[Case]:
         for kind in ("f16", "q8_0", "q4_0", "q5_1", "iq4_nl")
         for n in (1, 32)
     ]
-    return [*loads, *stores]
+    return [*loads, *stores, Hadamard(1, 32, 128, 128), Hadamard(512, 32, 128, 128)]

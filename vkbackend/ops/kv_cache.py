@@ -78,6 +78,22 @@ class CacheOps(Target):
         args, flops = (x, w, cos_sin, y), (7 if norm else 3) * math.prod(x.shape)
         self.record("rope", "f32", args, push, consts, groups, flops=flops)
 
+    def hadamard(self, x: View, y: View) -> None:
+        """Multiply blocks of 32 elements of each head by the orthonormal Hadamard matrix, its own inverse.
+
+        The shapes are x [n_rows, n_heads, head] and y [n_rows, n_heads, head_out]. If `head` is not a
+        multiple of 32, the last block ends with zeros. y may contain or omit these elements. Rounding to a
+        quantized type then changes large elements less (Ashkboos et al. 2024, arXiv:2404.00456).
+        """
+        (n_rows, n_heads, head), head_out = x.shape, y.shape[-1]
+        assert y.shape == (n_rows, n_heads, head_out) and head % 4 == head_out % 4 == 0, (x.shape, y.shape)
+        assert -(-head // 32) == -(-head_out // 32), (head, head_out)
+        n = n_rows * n_heads
+        push: dict[str, int | float] = {"head": head, "head_out": head_out, "n_heads": n}
+        groups = (*self.fold(-(-n * -(-head // 32) * 8 // 128)), 1)
+        flops = n * head * 33
+        self.record("hadamard", "f32", (x, y), push, {"LOCAL": 128}, groups, flops=flops)
+
     def kv_store(
         self,
         x: View,

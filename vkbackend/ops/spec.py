@@ -85,6 +85,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM PARTS"
         ),
+        op_spec("hadamard", "x:r y:w", "head head_out n_heads"),
         op_spec(
             "kv_store",
             "x:r w:r cos_sin:r cells:r cache:w",

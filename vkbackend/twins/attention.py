@@ -59,6 +59,17 @@ def rope(
     y.reshape(heads.shape)[:] = _rotated(heads, turns, n_rot, half_split, parts)
 
 
+def hadamard(x: Array, y: Array, *, head: int, head_out: int, n_heads: int, **unused: Any) -> None:
+    width = ceil_div(head, 32) * 32
+    heads = np.zeros((n_heads, width))
+    heads[:, :head] = f64(x, n_heads, head)
+    matrix = np.ones((1, 1))
+    for _ in range(5):
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    turned = heads.reshape(-1, 32) @ matrix / np.sqrt(32)
+    y.reshape(n_heads, head_out)[:] = turned.reshape(n_heads, width)[:, :head_out]
+
+
 def kv_store(
     x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,

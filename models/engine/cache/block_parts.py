@@ -19,6 +19,7 @@ from vkbackend.meta.gather import gather_many, matrix_of, scatter_many
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.options import Options
+from vkbackend.models.placement.cache_plan import layout_of
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.rope import RopeTable
@@ -80,7 +81,8 @@ class BlockParts:
 
 def identity_of(fingerprint: str, options: Options, ropes: Mapping[str, RopeTable], n_layer: int) -> bytes:
     """Return the SHA-256 of the model's fingerprint, the types of the caches and the RoPE tables."""
-    digest = hashlib.sha256(f"{fingerprint} {options.type_k} {options.type_v} {n_layer}\0".encode())
+    layout = " ".join(layout_of(options).values())
+    digest = hashlib.sha256(f"{fingerprint} {layout} {n_layer}\0".encode())
     for name in sorted(ropes):
         for value in astuple(ropes[name]):
             shown = np.asarray(value, "<f8").tobytes() if np.ndim(value) else repr(value).encode()

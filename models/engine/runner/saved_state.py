@@ -30,6 +30,7 @@ from vkbackend.models.engine.cache.image_spans import ID_NBYTES
 from vkbackend.models.engine.cache.mark import AdapterUse, Mark, n_alike
 from vkbackend.models.engine.cache.prefix_tree import packed
 from vkbackend.models.engine.runner.state_checksums import check, checksums
+from vkbackend.models.placement.cache_plan import layout_of
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner.runner import Runner
@@ -176,7 +177,9 @@ def _check(
         )
     for key, here in _identity(runner).items():
         if meta.get(key) != here:
-            wanted = "the same cache types" if key.startswith("type_") else "the model it was saved with"
+            wanted = "the model it was saved with"
+            if key != "model_sha256":
+                wanted = "the same cache types" if key.startswith("type_") else "a newer state"
             raise StateError(
                 f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {wanted}"
             )
@@ -258,8 +261,7 @@ def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> i
 
 
 def _identity(runner: Runner) -> dict[str, str]:
-    options = runner.options
-    return {"model_sha256": runner.fingerprint, "type_k": options.type_k, "type_v": options.type_v}
+    return {"model_sha256": runner.fingerprint} | layout_of(runner.options)
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:

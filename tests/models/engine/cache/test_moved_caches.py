@@ -17,10 +17,11 @@ from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import FIXTURES, build
 from prefills import opened, prefill
 
-from vkbackend import LLM
+from vkbackend import LLM, twins
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.formats import dequantize
 from vkbackend.meta.gather import gather_rows, scatter_rows
+from vkbackend.meta.ops.dense_attention import is_rotated
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement.cache_plan import CachePlan
 
@@ -91,13 +92,18 @@ def model(folder: Path, name: str) -> Path:
 
 
 def held(runner: Runner, plan: CachePlan, slot: int, n: int) -> list[np.ndarray]:
-    """Return K [n, heads, head_dim] and V of the slot's first positions."""
+    """Return K [n, heads, head_dim] and V of the slot's first positions, without the rotation of quantized
+    caches."""
     at = runner.kv.tables[plan.ring].at(slot, np.arange(n))
     arrays, cache = [], runner.kv.own[plan.layer]
     for array in (cache.k, cache.v):
         raw = gather_rows(runner.mesh.devices, array, 0, plan.n_cells)[at]
         values = dequantize(raw.reshape(-1), array.dtype, (n, array.shape[1]))
-        arrays.append(values.reshape(n, plan.spec.n_head_kv, -1).astype(np.float64))
+        heads = values.reshape(n * plan.spec.n_head_kv, -1).astype(np.float64)
+        if is_rotated(array):
+            width = heads.shape[1]
+            twins.attention.hadamard(heads.copy(), heads, head=width, head_out=width, n_heads=len(heads))
+        arrays.append(heads.reshape(n, plan.spec.n_head_kv, -1)[..., : plan.spec.head_dim_k])
     return arrays
 
 
