@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse, only
+from oracles.fixture import write
+from oracles.fixtures import build
 from runners import load_runner
 from safetensors.numpy import load_file
 from tiny_models import Tiny, write_tiny
@@ -147,6 +149,22 @@ def test_filled_heads_on_vulkan(tmp_path: Path, devices: list[str], head_dim: in
         want = logits(runner)
     with opened(path, devices, "q8_0", "q5_0") as runner:
         assert nmse(logits(runner), want) <= 1e-4
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "name", ["deepseek2", "deepseek2+heads", "deepseek32", "gemma4+shared", "olmo2", "gpt-oss"]
+)
+def test_architectures_with_quantized_caches(tmp_path: Path, name: str) -> None:
+    """Latent attention, an indexer, shared caches, wide norms and sinks. In some rows the rounding changes
+    the choice of an expert or position, as it does with bf16."""
+    path = write(build(name), tmp_path / "model.gguf")
+    with opened(path, ["numpy"], "f32", "f32") as runner:
+        want = logits(runner)
+    for n in (1, 2):
+        with opened(path, ["numpy"] * n, "q8_0", "q8_0") as runner:
+            errors = [nmse(row, exact_row) for row, exact_row in zip(logits(runner), want, strict=True)]
+            assert np.median(errors) <= 2e-2
 
 
 def test_rotation_reduces_the_error_of_large_channels() -> None:
