@@ -54,7 +54,7 @@ void open_block(uint slot, uint block, uint n_keys) {
 
 uint cell_of(uint j) { return key_cells[half_of + j]; }
 
-float capped(float score) { return score; }
+float changed(float score, uint a, uint key) { return score; }
 
 float inverse_sum(float m, float sum, uint head) { return 1.0 / sum; }
 

@@ -14,9 +14,10 @@ layout(constant_id = 7) const uint HAS_SINKS = 0; // used with FINAL
 layout(constant_id = 8) const uint BATCH = 1; // quads in flight
 layout(constant_id = 9) const uint ROWS = 1; // rows of a run per workgroup
 layout(constant_id = 10) const uint FIRST = 0; // first position that rows attend to
+layout(constant_id = 11) const uint HAS_SLOPES = 0;
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
+    uint q_off, k_off, v_off, cells_off, sinks_off, slopes_off, part_off;
     uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window, chunk;
     float scale, softcap;
 };
@@ -25,9 +26,10 @@ layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
-layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
+layout(set = 0, binding = 5) readonly buffer Slopes { float slopes[]; };
+layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 
-#define STEP_BINDING 6
+#define STEP_BINDING 7
 #include "lib/step.glsl"
 #include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
@@ -46,6 +48,11 @@ void open_block(uint slot, uint block, uint n_keys) { cell = block_cell(slot, bl
 
 uint cell_of(uint j) { return cell + j; }
 
-float capped(float score) { return soft_cap(score, softcap); }
-
 #include "lib/row_attention.glsl"
+
+float changed(float score, uint a, uint key) {
+    const float capped = soft_cap(score, softcap);
+    if (HAS_SLOPES == 0) return capped;
+    const uint head = uint(clamp(first_head + int(head_of(a)), 0, int(n_heads) - 1));
+    return capped - slopes[slopes_off + head] * float(n_keys - 1 + row_of(a) - block_pos - key);
+}

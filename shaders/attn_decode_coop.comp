@@ -27,7 +27,7 @@ layout(constant_id = 16) const uint FIRST = 0; // first position that rows atten
 #include "lib/coop.glsl"
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
+    uint q_off, k_off, v_off, cells_off, sinks_off, slopes_off, part_off;
     uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window, chunk;
     float scale, softcap;
 };
@@ -41,9 +41,10 @@ layout(set = 0, binding = 2) buffer VCache1 { uint v1[]; };
 layout(set = 0, binding = 2) buffer VCache4 { uvec4 v4[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
-layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
+layout(set = 0, binding = 5) readonly buffer Slopes { float slopes[]; }; // of attn_decode
+layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 
-#define STEP_BINDING 6
+#define STEP_BINDING 7
 #include "lib/step.glsl"
 #include "lib/step_rows.glsl"
 #include "lib/cells.glsl"

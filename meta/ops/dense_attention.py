@@ -137,8 +137,8 @@ def attention(
     to positions from `first` on. A `softcap` c replaces each score s by c * tanh(s / c). `sinks` [heads],
     split like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal`
     is False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
-    side. Such steps have Mix.PREFILL, and may have ALiBi's `slopes` [heads] (Press et al. 2022). If
-    `sees_end`, rows attend to later rows only in runs that state an end (step.Run). A slot has one run per
+    side. Such steps have Mix.PREFILL. ALiBi's `slopes` [heads] (Press et al. 2022) are split like the heads.
+    If `sees_end`, rows attend to later rows only in runs that state an end (step.Run). A slot has one run per
     step, unless `n_runs` is the most runs of a step.
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
@@ -151,7 +151,7 @@ def attention(
         split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
     if slopes:
         split.per_head_weight("attention slopes", state, slopes.state, head_dim_v)
-    assert (causal and not slopes) or graph.kind.mix is Mix.PREFILL, graph.kind
+    assert causal or graph.kind.mix is Mix.PREFILL, graph.kind
     assert not sees_end or not graph.kind.mix.decodes, graph.kind
     assert not first or graph.kind.mix is Mix.DECODE, graph.kind
     y = graph.new(rows, heads * head_dim_v, state, "attention")
@@ -167,14 +167,16 @@ def attention(
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
+        how["slopes"] = slopes.whole(d) if slopes else None
         if graph.kind.mix is not Mix.PREFILL:
             # In a mixed step decoding rows come first, at most one per slot.
             n = rows if graph.kind.mix.decodes else min(rows, caches[2].shape[0])
             together = n if graph.kind.mix is Mix.FEW else 1
             n_kv = caches[0].shape[1] // head_dim_k
-            tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
-            decode = on.attn_decode_coop if tile_heads else on.attn_decode
-            tiled = {"tile_heads": tile_heads} if tile_heads else {}
+            sizes = min(group, local), head_dim_k, head_dim_v
+            units = 0 if slopes else device_ops.heads_by_units(on.limits, *sizes)
+            decode = on.attn_decode_coop if units else on.attn_decode
+            tiled = {"tile_heads": units} if units else {}
             # Rows of one run share workgroups, so they need as many splits as one row.
             n_splits = device_ops.attn_splits(
                 on.limits, -(-n // together), local, n_kv, caches[2].shape[1], window, **tiled
@@ -190,7 +192,6 @@ def attention(
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
             attend = on.attn_prefill_coop if by_units else on.attn_prefill
             how |= {"causal": causal, "sees_end": sees_end, "n_runs": n_runs}
-            how |= {"slopes": slopes.whole(d) if slopes else None}
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y
 

@@ -8,7 +8,7 @@ bool in_window(uint key_pos, uint n_keys);
 bool begin_together(uint first_key, uint other_first_key);
 void open_block(uint slot, uint block, uint n_keys); // Sets the block of cell_of(j).
 uint cell_of(uint j);
-float capped(float score);
+float changed(float score, uint a, uint key); // Returns query a's score after its soft cap and bias.
 float inverse_sum(float m, float sum, uint head); // the factor that normalises a FINAL result
 #include "lib/row_tile.glsl"
 #include "lib/v_quads.glsl"
@@ -143,7 +143,7 @@ void score_block(uint first_valid, uint n_valid) {
             if (LANES > 1) {
                 dots[a * LOCAL + thread] = s[a];
             } else {
-                s[a] = attends(a, key, first_valid, n_valid) ? capped(s[a]) : NEG_LARGE;
+                s[a] = attends(a, key, first_valid, n_valid) ? changed(s[a], a, key) : NEG_LARGE;
                 score[a * CELL_BLOCK + key] = s[a];
                 top[a] = max(top[a], s[a]);
             }
@@ -155,7 +155,7 @@ void score_block(uint first_valid, uint n_valid) {
             const uint j = e % CELL_BLOCK;
             float sum = 0.0;
             [[unroll]] for (uint i = 0; i < LANES; ++i) sum += dots[e / CELL_BLOCK * LOCAL + j * LANES + i];
-            score[e] = attends(e / CELL_BLOCK, j, first_valid, n_valid) ? capped(sum) : NEG_LARGE;
+            score[e] = attends(e / CELL_BLOCK, j, first_valid, n_valid) ? changed(sum, e / CELL_BLOCK, j) : NEG_LARGE;
         }
     } else {
         [[unroll]] for (uint a = 0; a < QUERIES; ++a) dots[a * LOCAL + thread] = top[a];

@@ -50,6 +50,7 @@ class AttnDecode(Case):
     ring: int | None = None
     run_rows: int = 1
     first: int = 0
+    slopes: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -58,12 +59,14 @@ class AttnDecode(Case):
         tensors["y"] = output(rows, self.n_heads, *splits)
         if self.sinks:
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
+        if self.slopes:
+            tensors["slopes"] = uniform(rng, self.n_heads)
 
         def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
             attend = r.attn_decode_coop if self.needs else r.attn_decode
             given = {"run_rows": self.run_rows, "first": self.first, **_attention_options(self)}
-            attend(*args, sinks=v.get("sinks"), **given)
+            attend(*args, sinks=v.get("sinks"), slopes=v.get("slopes"), **given)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -235,6 +238,7 @@ def _together(attend: type[AttnDecode]) -> list[Case]:
         attend(_DRAFTS, 8, 2, 128, 64, None, "bf16", "q8_0", softcap=4.0, run_rows=8),
         attend(_DRAFTS, 5, 2, 32, 32, 2, "q4_0", "f32", group=4, q_first=2, run_rows=8),
         attend(_DRAFTS, 3, 1, 80, 48, 2, "f32", "f16", window=5, run_rows=3),
+        *([AttnDecode(_DRAFTS, 6, 3, 64, 64, 2, run_rows=8, slopes=True)] if attend is AttnDecode else []),
         attend(((1, 300, 7), (0, 62, 4)), 4, 2, 16, 16, 3, window=65, ring=3, run_rows=8),
         attend(((1, 300, 3), (0, 60, 8)), 4, 4, 16, 32, 3, chunk=63, sinks=False, run_rows=8),
     ]
@@ -259,6 +263,8 @@ def quick() -> list[Case]:
         AttnDecode(((1, 300, 1), (0, 63, 1)), 2, 1, 16, 16, n_splits=3, chunk=64),
         AttnDecode(((0, 1, 3), (1, 70, 1)), 4, 2, 32, 32, first=1),
         AttnDecode(((1, 40, 1), (0, 90, 2)), 2, 1, 64, 64, n_splits=3, first=20),
+        AttnDecode(_RUNS, 5, 2, 40, 40, 3, group=4, q_first=2, softcap=4.0, slopes=True),
+        AttnDecode(((1, 300, 1),), 3, 3, 64, 64, None, "q8_0", "q8_0", window=70, slopes=True),
         AttnDecodeCoop(_RUNS, 8, 2, 64, 64, n_splits=3),
         AttnDecodeCoop(((1, 300, 1),), 8, 1, 128, 128, n_splits=4),
         AttnDecodeCoop(((1, 300, 1),), 16, 2, 128, 128, 4, "q8_0", "q8_0"),

@@ -35,6 +35,7 @@ class AttentionKeywords(TypedDict, total=False):
     chunk: int
     softcap: float
     sinks: View | None
+    slopes: View | None
 
 
 class RunKeywords(AttentionKeywords, total=False):
@@ -44,7 +45,6 @@ class RunKeywords(AttentionKeywords, total=False):
     sees_end: bool
     sees_all: bool
     n_runs: int
-    slopes: View | None
 
 
 def _check_per_head(values: View | None, n_heads: int) -> None:
@@ -108,7 +108,8 @@ class AttentionOps(Target):
         attends to the last `window` positions, including its own. If `chunk` is set, a row attends only
         within its chunk of `chunk` positions (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c).
         `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
-        `sinks` to attn_combine.
+        `sinks` to attn_combine. `slopes` f32 [n_heads] subtract slope * distance from each score (ALiBi;
+        Press et al. 2022).
 
         `first` is less than CELL_BLOCK, and all rows are at positions from `first` on.
 
@@ -118,7 +119,7 @@ class AttentionOps(Target):
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group, run_rows)
         consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch, "ROWS": cut.rows}
-        consts["FIRST"] = first
+        consts |= {"FIRST": first, "HAS_SLOPES": int(how.get("slopes") is not None)}
         self._attend_rows("attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, **how)
 
     def attn_decode_coop(
@@ -134,8 +135,9 @@ class AttentionOps(Target):
         first: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attn_decode on matrix units, rounding `q`, `k`, `v` and probabilities to F16. The q heads
-        of a KV head are a matrix's rows."""
+        """Compute attn_decode without slopes on matrix units, rounding `q`, `k`, `v` and probabilities to
+        F16. The q heads of a KV head are a matrix's rows."""
+        assert how.get("slopes") is None, "attn_decode has slopes"
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         cut = units_cut(self.limits, group, q.shape[2], head_v, run_rows)
@@ -163,6 +165,7 @@ class AttentionOps(Target):
         chunk: int = 0,
         softcap: float = 0.0,
         sinks: View | None = None,
+        slopes: View | None = None,
     ) -> None:
         q, k, v, cells, part, step = views
         assert consts["FIRST"] < CELL_BLOCK, consts
@@ -174,13 +177,14 @@ class AttentionOps(Target):
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
         assert sinks is None or final, "sinks go to attn_combine"
         _check_per_head(sinks, n_heads)
+        _check_per_head(slopes, n_heads)
         push |= {"n_splits": n_splits, "window": window, "chunk": chunk, "scale": scale, "softcap": softcap}
         consts = {**consts, "HEAD_K": head_k, "HEAD_V": head_v, **types}
         consts |= {"FINAL": int(final), "HAS_SINKS": int(sinks is not None)}
         self.record(
             op,
             variant,
-            (q, k, v, cells, sinks or q, part),
+            (q, k, v, cells, sinks or q, slopes or q, part),
             push,
             {name: consts[name] for name in SPECS[op].consts},
             (n_rows, int(push["n_kv"]) * tiles, n_splits),
@@ -215,8 +219,7 @@ class AttentionOps(Target):
         attn_decode. If `causal` is False, a row also attends to later rows of its run; a window then covers
         window / 2 positions on each side. If `sees_end`, a row attends to later rows only in a run that
         states an end (step.Run). If `sees_all`, a row attends to all of the step's rows, which are positions
-        0, 1, 2, ... of one slot. `n_runs` is the most runs of a step (0: one per slot). `slopes` f32
-        [n_heads] subtract slope * distance from each score (ALiBi; Press et al. 2022)."""
+        0, 1, 2, ... of one slot. `n_runs` is the most runs of a step (0: one per slot)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )

@@ -102,14 +102,14 @@ SPECS: dict[str, OpSpec] = {
         ),
         op_spec(
             "attn_decode",
-            "q:r k:r v:r cells:r sinks:r part:w",
+            "q:r k:r v:r cells:r sinks:r slopes:r part:w",
             _DECODE_PUSH,
-            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS BATCH ROWS FIRST",
+            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS BATCH ROWS FIRST HAS_SLOPES",
             rows=True,
         ),
         op_spec(
             "attn_decode_coop",
-            "q:r k:r v:r cells:r sinks:r part:w",
+            "q:r k:r v:r cells:r sinks:r slopes:r part:w",
             _DECODE_PUSH,
             f"{_UNIT_CONSTS} FINAL ROWS FIRST",
             rows=True,

@@ -121,10 +121,10 @@ def _stored_blocks(rows: Array, dtype: str) -> Array:
 
 
 def attn_decode(
-    q: Array, k: Array, v: Array, cells: Array, sinks: Array, part: Array, step: StepParams, *, n_heads: int,
-    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int,
-    chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
-    first: int = 0, **_: Any,
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, slopes: Array, part: Array, step: StepParams, *,
+    n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
+    window: int, chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0,
+    has_sinks: int = 0, first: int = 0, has_slopes: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """In `part`, p is exp(score - max). If `final`, `part` gets the result of attn_combine."""
     queries = f64(q, n_rows, n_heads, head_k)
@@ -137,9 +137,12 @@ def attn_decode(
         per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
             begin = start + split * per_split
-            keys = at[max(begin, begins) : begin + per_split]
+            seen = range(len(at))[max(begin, begins) : begin + per_split]
+            keys = at[seen.start : seen.stop]
             if len(keys):
                 score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, softcap)
+                if has_slopes:
+                    score = score - f64(slopes, n_heads)[:, None] * (len(at) - 1 - np.array(seen))
                 out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}

@@ -71,7 +71,7 @@ def test_attention_to_all_positions_is_attention(n_splits: int) -> None:
     how |= {"n_splits": n_splits, "head_k": HEAD, "head_v": HEAD}
     want, got = (np.full((N, 4, n_splits, HEAD + 2), np.nan, np.float32) for _ in range(2))
     twins.attention.attn_decode(
-        q, k, v, CELLS, q, want, step(), **how, window=0, chunk=0, scale=0.3, softcap=0.0
+        q, k, v, CELLS, q, q, want, step(), **how, window=0, chunk=0, scale=0.3, softcap=0.0
     )
     every = np.tile(np.arange(41, dtype=np.uint32), (N, 1))
     twins.chosen.attn_chosen(q, k, v, CELLS, every, got, step(), **how, n_chosen=41, scale=0.3)
@@ -92,6 +92,6 @@ def test_attention_to_some_positions_is_attention_to_copies_of_them() -> None:
         k[cell(0, i)], v[cell(0, i)] = k[cell(1, position)], v[cell(1, position)]
     params.fill([0], [Run(0, 0, 1, 2)], [])
     twins.attention.attn_decode(
-        q, k, v, CELLS, q, want, params, **how, window=0, chunk=0, scale=0.3, softcap=0.0
+        q, k, v, CELLS, q, q, want, params, **how, window=0, chunk=0, scale=0.3, softcap=0.0
     )
     np.testing.assert_array_equal(got, want)

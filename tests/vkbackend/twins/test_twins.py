@@ -197,14 +197,14 @@ def test_attention(
         mask = {"first_head": head, "groups": (1, 1, 1), "has_sinks": has_sinks, "causal": 1}
         twins.attention.attn_prefill(q, k, v, CELLS, sinks, sinks, prefill, alone, **common, **kv, **mask)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
-    twins.attention.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
+    twins.attention.attn_decode(q, k, v, CELLS, sinks, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
     shape = {"n_splits": n_splits, "head_v": head_v, "has_sinks": has_sinks}
     twins.attention.attn_combine(part, sinks, decode, **common, **shape)
     if n_splits == 1:
         final = np.full_like(prefill, np.nan)
         how = {"n_splits": 1, "final": 1, "has_sinks": has_sinks}
-        twins.attention.attn_decode(q, k, v, CELLS, sinks, final, step, **common, **kv, **how)
+        twins.attention.attn_decode(q, k, v, CELLS, sinks, sinks, final, step, **common, **kv, **how)
         np.testing.assert_allclose(final, decode, rtol=1e-6, atol=1e-7)
     for run in runs:
         for i in range(run.n_rows):
