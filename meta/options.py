@@ -10,6 +10,9 @@ from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options_class import check_fields, option
 
 MAX_AHEAD = 1 << 16  # no step has this many segments
+# A submission takes the host about 10 us. Two ahead are in time for the devices, but do not delay the host's
+# part of an exchange, as all would.
+AHEAD = 2
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
@@ -30,8 +33,8 @@ class ReduceKeywords(TypedDict, total=False):
     each device sums a part for all), "host-sum" (by the host), or "auto" (default): chosen by the features of
     the devices and the size of the sums."""
     submit_ahead: int | Literal["all"] | None
-    """How many segments of a step are submitted to a device before it may run them. None (default) or "all":
-    all segments."""
+    """How many segments of a step are submitted to a device before it may run them (default: 2). None or
+    "all": all segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class ReduceOptions:
 
     reduce_type: str = option("auto", choice(WIRES))
     reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))
-    submit_ahead: int | None = option(None, ahead_depth)
+    submit_ahead: int | None = option(AHEAD, ahead_depth)
 
     def __post_init__(self) -> None:
         check_fields(self)

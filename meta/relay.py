@@ -44,11 +44,9 @@ class Relay:
         if self.stream:
             self.stream.begin(step.later)
         for d, device in enumerate(self._devices):
-            queue = device.queue
-            self._bases[d] = queue.submitted
-            ahead = (n - 1 if self._ahead is None else self._ahead) if queue.ahead else 0
-            queue.submit(step.executables[d], 0, min(n, step.lag + ahead))
-            queue.allow(self._bases[d] + min(n, step.lag))
+            self._bases[d] = device.queue.submitted
+        self._release(step, min(n, step.lag))
+        self._submit_ahead(step, n, step.lag)
         for s in range(1, n):
             self._join(s)
             began, meeting = time.perf_counter(), step.meetings[s - 1]
@@ -59,15 +57,29 @@ class Relay:
             elif meeting:
                 assert provider is not None
                 provider.exchange(meeting)
-            for d, device in enumerate(self._devices):
-                queue, base = device.queue, self._bases[d]
-                queue.allow(base + min(n, s + step.lag))
-                done = queue.submitted - base
-                if done < n and (not queue.ahead or self._ahead is not None):
-                    queue.submit(step.executables[d], done, 1)
+            self._release(step, min(n, s + step.lag))
             self.reduce_s += time.perf_counter() - began
             self.n_reduces += isinstance(meeting, Reduce) and not meeting.gather
+            self._submit_ahead(step, n, s + step.lag)
         self._join(n)
+
+    def _release(self, step: Step, s: int) -> None:
+        """Let all devices run segments up to `s`."""
+        for d, device in enumerate(self._devices):
+            self._submit(step, d, s)
+            device.queue.allow(self._bases[d] + s)
+
+    def _submit_ahead(self, step: Step, n: int, s: int) -> None:
+        """Submit segments after `s`, up to `n`, while the devices run the segments up to `s`."""
+        end = n if self._ahead is None else min(n, s + self._ahead)
+        for d, device in enumerate(self._devices):
+            if device.queue.ahead:
+                self._submit(step, d, end)
+
+    def _submit(self, step: Step, d: int, end: int) -> None:
+        queue = self._devices[d].queue
+        if (done := queue.submitted - self._bases[d]) < end:
+            queue.submit(step.executables[d], done, end - done)
 
     def _join(self, s: int) -> None:
         for d, device in enumerate(self._devices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from vkbackend.meta.options import AHEAD
 from vkbackend.meta.policy import POLICIES
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.tools.flags.options import adder
@@ -31,7 +32,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
     add(
         "submit_ahead",
         "--submit-ahead",
-        default="all",
+        default=str(AHEAD),
         metavar="N",
         help="segments of a step submitted to a device before it may run them: a number or all; "
         "bench-reduce measures which is faster (default: %(default)s)",
