@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
 N_TIMES = 32  # A quarter of this many times is at most the price, which ignores steps that were delayed.
 SELDOM = 8  # With N_TIMES times, every eighth time changes the price, because each step reads it.
+FEW = 8  # Fewer times of a size may all be too short, because other steps were delayed more.
 SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
+CHANGE = 0.01  # Smaller changes of a time do not change the prices.
 GAIN = 1.03  # Drafts must produce this many times the tokens per second of plain decoding.
 
 
@@ -44,6 +46,7 @@ class StepPrices:
         self._measured_at: dict[int, int] = {}
         self._seen: set[int] = set()
         self._n_steps = 0
+        self._priced: dict[int, float] = {}  # the times in the tables
         self._tables: tuple[dict[int, float], dict[int, float]] = {}, {}
 
     def learn(self, n_rows: int, seconds: float) -> None:
@@ -60,18 +63,20 @@ class StepPrices:
         times = self._times.setdefault(rows, Recent())
         if self.is_old(rows):
             times.forget()
-        before = times.seconds
         times.add(seconds)
         self._measured_at[rows] = self._n_steps
-        if times.seconds != before or self._n_steps % REFRESH == 0:
-            known = {r: t.seconds for r, t in self._times.items()}
-            recent = {r: t for r, t in known.items() if not self.is_old(r)}
-            self._tables = _table(known), _table(recent)
+        change = abs(times.seconds - self._priced.get(rows, 0.0))
+        if change > CHANGE * times.seconds or times.n_added <= FEW or self._n_steps % REFRESH == 0:
+            self._priced = {r: t.seconds for r, t in self._times.items()}
+            few = {r for r, t in self._times.items() if t.n_added < FEW}
+            recent = {r: t for r, t in self._priced.items() if not self.is_old(r)}
+            self._tables = _table(self._priced, few), _table(recent, few)
 
     def seconds(self, n_rows: int, hopeful: bool = False) -> float | None:
         """Return a step's time, or None if no step has been measured. An unmeasured time is optimistic, and
         if `hopeful`, an old time as well. Fewer rows never take longer than more rows, so a time that was
-        measured under load is corrected by times of larger steps."""
+        measured under load is corrected by times of larger steps. A size with few times takes longer than
+        smaller ones."""
         return self._tables[hopeful].get(padded(n_rows))
 
     def known(self, n_rows: int, hopeful: bool = False) -> float:
@@ -98,19 +103,18 @@ class StepPrices:
         return rows in self._measured_at and self._n_steps - self._measured_at[rows] >= REFRESH
 
 
-def _table(times: Mapping[int, float]) -> dict[int, float]:
-    """Return the time of each number of rows from measured times."""
+def _table(times: Mapping[int, float], few: Set[int]) -> dict[int, float]:
+    """Return the time of each number of rows from measured times. The sizes `few` were measured seldom."""
     table: dict[int, float] = {}
     for rows in ROWS if times else ():
-        least = [seconds for r, seconds in times.items() if r >= rows]
-        below = [r for r in times if r < rows]
-        if rows not in times and below:
-            nearest = max(below)
-            least.append(times[nearest] * (1 + ROW_SHARE * (rows - nearest)))
-        elif rows not in times:
-            nearest = min(times)
-            least.append(times[nearest] * rows / nearest)
-        table[rows] = min(least)
+        larger = [seconds for r, seconds in times.items() if r > rows and r not in few]
+        below = max([r for r in times if r < rows], default=0)
+        grown = times[below] * (1 + ROW_SHARE * (rows - below)) if below else 0.0
+        if rows in times:
+            own = max(times[rows], grown) if rows in few else times[rows]
+        else:
+            own = grown or times[min(times)] * rows / min(times)
+        table[rows] = min([own, *larger])
     return table
 
 
