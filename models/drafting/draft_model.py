@@ -25,6 +25,9 @@ N_PROMPT = 128  # rows of a measured step of a prompt
 # it learned (attention sinks, Xiao et al. 2023, arXiv:2309.17453), and at least SHORT of the last tokens.
 SINK, SHORT = 4, 12
 PAID_ROWS = (SINK + SHORT, N_PROMPT)  # few numbers, because steps of each are recorded
+# The source of drafts after skipped tokens. On stories of 290 tokens, 90 % of the test models' drafted tokens
+# were right after the complete text, 41 % after 64 tokens of it, and 15 % after 16.
+GAPPED = "draft-gapped"
 
 
 class Rows(NamedTuple):
@@ -130,6 +133,20 @@ class DraftModel:
         del stored[n:]
         return Rows(slot, n, [0], undoes=True)
 
+    def source_of(self, want: Want) -> str:
+        stored, n = self._stored[want.slot], len(want.tokens)
+        if self._numbers[want.slot] != want.number:
+            n -= n_common(stored, want.tokens, n - 1)
+        elif (gap := self._gaps[want.slot]).n:
+            n -= gap.start
+        else:
+            n -= len(stored)
+        return self.source if n <= self._paid(want) else GAPPED
+
+    def _paid(self, want: Want) -> float:
+        """Return how many rows may be computed before a draft."""
+        return max(SINK + SHORT, want.spend_s / self._row_s if self._row_s else len(want.tokens))
+
     def owed(self, wants: Sequence[Want]) -> float:
         n_rows = 0
         for want in wants:
@@ -156,7 +173,8 @@ class DraftModel:
                 if len(drafts[i]) < wants[i].n and end < self._model.n_ctx:
                     following.append((i, Rows(row.slot, end, [token])))
             rows = following
-        return [Draft(tokens, self.source) for tokens in drafts]
+        sources = [GAPPED if self._gaps[want.slot].n else self.source for want in wants]
+        return [Draft(tokens, source) for tokens, source in zip(drafts, sources, strict=True)]
 
     def _caught_up(self, wants: Sequence[Want]) -> list[tuple[int, Rows]]:
         """Return the last rows before the drafts. If a sequence lacks more rows than a step has, compute some
@@ -184,8 +202,7 @@ class DraftModel:
         slot, tokens = want.slot, want.tokens
         if self._numbers[slot] != want.number:
             self._numbers[slot], self._gaps[slot] = want.number, Gap()
-        gap, paid = self._gaps[slot], float(SINK + SHORT)
-        paid = max(paid, want.spend_s / self._row_s if self._row_s else len(tokens))
+        gap, paid = self._gaps[slot], self._paid(want)
         # A context shift removes tokens from the middle, so the gap may end after the last token.
         fits = len(tokens) - gap.start <= paid and len(tokens) <= self._model.n_ctx
         if gap.n and (fits or gap.end >= len(tokens)):

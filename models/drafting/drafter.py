@@ -57,6 +57,10 @@ class Drafter(Protocol):
         """Return a draft for each `Want`, of at most `n` tokens. Raises the errors of the drafter's
         devices."""
 
+    def source_of(self, want: Want) -> str:
+        """Return the source of the next draft, if the drafter spends at most `want.spend_s` on tokens that it
+        lacks."""
+
     def owed(self, wants: Sequence[Want]) -> float:
         """Return the seconds of computation before the drafter can draft for these sequences, if it skips
         what it can."""

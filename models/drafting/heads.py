@@ -82,6 +82,9 @@ class HeadDrafter:
         self._sizes.add(n)
         self.spent_s += self.seconds
 
+    def source_of(self, want: Want) -> str:
+        return self.source
+
     def owed(self, wants: Sequence[Want]) -> float:
         return 0.0
 

@@ -39,6 +39,9 @@ class Ngrams:
             drafts.append(text.draft(want.history, want.n))
         return drafts
 
+    def source_of(self, want: Want) -> str:
+        return self.source
+
     def owed(self, wants: Sequence[Want]) -> float:
         return 0.0
 

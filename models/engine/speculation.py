@@ -15,7 +15,7 @@ from typing import Any
 from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.drafting.account import Account
 from vkbackend.models.drafting.drafter import Draft, Drafter, Want
-from vkbackend.models.drafting.prices import StepPrices, best_length, best_lengths
+from vkbackend.models.drafting.prices import Length, StepPrices, best_length, best_lengths
 from vkbackend.models.engine.cache.mark import adapters_at
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
@@ -26,12 +26,11 @@ from vkbackend.ops import MAX_VEC_ROWS
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
 # A draft model may spend this share of the rest of an answer on tokens that it lacks before its first draft,
-# later this share of the time since it did so, and this share of the time since the last draft on a try.
+# this share of the time of all steps, and on a try this share of the time since the last draft.
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
-SURE = 0.5  # share of the expected saving that may be spent on skipped tokens
-KNOWN = 8  # Before that, so many drafted tokens of a sequence are verified.
+SURE = 0.5  # share of the expected saving that may be spent on skipped tokens, if drafts have saved as much
 EXPECTED = 256  # An answer is expected to have so many more tokens at most.
 
 Reserve = Callable[[int, int], bool]
@@ -70,7 +69,8 @@ class Speculation:
         self._account = Account()
         self._token_s = 0.0  # of the last step, without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
-        self._caught_up_at: dict[Drafter, int] = {}  # of the last draft that needed many other tokens
+        self._invested_s: dict[Drafter, float] = {}  # spent on tokens that a drafter lacked
+        self._budget_s = 0.0  # for such tokens
         self._begun: dict[tuple[Drafter, int], int] = {}  # the last sequence of a slot with drafts
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0
@@ -166,10 +166,11 @@ class Speculation:
                 left.append((sequence, n))
         spent_s = drafter.spent_s - before_s
         if owed_s > drafter.seconds:
-            self._caught_up_at[drafter] = self._n_steps
             self._begun.update({(drafter, s.slot): s.number for s, _ in waiting})
-            self._account.invest(max(0.0, spent_s - most * drafter.seconds))
-            spent_s = min(spent_s, most * drafter.seconds)
+            invested_s = max(0.0, spent_s - most * drafter.seconds)
+            self._invested_s[drafter] += min(invested_s, max(0.0, self._budget_s))
+            self._account.invest(invested_s)
+            spent_s -= invested_s
         self._account.spend(spent_s)
         return left
 
@@ -183,33 +184,52 @@ class Speculation:
             return self._max_rows, 0.0, 0.0
         if not self._prices.is_sure(n_rows) or (self._n_steps < self._paused.get(drafter, 0) and not tries):
             return 0, 0.0, 0.0
-        learned = [self._acceptance(sequence) for sequence, _ in waiting]
-        rate = sum([of.rate(drafter.source) for of in learned]) / n
-        best = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
-        right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
+        share_s = TRY_SHARE * self._prices.least(n_rows)
+        spend_s = self._budget_s = self._budget(drafter, waiting, share_s)
+        best, most = self._best(drafter, waiting, n_rows, spend_s)
+        if self._account.saved_s > spend_s:  # drafts after the complete text may be better
+            rate = sum([self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]) / n
+            whole = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
+            n_left = sum([self._n_left(sequence) for sequence, _ in waiting])
+            more_s = min(SURE * (whole.saved_s - best.saved_s) * n_left, self._account.saved_s)
+            better, n_better = self._best(drafter, waiting, n_rows, max(more_s, spend_s))
+            if better.saved_s > best.saved_s:
+                best, most, spend_s = better, n_better, more_s
         if not best.n:
             self._paused[drafter] = self._n_steps + PAUSE
+            right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
             if not tries or (not right.n and drafter.measure()):
                 return 0, 0.0, 0.0  # even right drafts may save no time
         owed_s = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
-        share_s = TRY_SHARE * self._prices.least(n_rows)
         if not best.n:
             spend_s = share_s * (self._n_steps - self._asked_at.get(drafter, 0))
             spend_s -= N_TRIED * seconds + self._prices.known(n_rows + 1) - self._prices.known(n_rows)
             return (N_TRIED if owed_s <= spend_s else 0), spend_s / n, owed_s
-        new = [s for s, _ in waiting if self._begun.get((drafter, s.slot)) != s.number]
-        n_left = sum([self._n_left(sequence) for sequence in new]) / n
-        spend_s = share_s * max(n_left, self._n_steps - self._caught_up_at.get(drafter, 0))
-        if min([of.n_tried(drafter.source) for of in learned]) >= KNOWN:
-            # With these tokens, drafts may be as bad as before, and at most right.
-            saved_s = min(best.saved_s, right.saved_s - best.saved_s)
-            expected_s = SURE * saved_s * sum([self._n_left(sequence) for sequence, _ in waiting])
-            spend_s = max(spend_s, min(expected_s, self._account.saved_s))
         if owed_s > max(seconds, spend_s):
             self._paused[drafter] = self._n_steps + PAUSE
             return 0, 0.0, 0.0
-        most = max([of.limit(drafter.source) for of in learned])
         return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s / n, owed_s
+
+    def _best(
+        self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, spend_s: float
+    ) -> tuple[Length, int]:
+        """Return the best length of drafts, and the longest that is tried, if the drafter spends `spend_s` on
+        tokens that it lacks."""
+        n, rate, most = len(waiting), 0.0, 0
+        for sequence, _ in waiting:
+            source = drafter.source_of(_want(sequence, 1, drafter, spend_s / n))
+            learned = self._acceptance(sequence)
+            rate, most = rate + learned.rate(source) / n, max(most, learned.limit(source))
+        return best_length(n_rows, n, rate, self._prices, self._max_rows, drafter.seconds), most
+
+    def _budget(self, drafter: Drafter, waiting: list[tuple[Sequence, int]], share_s: float) -> float:
+        """Return the seconds that may be spent on tokens that the drafter lacks."""
+        # After a long time, only the share of MAX_PROBE steps is left.
+        least_s = share_s * (self._n_steps - MAX_PROBE)
+        invested_s = self._invested_s[drafter] = max(least_s, self._invested_s.get(drafter, 0.0))
+        new = [s for s, _ in waiting if self._begun.get((drafter, s.slot)) != s.number]
+        n_left = sum([self._n_left(sequence) for sequence in new]) / len(waiting)
+        return max(share_s * n_left, share_s * self._n_steps - invested_s)
 
     def _n_left(self, sequence: Sequence) -> int:
         """Return how many more tokens the sequence is expected to generate at most."""

@@ -36,6 +36,9 @@ class Guesses:
     def _guess(self, token: int) -> int:
         return token if self._rng.random() < self._right else self._rng.randrange(self._n_vocab)
 
+    def source_of(self, want: Want) -> str:
+        return self.source
+
     def owed(self, wants: Sequence[Want]) -> float:
         return 0.0
 

@@ -5,8 +5,9 @@
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
 is the file after the commit. "always" verifies all drafts, and "chosen" only tokens that save time. If other
-programs run, software devices' CPU time is steadier than wall time. The first table counts n-gram drafts for
-additional edits, without running a model.
+programs run, software devices' CPU time is steadier than wall time. Two equal models differ by up to 10 %, so
+--one-model decodes on one model in all ways, a text each. The first table counts n-gram drafts for additional
+edits, without running a model.
 """
 
 from __future__ import annotations
@@ -243,14 +244,15 @@ def show_counts(tokenizer: Tokenizer) -> None:
     console().print(table(f"{len(pairs)} edits, n-grams", ("drafted", "tokens a step"), counts))
 
 
-def measured(case: Case, n_rounds: int) -> list[tuple[str, ...]]:
+def measured(case: Case, n_rounds: int, one_model: bool = False) -> list[tuple[str, ...]]:
     """Return a row of the table for each way. Every way has a model of its own, and the plain one knows
-    nothing of drafts."""
+    nothing of drafts, unless `one_model`."""
     plain = replace(case.options, speculation=(), draft=None)
-    runners: dict[str, Runner] = {"plain": Runner(plain)}
+    runners: dict[str, Runner] = {"plain": Runner(case.options if one_model else plain)}
     drafts: dict[str, Runner | None] = {}
     for way in PRICES:
-        drafts[way], runners[way] = open_draft(case.options), Runner(case.options)
+        drafts[way] = open_draft(case.options)
+        runners[way] = runners["plain"] if one_model else Runner(case.options)
     total = {way: Outcome() for way in runners}
     for number in range(1 + n_rounds):
         outcomes = {way: Outcome() for way in runners}
@@ -264,12 +266,14 @@ def measured(case: Case, n_rounds: int) -> list[tuple[str, ...]]:
                 trusted = Trusted() if way == "always" else None
                 speculation = Speculation(drafters, limits_of(runner), PRICES[way](), trusted)
             going.append(turns(case, runner, speculation, outcomes[way]))
-        in_turns(going[number % len(going) :] + going[: number % len(going)])
+        going = going[number % len(going) :] + going[: number % len(going)]
+        for text in [[it] for it in going] if one_model else [going]:
+            in_turns(text)
         for way, outcome in outcomes.items():
             assert outcome.tokens == outcomes["plain"].tokens, "drafts have changed the tokens"
             if number:  # the first round records steps
                 total[way].add(outcome)
-    for opened in (*runners.values(), *drafts.values()):
+    for opened in {*runners.values(), *drafts.values()}:
         if opened is not None:
             opened.close()
     rows = []
@@ -293,6 +297,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("-dev", "--device", dest="devices", default="0,0", help="devices (default: 0,0)")
     parser.add_argument("--only", default="", help="measure the cases whose names contain this text")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case runs (default: 3)")
+    parser.add_argument("--one-model", action="store_true", help="run all ways on one model, in turns")
     args = parser.parse_args(words)
     with GGUF.open(TARGET) as gguf:
         tokenizer = Tokenizer.from_gguf(gguf)
@@ -301,7 +306,7 @@ def main(words: list[str]) -> int:
     rows = []
     for case in cases(tokenizer, args.devices.split(",")):
         if args.only in case.name:
-            rows += measured(case, args.rounds)
+            rows += measured(case, args.rounds, args.one_model)
     columns = (
         "case",
         "drafts",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkbackend.models.drafting.acceptance import Acceptance, expected_tokens
-from vkbackend.models.drafting.prices import GAIN, REFRESH, StepPrices, best_length, best_lengths
+from vkbackend.models.drafting.prices import FEW, GAIN, REFRESH, StepPrices, best_length, best_lengths
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -123,6 +123,18 @@ def test_a_time_measured_under_load_is_corrected() -> None:
         prices.learn(2, 1.5)
     assert prices.seconds(1) == 1.5 and best_lengths(1, 1, [[0.4]], prices, 2) == [1]
     assert best_length(1, 1, 0.4, prices, 2, 0.7).n == 0
+
+
+def test_a_size_with_few_times_is_not_cheaper_than_smaller_sizes() -> None:
+    """Steps of one row were measured under load, and a step of two rows without."""
+    prices = StepPrices()
+    for _ in range(40):
+        prices.learn(1, 2.0)
+    prices.learn(2, 1.5)
+    assert prices.seconds(1) == 2.0 and prices.seconds(2) == pytest.approx(2.06)
+    for _ in range(FEW):
+        prices.learn(2, 1.5)
+    assert prices.seconds(1) == prices.seconds(2) == 1.5
 
 
 def test_an_expensive_drafter_drafts_less() -> None:

@@ -71,7 +71,7 @@ class Smaller:
 
 
 def seconds_of(
-    monkeypatch: pytest.MonkeyPatch, n_texts: int = 1, **of_draft: Any
+    monkeypatch: pytest.MonkeyPatch, n_texts: int = 1, n_prompts: Sequence[int] = (), **of_draft: Any
 ) -> tuple[list[float], float]:
     """Return the seconds of each text's answer, relative to decoding without drafts, and of the draft
     model."""
@@ -84,11 +84,11 @@ def seconds_of(
     small.used_s = 0.0
     engine = Engine(runner, Everything(), Speculation([drafter], limits_of(runner)))  # type: ignore[arg-type]
     shares = []
-    for i in range(n_texts):
-        tokens, began = prompt(N_PROMPT, i), clock.now
+    for i, n_prompt in enumerate(n_prompts or [N_PROMPT] * n_texts):
+        tokens, began = prompt(n_prompt, i), clock.now
         events = finish(engine, [Generate(i, tokens, N_TOKENS, GREEDY)])[i]
         assert tokens_of(events) == continuation(tokens, N_TOKENS)
-        shares.append((clock.now - began - PRICE - ROW * (N_PROMPT - 1)) / (PRICE * (N_TOKENS - 1)))
+        shares.append((clock.now - began - PRICE - ROW * (n_prompt - 1)) / (PRICE * (N_TOKENS - 1)))
     return shares, small.used_s
 
 
@@ -110,6 +110,14 @@ def test_wrong_drafts_cost_the_first_tries(monkeypatch: pytest.MonkeyPatch, row_
     and acceptance learned from the first."""
     (first, *others), _ = seconds_of(monkeypatch, n_texts=3, right=False, step_s=0.1, row_s=row_s)
     assert first < 1.05 and max(others) < 1.04 and sum(others) / len(others) < 1.03
+
+
+def test_drafts_after_skipped_tokens_do_not_judge_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts are too expensive, and without their middle all drafts are wrong. The last one is short,
+    so its drafts are right."""
+    monkeypatch.setitem(globals(), "N_TOKENS", 100)
+    shares, _ = seconds_of(monkeypatch, n_prompts=(400, 400, 20), right=True, step_s=0.2, row_s=0.02)
+    assert min(shares[:2]) > 1 and shares[2] < 0.6
 
 
 @pytest.mark.parametrize(("row_s", "drafts"), [(0.2, False), (0.002, True)])

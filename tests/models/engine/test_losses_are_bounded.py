@@ -58,6 +58,9 @@ class Repeats:
         chosen = [self._world.rng.choice(sources) for _ in wants]
         return [Draft([DRAFTED] * (want.n if s else 0), s) for want, s in zip(wants, chosen, strict=True)]
 
+    def source_of(self, want: Want) -> str:
+        return self.source
+
     def owed(self, wants: Sequence[Want]) -> float:
         return 0.0
 
