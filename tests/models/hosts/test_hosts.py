@@ -313,7 +313,7 @@ FITTED = (
 @pytest.mark.parametrize(
     ("name", "kib", "n_ctx", "n_layers", "cached"),
     [
-        ("llama", 440, 64, None, False),
+        ("llama", 420, 64, None, False),
         wide(pytest.param("llama", 320, 64, 3, False)),
         wide(pytest.param("qwen3moe", 400, 256, None, True)),
     ],
