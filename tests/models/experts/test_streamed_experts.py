@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,11 @@ def test_equal_bits(
         assert runner.mesh.stores.staged
         cache.choose, cache.period = at_random(np.random.default_rng(n_slots)), 1
         slow = [Slow(device, np.random.default_rng(n_slots)) for device in runner.mesh.devices]
-        got = np.concatenate([text(runner), text(runner)])
-        assert np.array_equal(got, np.concatenate([want, want])), f"{n_slots} slots"
+        n_texts, deadline = 0, time.monotonic() + 60
+        # The thread that reads experts from the file may begin late.
+        while n_texts < 2 or (n_slots < n_experts and not cache.n_replaced and time.monotonic() < deadline):
+            assert np.array_equal(text(runner), want), f"{n_slots} slots, text {n_texts}"
+            n_texts += 1
         assert check_windows(runner) and slow
         for step in runner.mesh.steps.by_kind.values():
             for d, executable in enumerate(step.executables):
@@ -89,7 +93,7 @@ def test_equal_bits(
         assert (cache.n_replaced > 0) == (n_slots < n_experts)
         if n_slots == n_experts and not any(len(load.shape) == 3 for load in others):
             whole = sum(weight_nbytes(load, d) for load in others for d in range(len(devices)))
-            assert stream.n_copied == 2 * (1 + 6) * whole
+            assert stream.n_copied == n_texts * (1 + 6) * whole
 
 
 @pytest.mark.wide
