@@ -32,6 +32,8 @@ def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[st
 
     def enter(frame: FrameType, _: str, __: Any) -> Any:
         frame.f_trace_opcodes = where(frame.f_code)
+        if frame.f_trace_opcodes:
+            sys.settrace(enter)  # Python 3.12 considers f_trace_opcodes only here
         return count if frame.f_trace_opcodes else None
 
     before = sys.gettrace()

@@ -30,7 +30,7 @@ SEGV = (
     "{{ n.x|list|length }}"
 )
 ATTACKS = {
-    "crash": (SEGV, "ended the process that ran it|computed for"),
+    "crash": (SEGV, "ended the process that ran it|computed for|recursion"),
     # Jinja accepts these templates, but Python's compiler refuses the code that it generates.
     "break": ("{% break %}", "not valid: 'break' outside loop"),
     "argument twice": ("{{ dict(a=1,a=2) }}", "not valid: keyword argument repeated"),
@@ -41,7 +41,7 @@ ATTACKS = {
     "ifs in ifs": ("{% if a %}" * 110 + "{% endif %}" * 110, "not valid: too many levels of indentation"),
     "digits": ("{{ " + "1" * 4301 + " }}", "not valid: .*4300 digits"),
     "parentheses": ("{{ " + "(" * 50_000 + ")" * 50_000 + " }}", "not valid|ended the process"),
-    "a long sum": ("{{ " + "+".join("a" * 300) + " }}", "computed for"),
+    "a long sum": ("{{ " + "+".join("a" * 300) + " }}", "computed for|recursion"),
     "a large power": ("{{ (10 ** 10000000) | string | length }}", "computed for"),
     "a large list": ("{{ [0] * 10 ** 10 }}", "512 MB of memory"),
     "a wide number": ("{{ '%0999999999d' % 1 }}", "512 MB of memory"),
