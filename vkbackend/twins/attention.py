@@ -23,6 +23,13 @@ def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int, end
     )
 
 
+def own_cells(step: StepParams, n_rows: int, cells: Array, blocks_per_slot: int) -> Array:
+    """Return the cell of each row's own position."""
+    positions, slots = step.rows[:n_rows, 0].astype(np.int64), step.rows[:n_rows, 1]
+    blocks = cells.reshape(-1, blocks_per_slot)[slots, positions // CELL_BLOCK % blocks_per_slot]
+    return blocks.astype(np.int64) * CELL_BLOCK + positions % CELL_BLOCK
+
+
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
     """Return heads [..., head_dim] unchanged (`norm` 0), divided by the RMS (1), or divided by the RMS and
     multiplied by w (2)."""
@@ -86,9 +93,8 @@ def kv_store(
         rows = _stored_blocks(rows, CACHE_TYPES[consts["type"]])
     else:
         out = cache.reshape(-1, width)
-    for row in range(len(rows)):
-        with np.errstate(over="ignore"):  # like the shader, f16 overflows to inf above 65,504
-            out[cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
+    with np.errstate(over="ignore"):  # like the shader, f16 overflows to inf above 65,504
+        out[own_cells(step, len(rows), cells, blocks_per_slot)] = rows
 
 
 def kv_load(
@@ -140,7 +146,8 @@ def attn_decode(
             seen = range(len(at))[max(begin, begins) : begin + per_split]
             keys = at[seen.start : seen.stop]
             if len(keys):
-                score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, softcap)
+                of_heads = cached(k, keys, n_kv), cached(v, keys, n_kv)
+                score, values = scores_of(queries[row], *of_heads, group, q_first, scale, softcap)
                 if has_slopes:
                     score = score - f64(slopes, n_heads)[:, None] * (len(at) - 1 - np.array(seen))
                 out[row, :, split] = part_of(score, values)
@@ -187,16 +194,22 @@ def attn_prefill(
     q_first += first_head
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
+    gathered: dict[int, tuple[int, Array, Array]] = {}  # by slot: (number, K, V) of its first positions
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
-        position, (begin, end) = int(step.rows[row, 0]), _text_of(step, row)
+        position, slot, (begin, end) = int(step.rows[row, 0]), int(step.rows[row, 1]), _text_of(step, row)
         end = (end, position + 1, max(end, position + 1), step.n_rows)[causal]
-        at = cells_of(step, row, cells, blocks_per_slot, end)
+        if gathered.get(slot, (0,))[0] < end:
+            later = step.rows[row : step.n_rows]
+            n_keys = max(end, int(later[later[:, 1] == slot, 0].max()) + 1)
+            at = cells_of(step, row, cells, blocks_per_slot, n_keys)
+            gathered[slot] = n_keys, cached(k, at, n_kv), cached(v, at, n_kv)
+        _, keys, values = gathered[slot]
         seen = range(_first_key(position + 1, window, chunk), end)
         if not causal:
             reach = window // 2 if window else end
             seen = range(max(begin, position - reach), min(end, position + reach + 1))
-        at = at[seen]
-        score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
+        keys, values = (part[seen.start : seen.stop] for part in (keys, values))
+        score, values = scores_of(queries[row], keys, values, group, q_first, scale, softcap)
         if has_slopes:
             score = score - f64(slopes, n_heads)[heads, None] * abs(np.array(seen) - position)
         logits = np.c_[score, f64(sinks, n_heads)[heads]] if has_sinks else score
@@ -218,15 +231,16 @@ def _first_key(n_keys: int, window: int, chunk: int) -> int:
     return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 
 
+def cached(cache: Array, at: Array, n_kv: int) -> Array:
+    """Return the cells `at` of a cache as [n_keys, n_kv, head size]."""
+    return cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)
+
+
 def scores_of(
-    query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
-    softcap: float,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Return a row's scores [n_heads, n_keys] and values [n_keys, n_heads, head_v] for the cells `at`."""
+    query: Array, keys: Array, values: Array, group: int, q_first: int, scale: float, softcap: float
+) -> tuple[Array, Array]:
+    """Return a row's scores [n_heads, n_keys] and values [n_keys, n_heads, head_v], given the keys and values
+    of all KV heads."""
     kv_head = (q_first + np.arange(len(query))) // group
-
-    def heads(cache: Array) -> Array:
-        return cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)[:, kv_head]
-
-    score = scale * np.einsum("hd,jhd->hj", query, heads(k))
-    return softcap * np.tanh(score / softcap) if softcap else score, heads(v)
+    score = scale * np.einsum("hd,jhd->hj", query, keys[:, kv_head])
+    return softcap * np.tanh(score / softcap) if softcap else score, values[:, kv_head]

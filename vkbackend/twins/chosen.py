@@ -7,7 +7,7 @@ import numpy as np
 from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
-from vkbackend.twins.attention import NEG_LARGE, attn_combine, cells_of, part_of, scores_of
+from vkbackend.twins.attention import NEG_LARGE, attn_combine, cached, cells_of, part_of, scores_of
 
 
 def index_scores(
@@ -49,7 +49,8 @@ def attn_chosen(
         for split in range(n_splits):
             keys = at[split * per_split : (split + 1) * per_split]
             if len(keys):
-                score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, 0.0)
+                of_heads = cached(k, keys, n_kv), cached(v, keys, n_kv)
+                score, values = scores_of(queries[row], *of_heads, group, q_first, scale, 0.0)
                 out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
