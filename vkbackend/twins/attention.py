@@ -203,7 +203,7 @@ def attn_prefill(
             n_keys = max(end, int(later[later[:, 1] == slot, 0].max()) + 1)
             at = cells_of(step, row, cells, blocks_per_slot, n_keys)
             gathered[slot] = n_keys, cached(k, at, n_kv), cached(v, at, n_kv)
-        _, keys, values = gathered[slot]
+        keys, values = gathered[slot][1:]
         seen = range(_first_key(position + 1, window, chunk), end)
         if not causal:
             reach = window // 2 if window else end

@@ -410,7 +410,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
 
     def shifted_tokens(runner: Runner) -> list[int]:
         engine, out = Engine(runner), []
-        engine.submit(Generate(1, tuple(TOKENS[:20]), 45, SamplingParams(temperature=0), n_keep=3))
+        engine.submit(Generate(1, tuple(TOKENS[:20]), 25, SamplingParams(temperature=0), n_keep=3))
         while engine.busy:
             for event in events_of(engine.step()):
                 assert event.error is None, event.error
@@ -421,7 +421,7 @@ def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
 
     want = shifted_tokens(load_runner(path, devices=here(TWO), **options))
     with twin_runner(path, TWO, **options) as runner:
-        assert shifted_tokens(runner) == want and len(want) == 45
+        assert shifted_tokens(runner) == want and len(want) == 25
 
 
 def test_memory_of_all_devices(tmp_path: Path) -> None:
