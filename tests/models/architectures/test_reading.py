@@ -171,11 +171,20 @@ def test_minicpm_without_factors_has_the_first_models_factors(tmp_path: Path) ->
     assert factors == (12.0, 1.4 / math.sqrt(3), 64 / 256)
 
 
-def test_baichuan_13b_is_refused(tmp_path: Path) -> None:
+def test_baichuan_of_40_layers_has_alibi(tmp_path: Path) -> None:
+    """Files of Baichuan 7B and 13B differ only in their sizes."""
     fixture = build("baichuan")
     fixture.keys["block_count"] = 40
-    with pytest.raises(UnsupportedModel, match="Baichuan 13B is not supported"):
-        read_model(fixture, tmp_path / "model.gguf")
+    for il in range(3, 40):
+        fixture.tensors |= {
+            f"blk.{il}.{name[6:]}": values
+            for name, values in fixture.tensors.items()
+            if name.startswith("blk.0.")
+        }
+    model, _ = read_model(fixture, tmp_path / "model.gguf")
+    assert not model.has_rope(0) and model.max_bias == 8.0  # type: ignore[attr-defined]
+    small, _ = read_model(build("baichuan"), tmp_path / "small.gguf")
+    assert small.has_rope(0) and small.max_bias == 0.0  # type: ignore[attr-defined]
 
 
 def test_bitnet_with_another_activation_is_refused(tmp_path: Path) -> None:

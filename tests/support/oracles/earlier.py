@@ -77,15 +77,6 @@ def chatglm(m: Fixture) -> None:
         m.put(f"blk.{il}.ffn_up.weight", np.concatenate([gate, up]))
 
 
-@fixture("baichuan")
-def baichuan(m: Fixture) -> None:
-    m.alone = "llama.cpp needs 32 layers for RoPE"
-    base(m, 3, n_kv=4)
-    for il in range(3):
-        attention(m, il)
-        feed_forward(m, il)
-
-
 def bitnet_layers(m: Fixture) -> None:
     del m.tensors["output.weight"]
     for il in range(m.keys["block_count"]):

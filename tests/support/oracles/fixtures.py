@@ -12,6 +12,7 @@ from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
 FAMILIES = (
+    "alibi",
     "dense",
     "earlier",
     "gemma",

@@ -18,6 +18,7 @@ from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS, MAKERS
 
 FAMILIES = (
+    "alibi",
     "dense",
     "earlier",
     "gemma",

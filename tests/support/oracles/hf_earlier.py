@@ -42,7 +42,7 @@ def per_group(m: Fixture, fused: np.ndarray) -> np.ndarray:
     return np.concatenate(grouped, 1).reshape(fused.shape)
 
 
-@builder("baichuan", "internlm2")
+@builder("internlm2")
 def llama(m: Fixture) -> tuple[Any, State]:
     state = renamed(m)
     halves_from_pairs(m, state)
@@ -159,16 +159,21 @@ def falcon(m: Fixture) -> tuple[Any, State]:
 
 
 def in_blocks(
-    m: Fixture, names: dict[str, str], top: dict[str, str], where: str, parts: dict[str, str] | None = None
+    m: Fixture,
+    names: dict[str, str],
+    top: dict[str, str],
+    where: str,
+    parts: dict[str, str] | None = None,
+    grouped: bool = True,
 ) -> State:
-    """Rename tensors, and group the rows of fused tensors by kv heads."""
+    """Rename tensors, and group the rows of fused tensors by kv heads if `grouped`."""
     state = {}
     for name, values in m.tensors.items():
         *layer, stem, kind = name.split(".")
         if layer:
             for part, other in (parts or {}).items():
                 names = names | {stem: names[stem].replace(f"{part}.", f"{other}.")}
-            values = per_group(m, values) if stem == "attn_qkv" else values
+            values = per_group(m, values) if grouped and stem == "attn_qkv" else values
             state[f"{where}.{layer[1]}.{names[stem]}.{kind}"] = values
         elif stem == "output":
             state[f"lm_head.{kind}"] = values
