@@ -13,11 +13,15 @@ from vkbackend.models.gguf.reader import GGUF
 BASE_WIDTH = 256  # the width at which logits are not divided
 
 
+def read_multipliers(model: granite.Model, gguf: GGUF) -> None:
+    width, n_layer = read_count(gguf, "embedding_length"), read_n_layer(gguf)
+    model.embedding_scale = read_float(gguf, "embedding_scale", 12.0)
+    model.residual_scale = read_float(gguf, "residual_scale", 1.4 / math.sqrt(n_layer))
+    model.logit_scale = read_float(gguf, "logit_scale", width / BASE_WIDTH)
+
+
 class Model(granite.Model):
     freq_factors = True
 
     def read_multipliers(self, gguf: GGUF) -> None:
-        width, n_layer = read_count(gguf, "embedding_length"), read_n_layer(gguf)
-        self.embedding_scale = read_float(gguf, "embedding_scale", 12.0)
-        self.residual_scale = read_float(gguf, "residual_scale", 1.4 / math.sqrt(n_layer))
-        self.logit_scale = read_float(gguf, "logit_scale", width / BASE_WIDTH)
+        read_multipliers(self, gguf)

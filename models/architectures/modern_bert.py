@@ -30,10 +30,11 @@ class Model(LayerNormed):
 
     def read_config(self, gguf: GGUF) -> Config:
         c, arch = super().read_config(gguf), gguf.architecture
-        act = gguf.string(f"{arch}.hidden_act", "gelu")
+        # llama.cpp's converter writes hidden_activation; other files may have hidden_act.
+        act = gguf.string(f"{arch}.hidden_activation", gguf.string(f"{arch}.hidden_act", "gelu"))
         if act not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise UnsupportedModel(f"{arch}.hidden_act = {act!r} is not supported; there are: {known}")
+            raise UnsupportedModel(f"{arch}.hidden_activation = {act!r} is not supported; there are: {known}")
         self.act = ACTIVATIONS[act]
         window = int(gguf.u32(f"{arch}.attention.sliding_window", 0))
         return with_windows(c, window, self._read_windowed(gguf, len(c.layers)), "rope_swa") if window else c

@@ -79,10 +79,11 @@ def test_equals_the_numpy_forward_on_vulkan(tmp_path: Path, devices: list[str]) 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", only(FIXTURES, "gemma4", "cohere2moe+rms", "mamba2"))
 def test_a_zero_vector_equals_none_bit_by_bit(tmp_path: Path, name: str, n: int) -> None:
-    path = write(build(name), tmp_path / "model.gguf")
+    fixture = build(name)
+    path, width = write(fixture, tmp_path / "model.gguf"), fixture.keys["embedding_length"]
     with GGUF.open(path) as gguf:
         n_layer = read_n_layer(gguf)
-    zero = write_vectors(tmp_path / "zero.gguf", {il: np.zeros(N_EMBD, "f4") for il in range(1, n_layer)})
+    zero = write_vectors(tmp_path / "zero.gguf", {il: np.zeros(width, "f4") for il in range(1, n_layer)})
     none = run(path, ["numpy"] * n)
     assert np.array_equal(run(path, ["numpy"] * n, [(str(zero), 1.0)]), none)
 
