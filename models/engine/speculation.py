@@ -71,7 +71,7 @@ class Speculation:
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self._invested_s: dict[Drafter, float] = {}  # spent on tokens that a drafter lacked
         self._budget_s = 0.0  # for such tokens
-        self._begun: dict[tuple[Drafter, int], int] = {}  # the last sequence of a slot with drafts
+        self._followed: dict[tuple[Drafter, int], tuple[int, float]] = {}  # slot -> (number, seconds)
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
@@ -145,7 +145,7 @@ class Speculation:
     ) -> list[tuple[Sequence, int]]:
         """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
         before_s = drafter.spent_s
-        most, spend_s, owed_s = self._length(drafter, waiting, n_rows, tries)
+        most, spend_s = self._length(drafter, waiting, n_rows, tries)
         if not most:
             self._account.spend(drafter.spent_s - before_s)
             return waiting
@@ -165,9 +165,11 @@ class Speculation:
             else:
                 left.append((sequence, n))
         spent_s = drafter.spent_s - before_s
-        if owed_s > drafter.seconds:
-            self._begun.update({(drafter, s.slot): s.number for s, _ in waiting})
-            invested_s = max(0.0, spent_s - most * drafter.seconds)
+        # A few tokens are computed in the step of the first drafted token.
+        if (invested_s := spent_s - most * drafter.seconds) > drafter.seconds:
+            for sequence, _ in waiting:
+                own_s = invested_s / len(waiting) + self._invested_for(drafter, sequence)
+                self._followed[drafter, sequence.slot] = sequence.number, own_s
             self._invested_s[drafter] += min(invested_s, max(0.0, self._budget_s))
             self._account.invest(invested_s)
             spent_s -= invested_s
@@ -176,14 +178,14 @@ class Speculation:
 
     def _length(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool
-    ) -> tuple[int, float, float]:
-        """Return how many tokens to draft for each sequence, how many seconds may be spent on tokens of each
-        that the drafter lacks, and how many will be spent on tokens of all."""
+    ) -> tuple[int, float]:
+        """Return how many tokens to draft for each sequence, and how many seconds may be spent on tokens of
+        each that the drafter lacks."""
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
-            return self._max_rows, 0.0, 0.0
+            return self._max_rows, 0.0
         if not self._prices.is_sure(n_rows) or (self._n_steps < self._paused.get(drafter, 0) and not tries):
-            return 0, 0.0, 0.0
+            return 0, 0.0
         share_s = TRY_SHARE * self._prices.least(n_rows)
         spend_s = self._budget_s = self._budget(drafter, waiting, share_s)
         best, most = self._best(drafter, waiting, n_rows, spend_s)
@@ -199,16 +201,16 @@ class Speculation:
             self._paused[drafter] = self._n_steps + PAUSE
             right = best_length(n_rows, n, 1.0, self._prices, self._max_rows, seconds)
             if not tries or (not right.n and drafter.measure()):
-                return 0, 0.0, 0.0  # even right drafts may save no time
+                return 0, 0.0  # even right drafts may save no time
         owed_s = drafter.owed([_want(sequence, 1, drafter) for sequence, _ in waiting])
         if not best.n:
             spend_s = share_s * (self._n_steps - self._asked_at.get(drafter, 0))
             spend_s -= N_TRIED * seconds + self._prices.known(n_rows + 1) - self._prices.known(n_rows)
-            return (N_TRIED if owed_s <= spend_s else 0), spend_s / n, owed_s
+            return (N_TRIED if owed_s <= spend_s else 0), spend_s / n
         if owed_s > max(seconds, spend_s):
             self._paused[drafter] = self._n_steps + PAUSE
-            return 0, 0.0, 0.0
-        return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s / n, owed_s
+            return 0, 0.0
+        return min(best.n, max(N_TRIED, self._limits.n_min, most)), spend_s / n
 
     def _best(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, spend_s: float
@@ -227,9 +229,12 @@ class Speculation:
         # After a long time, only the share of MAX_PROBE steps is left.
         least_s = share_s * (self._n_steps - MAX_PROBE)
         invested_s = self._invested_s[drafter] = max(least_s, self._invested_s.get(drafter, 0.0))
-        new = [s for s, _ in waiting if self._begun.get((drafter, s.slot)) != s.number]
-        n_left = sum([self._n_left(sequence) for sequence in new]) / len(waiting)
-        return max(share_s * n_left, share_s * self._n_steps - invested_s)
+        firsts = [share_s * self._n_left(s) - self._invested_for(drafter, s) for s, _ in waiting]
+        return max(sum(firsts) / len(waiting), share_s * self._n_steps - invested_s)
+
+    def _invested_for(self, drafter: Drafter, sequence: Sequence) -> float:
+        number, seconds = self._followed.get((drafter, sequence.slot), (-1, 0.0))
+        return seconds if number == sequence.number else 0.0
 
     def _n_left(self, sequence: Sequence) -> int:
         """Return how many more tokens the sequence is expected to generate at most."""
