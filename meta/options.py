@@ -12,7 +12,7 @@ from vkbackend.options_class import check_fields, option
 MAX_AHEAD = 1 << 16  # no step has this many segments
 # A submission takes the host about 10 us. Two ahead are in time for the devices, but do not delay the host's
 # part of an exchange, as all would.
-AHEAD = 2
+AHEAD: int | None = 2
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
