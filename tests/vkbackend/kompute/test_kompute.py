@@ -78,7 +78,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 
 
 @needs_layer
-@pytest.mark.parametrize("order", ["bare", "word", "submit"])
+@pytest.mark.parametrize("order", ["bare", "word", pytest.param("submit", marks=pytest.mark.wide)])
 def test_order(order: str) -> None:
     """Synchronization validation reports hazards of execution and of memory if no barriers are used, and none
     if a submission ends at every barrier. If a word is copied, it reports only hazards of memory. These
