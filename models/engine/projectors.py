@@ -99,8 +99,8 @@ def projector_index(
 def _text_nbytes(
     options: Options, devices: Sequence[Device], text: GGUF, budgets: Sequence[Budget], rates: Rates
 ) -> Sequence[int]:
-    """Return the bytes of the text model on each device, with all layers on the devices. `--fit` may choose
-    a longer context; here the shortest counts."""
+    """Return the bytes of the text model on each device. Number of layers and context may be chosen later:
+    here all layers count, and the shortest context."""
     n_ctx = options.fit_ctx if "n_ctx" in options.fit else options.n_ctx
     loading = Loading(text, replace(options, fit=(), n_ctx=n_ctx), None, devices, None)
     cost = loading.cost(devices)
