@@ -115,6 +115,8 @@ class DecoderWeights:
             WeightSpec("output_norm.weight", (c.n_embd,)),
             WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
         ]
+        if "output.bias" in self._shapes:
+            specs.append(WeightSpec("output.bias", (c.n_vocab,), rows("vocab")))
         return specs[:2] if self.encodes else specs
 
     def weights(self) -> list[WeightSpec]:

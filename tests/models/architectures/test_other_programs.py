@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_sets import nmse
-from oracles.fixture import N_CTX, PROMPT, Fixture, write
+from oracles.fixture import N_CTX, N_VOCAB, PROMPT, Fixture, write
 from oracles.fixtures import build
 from places import GOLDEN
 from prefills import opened, prefill
@@ -76,3 +76,18 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
     first = logits(write(fixture, tmp_path / "first.gguf"))
     fixture.keys |= {"leading_dense_block_count": 0, "interleave_moe_layer_step": 2}
     assert np.array_equal(logits(write(fixture, tmp_path / "second.gguf")), first)
+
+
+@pytest.mark.wide
+def test_a_bias_of_the_output_is_added(tmp_path: Path) -> None:
+    fixture = build("qwen2")
+    bias = np.linspace(-1, 1, N_VOCAB, dtype=np.float32)
+    plain = write(fixture, tmp_path / "plain.gguf")
+    fixture.tensors["output.bias"] = bias
+    with (
+        opened(plain, ["numpy"]) as one,
+        opened(write(fixture, tmp_path / "bias.gguf"), ["numpy"] * 2) as two,
+    ):
+        np.testing.assert_allclose(
+            prefill(two) - prefill(one), np.tile(bias, (len(prefill(one)), 1)), atol=1e-4
+        )
