@@ -19,7 +19,7 @@ from vkbackend.models.engine.runner.planned_memory import planned_memory
 from vkbackend.models.fitting.fitter import COMFORTABLE
 from vkbackend.models.fitting.flags import flags
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.fit import ON_DEVICE, mib
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.tools.server.router.cards import FoundCard, Machine
@@ -106,7 +106,8 @@ def place_on(
     options: Options, devices: tuple[str, ...], machine: Machine, budgets: Mapping[str, int]
 ) -> Place:
     """Raises OutOfDeviceMemory if the model does not fit on these devices while they are empty."""
-    options = replace(options, devices=devices)
+    options = with_a_share(replace(options, devices=devices))
+    devices = options.devices
     if unknown := [word for word in (*devices, *words_beside(options)) if word not in machine.cards]:
         raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
     held = Counter({HOST: max(0, options.cache_ram) << 20})

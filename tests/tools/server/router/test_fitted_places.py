@@ -102,3 +102,10 @@ def test_a_projector_is_on_the_fastest_card_with_room(models: Path, machine: Mac
     assert sum(other.held.values()) == sum(place.held.values())
     named = replace(options, mmproj_device="slow")
     assert place_on(named, ("slow", "fast"), machine, budgets).chosen == {"mmproj_device": "slow"}
+
+
+def test_a_device_without_a_share_holds_nothing(models: Path, machine: Machine) -> None:
+    path, budgets = models / "stories-narrow-F32.gguf", {"fast": ROOM, "slow": ROOM, HOST: ROOM}
+    alone = place_on(Options.of(path, n_ctx=64), ("slow",), machine, budgets)
+    both = Options.of(path, n_ctx=64, devices=["slow", "fast"], tensor_split=[1, 0])
+    assert place_on(both, ("slow", "fast"), machine, budgets) == alone
