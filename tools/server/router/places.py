@@ -107,7 +107,7 @@ def place_on(
 ) -> Place:
     """Raises OutOfDeviceMemory if the model does not fit on these devices while they are empty."""
     options = with_a_share(replace(options, devices=devices))
-    devices = options.devices
+    devices = options.devices or devices
     if unknown := [word for word in (*devices, *words_beside(options)) if word not in machine.cards]:
         raise InvalidArgument(f"device {unknown[0]!r} is new in the list of models; start the server again")
     held = Counter({HOST: max(0, options.cache_ram) << 20})
