@@ -104,7 +104,7 @@ class ModelKeywords(TypedDict, total=False):
     None (default): the model reads only text."""
     mmproj_device: str | int | None
     """The device of the projector, named as in `devices`; "none" or "numpy": the processor. None (default):
-    the fastest of `devices` that has room for it beside the model."""
+    the fastest of `devices` whose memory holds both it and the model."""
     image_min_tokens: int | None
     """How many rows an image has at least, if the projector accepts several sizes: smaller images are
     enlarged. None (default): as the projector's family does."""

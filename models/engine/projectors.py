@@ -61,7 +61,7 @@ def open_projector_device(
 def projector_words(options: Options) -> list[str]:
     """Return the word of the device that the options name for the projector. Otherwise, return the words of
     the model's devices on this machine that have a share, of which `projector_index` is the best. An empty
-    list stands for the best device of the machine."""
+    list means the best device of the machine."""
     if word := options.mmproj_device:
         return [HOST if word == "none" else word.removeprefix("0/")]
     words = with_a_share(options).devices or ()

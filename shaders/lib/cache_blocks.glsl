@@ -3,7 +3,7 @@
 // Q4_1, Q5_1: (max - min) / 15 or 31, with m = min
 // IQ4_NL: sum w x v / sum w v^2 with w = x^2 and the values v of the codes, which are chosen with the x of the
 // largest magnitude / -127 as d.
-// If an x, or max - min, is infinite or NaN, d is NaN and the codes are those of zeros. A block is the 16-bit d,
+// If an x, or max - min, is infinite or NaN, d is NaN and the codes are as for zeros. A block is the 16-bit d,
 // or d and m in one word, and WORDS words.
 
 const bool HAS_MINIMUM = TYPE == CACHE_Q4_1 || TYPE == CACHE_Q5_1;
@@ -15,7 +15,7 @@ struct Scale {
     uint bits; // d, and m in the upper half
     float inverse; // 1 / d before rounding
     float minimum; // what codes are relative to
-    bool used; // false: the codes are those of zeros
+    bool used; // false: all values are coded as 0
 };
 
 uint code8(float value, float inverse) {

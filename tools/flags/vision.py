@@ -23,8 +23,8 @@ def add_vision_arguments(parser: argparse.ArgumentParser) -> None:
     add("mmproj_auto", "--no-mmproj", "--no-mmproj-auto", action="store_false", default=True,
         help="with -hf, do not load the repository's projector")  # fmt: skip
     add("mmproj_device", "-mmdev", "--mmproj-device", metavar="DEVICE",
-        help="the device of the projector, as -dev; none: the processor (default: the fastest of -dev with "
-        "room beside the model)")  # fmt: skip
+        help="the device of the projector, as -dev; none: the processor (default: the fastest of -dev "
+        "whose memory holds it and the model)")  # fmt: skip
     add("mmproj_device", "--no-mmproj-offload", action="store_const", const="none",
         help="run the projector on the processor")  # fmt: skip
     add("mmproj_device", "--mmproj-offload", action="store_const", const=None, help=argparse.SUPPRESS)

@@ -113,7 +113,7 @@ def kv_load(
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
     """Return rows as bytes of type `dtype`. If a quantized block has a value that is not finite, its scale
-    becomes NaN and its codes those of zeros."""
+    becomes NaN, and its values are coded as 0."""
     if block_of(dtype)[0] == 1:
         return quantize(rows, dtype)
     blocks = rows.reshape(-1, 32)

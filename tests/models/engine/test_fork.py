@@ -215,3 +215,28 @@ def test_parent_and_child_exit(tiny: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(script), str(tiny), str(bool(device_infos()))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+ABORTS = """
+import ctypes, os, sys
+from vkbackend.vulkan.instance import devices
+
+libc = ctypes.CDLL(None)
+libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)  # as a driver that fails at the end
+devices()
+pid = os.fork()
+if pid == 0:
+    print("child", end="")
+    sys.exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's on_exit")
+def test_a_child_ends_before_the_exit_handlers_of_drivers() -> None:
+    if not device_infos():
+        pytest.skip("no Vulkan device is present")
+    command = [sys.executable, "-W", "ignore", "-c", ABORTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child", "")

@@ -1,4 +1,4 @@
-"""A projector is on the fastest device that has room beside the model."""
+"""The fastest device whose memory holds both the model's share and the projector runs the projector."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Uses the image processors of Hugging Face `transformers` as an oracle. Those of LFM2-VL, Llama 4 and Kimi
-resize with torch, the others with Pillow."""
+"""Uses the image processors of Hugging Face `transformers` as an oracle. For LFM2-VL, Llama 4 and Kimi they
+resize with torch, for other models with Pillow."""
 
 from __future__ import annotations
 
