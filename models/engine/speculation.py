@@ -30,6 +30,7 @@ N_TRIED = 1  # tokens per try
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
+QUIET = 16  # After this many steps without a draft, the drafters are asked before every fourth step only.
 SURE = 0.5  # share of the expected saving that may be spent on skipped tokens, if drafts have saved as much
 EXPECTED = 256  # An answer is expected to have so many more tokens at most.
 
@@ -65,6 +66,8 @@ class Speculation:
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
         self._resume_at = 0  # the step of the next decision of any drafter
+        self._pauses = False  # The last step came before `_resume_at`.
+        self._n_quiet = 0  # times that no drafter had a draft, since the last one
         self._n_refused = 0  # drafts since the last one that was verified
         self._account = Account()
         self._token_s = 0.0  # of the last step, without drafts
@@ -83,6 +86,9 @@ class Speculation:
             sequence.draft = ()
         self._n_steps += 1
         tries = self._n_steps >= self._probe_at
+        self._pauses = self._n_steps < self._resume_at and not tries
+        if self._pauses:
+            return
         n_rows = sum([sequence.n_wanted for sequence in line])
         plain_s = self._prices.seconds(len(line)) if line else None
         if plain_s is None:
@@ -91,7 +97,7 @@ class Speculation:
         self._token_s = plain_s / len(line)
         if n_rows > len(line):  # tokens of a rejected draft that are computed again
             self._account.spend(self._prices.known(n_rows) - plain_s)
-        if not tries and (self._n_steps < self._resume_at or self._account.is_spent):
+        if self._account.is_spent and not tries:
             return
         n_left = self._max_rows - n_rows
         # Without the time of plain decoding, no draft is known to save time.
@@ -104,9 +110,14 @@ class Speculation:
         for drafter in self._drafters:
             if waiting:
                 waiting = self._ask(drafter, waiting, drafted, n_rows, tries, reserve)
-        self._resume_at = min([self._paused.get(drafter, 0) for drafter in self._drafters])
         lengths: list[int] = []
-        if drafted:
+        if not drafted:
+            self._n_quiet += 1
+            self._resume_at = min([self._paused.get(drafter, 0) for drafter in self._drafters])
+            if self._n_quiet >= QUIET:
+                self._resume_at = max(self._resume_at, self._n_steps + SELDOM)
+        else:
+            self._n_quiet = 0
             survivals = [_survival(sequence, draft, self._limits.n_min) for sequence, draft in drafted]
             lengths = best_lengths(n_rows, len(line), survivals, self._prices, self._max_rows, tries=tries)
             lengths = [n if n >= self._limits.n_min else 0 for n in lengths]
@@ -260,8 +271,9 @@ class Speculation:
         self._drafter_of[sequence.slot].took(sequence.slot, n_accepted)
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count the time of a decoding step that was already recorded."""
-        self._prices.learn(n_rows, seconds)
+        """Count the time of a decoding step that was already recorded. Steps of a pause are left out."""
+        if not self._pauses:
+            self._prices.learn(n_rows, seconds)
 
     def stats(self) -> dict[str, Any]:
         return {
