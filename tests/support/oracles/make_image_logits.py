@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import hf, hf_pictures, hf_vision
+from oracles import hf, hf_pictures, hf_vision, hf_vision_siglip
 from oracles.fixtures import build as build_text
 from oracles.hf_parts import BUILDERS, common, rope
 from oracles.image_cases import (
@@ -139,7 +139,7 @@ def sliced() -> torch.Tensor:
     """Return the logits after a picture that MiniCPM-V cuts into slices."""
     pixels = blocks(*SLICED, seed=34)
     tiles = hf_pictures.tiles(vision_config("resampler", patch_size=56), pixels)
-    rows = [hf_vision.resampled(build("minicpmv"), torch.from_numpy(tile)[None]) for tile in tiles]
+    rows = [hf_vision_siglip.resampled(build("minicpmv"), torch.from_numpy(tile)[None]) for tile in tiles]
     return of_text(of_slices(rows[-1], rows[:-1]))
 
 
