@@ -1,7 +1,4 @@
-"""Threads of one process act as several nodes. A single node with all devices computes the expected results.
-
-The file is long because all tests share the same groups of nodes and their models.
-"""
+"""Adapters, `--fit`, memory and errors of several nodes, which are threads of one process."""
 
 from __future__ import annotations
 
@@ -12,197 +9,27 @@ import numpy as np
 import pytest
 from adapters import DENSE, EXPERTS, random_pairs, write_adapter
 from control_vectors import write_vectors
-from device_sets import covering, wide
-from drafts import Guesses
-from oracles import encoders
-from oracles.eagle import eagle3
+from device_sets import wide
+from groups import OPTIONS, THREE, TOKENS, TWO, here, logits_of_two_slots
 from oracles.fixture import write
 from oracles.fixtures import build
-from oracles.heads import with_head
 from runners import load_runner
-from safetensors import safe_open
-from scheduling import GREEDY, Everything, drafting, events_of, finish
-from scheduling import tokens_of as tokens_in
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
 from vkbackend.limits import Limits
-from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
-from vkbackend.models.drafting.drafter import Want
-from vkbackend.models.engine.cache.blocks import SlotContent
-from vkbackend.models.engine.drafters import drafters_of, open_draft
-from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.messages import CopySlot, Generate
-from vkbackend.models.engine.runner import loading, saved_state
+from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.fitting import fitter
-from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.joining import place_of
-from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.placement.host_limits import HostLimit
-from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
-
-TOKENS = np.random.default_rng(3).integers(3, 120, 300).tolist()
-OPTIONS: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_type": "f32"}
-
-
-def here(places: list[str]) -> list[str]:
-    return [place.partition("/")[2] for place in places]
-
-
-def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Return the logits of four steps: the first computes two prompts, two steps continue both, and the last
-    continues one."""
-    out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
-    for i in range(2):
-        runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
-        out.append(runner.step(TOKENS[80 + i : 82 + i], runs, [0, 1]).copy())
-    out.append(runner.step([7], [Run(1, 0, 1, 32)], [0]).copy())
-    return np.concatenate(out)
-
-
-def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """Check that several nodes produce the same logits as a single node. If `interleave` is true, a step
-    computes its rows in two halves."""
-    options = OPTIONS | options
-    # a split by layers depends on hosts, so this single node pretends to be several
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Options, "nodes", tuple(place[0] for place in places))
-        single = load_runner(path, devices=here(places), interleave=interleave, **options)
-    want = logits_of_two_slots(single)
-    single.close()
-    n_hosts = 1 + max(int(place[0]) for place in places)
-    with twin_runner(path, places, n_hosts, interleave, **options) as runner:
-        assert np.array_equal(logits_of_two_slots(runner), want) and np.isfinite(want).all()
-
-
-TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
-FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy", "2/numpy"]
-
-
-@pytest.mark.parametrize(
-    ("name", "places", "options"),
-    [
-        pytest.param("llama", TWO, {}, marks=pytest.mark.wide),
-        ("llama", THREE, {"tensor_split": [1, 5, 2], "reduce_provider": "host-sum"}),
-        wide(pytest.param("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]})),
-        pytest.param("llama", TWO, {"interleave": True}, marks=pytest.mark.wide),
-        pytest.param("llama", TWO, {"reduce_type": "bf16"}, marks=pytest.mark.wide),
-        wide(pytest.param("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"})),
-        pytest.param("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}, marks=pytest.mark.wide),
-        pytest.param("qwen3moe", THREE, {}, marks=pytest.mark.wide),
-        wide(pytest.param("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"})),
-        pytest.param("qwen35", TWO, {}, marks=pytest.mark.wide),
-        ("llama", FOUR, {"split_mode": "hosts", "tensor_split": [1, 2, 3, 1]}),
-        wide(pytest.param("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"})),
-        pytest.param("qwen35", [*FOUR, "2/numpy"], {"split_mode": "hosts"}, marks=pytest.mark.wide),
-        pytest.param("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}, marks=pytest.mark.wide),
-    ],
-    ids=str,
-)
-def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], options: Any) -> None:
-    check(write(build(name), tmp_path / "model.gguf"), places, **options)
-
-
-@pytest.mark.parametrize(
-    ("places", "options"),
-    [
-        wide(pytest.param(FOUR, {})),
-        wide(pytest.param(FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"})),
-        (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
-        wide(pytest.param([*THREE, "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"})),
-        wide(pytest.param(FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"})),
-    ],
-    ids=str,
-)
-def test_large_sums_are_scattered_over_hosts(
-    tmp_path: Path, places: list[str], options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
-    check(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=2)), places, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "places"),
-    covering(
-        ["llama", "nomic-bert-moe"],
-        [pytest.param(p, id=str(p)) for p in (TWO, ["1/numpy", "0/numpy", "1/numpy"])],
-    ),
-)
-def test_hidden_states(tmp_path: Path, name: str, places: list[str]) -> None:
-    fixture = build(name) if name == "llama" else encoders.build(name)
-    path = write(fixture, tmp_path / "model.gguf")
-    rows = TOKENS[:13], [Run(0, 0, 9, 0), Run(1, 9, 4, 0)], [0, 4, 8, 12]
-    single = load_runner(path, devices=here(places), interleave=False, **OPTIONS)
-    want = single.step_hidden(*rows)
-    single.close()
-    with twin_runner(path, places, 2, False, **OPTIONS) as runner:
-        assert np.array_equal(runner.step_hidden(*rows), want) and np.isfinite(want).all()
-
-
-def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hashes of the nodes' tables differ, so node 0 sends its rows of cos and sin."""
-    path = write(build("llama"), tmp_path / "model.gguf")
-    with monkeypatch.context() as patch:
-        from vkbackend.models.hosts import joining
-
-        numbers = iter(range(100))
-        patch.setattr(joining, "tables_hash", lambda *_: str(next(numbers)))
-        sent: list[Any] = []
-        real = Group.step
-        patch.setattr(Group, "step", lambda self, *args: (sent.append(args[-1]), real(self, *args))[1])
-        check(path, TWO, interleave=True)
-    assert sent and all(tables is not None for tables in sent)
-
-
-@pytest.mark.parametrize(
-    ("places", "options"),
-    [(TWO, {}), wide(pytest.param(FOUR, {"split_mode": "hosts"}))],
-    ids=str,
-)
-def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: dict[str, Any]) -> None:
-    path = write(with_head("glm4moe"), tmp_path / "model.gguf")
-    options = OPTIONS | {"speculation": "mtp"} | options
-    drafts = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Options, "nodes", tuple(place[0] for place in places))
-        single = load_runner(path, devices=here(places), **options)
-    with twin_runner(path, places, 2, **options) as several:
-        for runner in (single, several):
-            runner.step(TOKENS[:12], [Run(0, 0, 7, 0), Run(1, 7, 5, 0)], [])
-            first = runner.draft(TOKENS[20:22], [0, 1], [7, 5], summed=True)
-            drafts.append((*first, *runner.draft(first[0].tolist(), [0, 1], [8, 6], summed=True)))
-    single.close()
-    assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
-def test_an_eagle3_head(tmp_path: Path, split_mode: str) -> None:
-    """Node 1 reads the head from a file next to its copy of the model. Node 0 maps drafted rows to tokens."""
-    target = build("llama")
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        write(target, folder / "model.gguf")
-        write(eagle3(target), folder / "head.gguf")
-    path, there = tmp_path / "a" / "model.gguf", str(tmp_path / "b" / "model.gguf")
-    options = OPTIONS | {"draft": path.with_name("head.gguf"), "split_mode": split_mode}
-    drafts = []
-    single = load_runner(path, devices=here(TWO), **options)
-    with twin_runner(path, TWO, models=[None, there], **options) as several:
-        for runner in (single, several):
-            runner.step(TOKENS[:7], [Run(0, 0, 7, 0)], [])
-            first = runner.draft(TOKENS[20:21], [0], [7], summed=True)
-            drafts.append((*first, *runner.draft(first[0].tolist(), [0], [8], summed=True)))
-    single.close()
-    assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 
 
 @pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
@@ -276,34 +103,6 @@ def test_candidates_masks_and_sums(tmp_path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(outputs(runner), want, strict=True))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
-@pytest.mark.wide
-def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
-    path = write(build(name), tmp_path / "model.gguf")
-    content = SlotContent(TOKENS[:50], 50)
-    files = [tmp_path / "hosts", tmp_path / "one"]
-
-    def after_loading(runner: Runner) -> np.ndarray:
-        loaded = SlotContent()
-        saved_state.load(runner, files[0], 1, loaded)
-        assert loaded.tokens == content.tokens
-        return runner.step([9], [Run(1, 0, 1, 50)], [0]).copy()
-
-    with twin_runner(path, THREE, **OPTIONS) as runner:
-        runner.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
-        saved_state.save(runner, files[0], 0, content, 0, None)
-        want = runner.step([9], [Run(0, 0, 1, 50)], [0]).copy()
-    with twin_runner(path, THREE, **OPTIONS) as runner:
-        assert np.array_equal(after_loading(runner), want)
-    single = load_runner(path, devices=here(THREE), **OPTIONS)
-    single.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
-    saved_state.save(single, files[1], 0, content, 0, None)
-    assert np.array_equal(after_loading(single), want)
-    single.close()
-    with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
-        assert saved.metadata() == usual.metadata()  # including all checksums
-
-
 FITTED = (
     *("n_ctx", "kv_cells", "n_slots", "type_k", "type_v", "tensor_split", "n_gpu_layers", "override_tensor"),
     "moe_cache_mib",
@@ -341,87 +140,6 @@ def test_fit_to_the_devices_of_two_hosts(
         got = runner.options
     assert (got.n_ctx, got.n_gpu_layers, bool(got.moe_cache_mib)) == (n_ctx, n_layers, cached)
     assert [getattr(got, field) for field in FITTED] == [getattr(want, field) for field in FITTED]
-
-
-@pytest.mark.parametrize("name", ["llama", *(wide(pytest.param(n, id=n)) for n in ("qwen35", "gpt-oss"))])
-@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
-def test_kept_blocks_of_two_hosts(tmp_path: Path, name: str, split_mode: str) -> None:
-    """Node 0 keeps the blocks of all nodes' devices, which later nodes or a single node restore."""
-    path = write(build(name), tmp_path / "model.gguf")
-    options = OPTIONS | {"cache_disk": tmp_path / "kv", "split_mode": split_mode}
-
-    def answer(runner: Runner) -> tuple[list[int], int]:
-        engine, out = Engine(runner), list[int]()
-        engine.submit(Generate(1, tuple(TOKENS[:100]), 6, SamplingParams(temperature=0)))
-        while engine.busy:
-            for event in events_of(engine.step()):
-                assert event.error is None, event.error
-                out += [] if event.token is None else [event.token]
-        n_restored = engine.stats()["n_blocks_restored"]
-        engine.close()
-        return out, int(n_restored)
-
-    with twin_runner(path, THREE, **options) as runner:
-        tokens, n_restored = answer(runner)
-    assert n_restored == 0 and len(tokens) == 6
-    with twin_runner(path, THREE, **options) as runner:
-        assert answer(runner) == (tokens, 3)
-    single = load_runner(path, devices=here(THREE), **options)
-    assert answer(single) == (tokens, 3)
-
-
-def tokens_of(runner: Runner) -> list[list[int]]:
-    """Return the tokens of requests that share a prefix, and of a request on a copied slot."""
-    engine = Engine(runner)
-    out: dict[int, list[int]] = {}
-
-    def run(*requests: Any) -> None:
-        for request in requests:
-            engine.submit(request)
-        while engine.busy:
-            for event in events_of(engine.step()):
-                assert event.error is None, event.error
-                out.setdefault(event.id, []).extend([] if event.token is None else [event.token])
-
-    greedy = SamplingParams(temperature=0)
-    run(Generate(1, tuple(TOKENS[:70]), 6, greedy))
-    run(Generate(2, (*TOKENS[:66], 5), 6, greedy), Generate(3, tuple(TOKENS[:70]), 6, greedy))
-    run(CopySlot(4, 0, 1))
-    run(Generate(5, (*TOKENS[:70], 5, 6), 6, greedy, slot=1))
-    assert runner.states or engine.stats()["prompt_tokens_cached"] >= 64
-    engine.close()
-    return [out[id_] for id_ in (1, 2, 3, 5)]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
-def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
-    path = write(build(name), tmp_path / "model.gguf")
-    single = load_runner(path, devices=here(TWO), **OPTIONS)
-    want = tokens_of(single)
-    with twin_runner(path, TWO, **OPTIONS) as runner:
-        assert tokens_of(runner) == want
-
-
-@pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
-def test_context_shifts(tmp_path: Path, split_mode: str) -> None:
-    path = write(build("llama"), tmp_path / "model.gguf")
-    options = OPTIONS | {"split_mode": split_mode, "context_shift": True, "n_ctx": 40}
-
-    def shifted_tokens(runner: Runner) -> list[int]:
-        engine, out = Engine(runner), []
-        engine.submit(Generate(1, tuple(TOKENS[:20]), 25, SamplingParams(temperature=0), n_keep=3))
-        while engine.busy:
-            for event in events_of(engine.step()):
-                assert event.error is None, event.error
-                out += [event.token]
-        assert event.n_discarded
-        engine.close()
-        return out
-
-    want = shifted_tokens(load_runner(path, devices=here(TWO), **options))
-    with twin_runner(path, TWO, **options) as runner:
-        assert shifted_tokens(runner) == want and len(want) == 25
 
 
 def test_memory_of_all_devices(tmp_path: Path) -> None:
@@ -465,51 +183,6 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
             with pytest.raises(OutOfDeviceMemory):
                 runner.step(TOKENS[:40], [Run(0, 0, 40, 0)], [39])
             runner.step([5], [Run(0, 0, 1, 0)], [0])
-
-
-def test_drafts_over_two_nodes(tmp_path: Path) -> None:
-    """Node 0 drafts, and records the steps that verify before the other node needs them. The recurrent layers
-    of both nodes return to earlier states."""
-    write(build("lfm2"), path := tmp_path / "model.gguf")
-    requests = [Generate(i, tuple(TOKENS[i : 9 + i]), 20, GREEDY) for i in range(2)]
-    texts = []
-    with twin_runner(path, TWO, **OPTIONS, speculation="ngram") as runner:
-        runner.record_decoding((2, 4, 8))
-        for share in (None, 1.0, 0.5):
-            done = texts[0] if texts else []
-            prompts = [[*r.tokens, *t] for r, t in zip(requests, done, strict=False)]
-
-            def truth(want: Want, prompts: list[list[int]] = prompts) -> list[int]:
-                n = len(want.history)
-                return next((text[n:] for text in prompts if text[:n] == list(want.history)), [])
-
-            drafter = None if share is None else Guesses(truth, share, 1, 40)
-            engine = Engine(runner, Everything(), drafting(runner, drafter))
-            answers = finish(engine, requests)
-            texts.append([tokens_in(answers[i]) for i in range(2)])
-            assert drafter is None or drafter.n_accepted > 6
-    assert texts[0] == texts[1] == texts[2]
-
-
-@pytest.mark.wide
-def test_a_draft_model_of_node_0(tmp_path: Path) -> None:
-    """The draft model is the same model on one device of node 0, so all drafts are right."""
-    write(build("lfm2"), path := tmp_path / "model.gguf")
-    request, texts = Generate(0, tuple(TOKENS[:9]), 30, GREEDY), []
-    with twin_runner(path, TWO, **OPTIONS, draft=path) as runner:
-        wanted = runner.options.of_draft
-        assert wanted is not None and wanted.devices == ("numpy",)
-        draft = open_draft(runner.options)
-        drafters = drafters_of(runner, draft)
-        for speculation in (None, drafting(runner, *drafters)):
-            engine = Engine(runner, Everything(), speculation)
-            texts.append(tokens_in(finish(engine, [request])[0]))
-        assert engine.stats()["n_accepted"] == engine.stats()["n_drafted"] > 15
-        drafters[0].close()
-    assert texts[0] == texts[1]
-
-
-# ---- refusals ----
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
