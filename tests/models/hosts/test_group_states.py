@@ -1,5 +1,7 @@
-"""States, shared prefixes and context shifts of nodes, which are threads of one process. A single node computes
-the expected tokens."""
+"""States, shared prefixes and context shifts of nodes, which are threads of one process.
+
+A single node computes the expected tokens.
+"""
 
 from __future__ import annotations
 
