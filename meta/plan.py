@@ -17,8 +17,9 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 class Role:
     """How a weight is split along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
     `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab",
-    "draft_vocab", or "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. `segments` lists the
-    relative sizes of an axis's consecutive parts. All parts are split in the same proportions."""
+    "draft_vocab", or "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. All matrices of a
+    stack with the dimension "ffn" have the same split. `segments` lists the relative sizes of an axis's
+    consecutive parts. All parts are split in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -61,6 +62,8 @@ class Plan:
             # The adapters of experts are stacked, so the experts repeat.
             return split_experts(role.axis, self.experts * (shape[0] // len(self.experts)))
         ranges = self.ranges[role.dim]
+        if len(shape) == 3:  # a stack whose matrices are all split alike
+            return split_experts(role.axis, (ranges,) * shape[0])
         units, size = max(end for _, end in ranges), shape[role.axis]
         if size % (units * sum(role.segments)):
             raise PlanError(f"{name}: axis {role.axis} of {shape} is not a multiple of {units} {role.dim}")

@@ -10,14 +10,15 @@ layout(constant_id = 1) const uint GATING = 0;
 layout(constant_id = 2) const uint HAS_BIAS = 0; // 1: add a bias to the logits
 layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the probabilities for the choice
 layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a factor
-const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
+const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2, SPARSE_MIXER = 3;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
 const uint LANES = 128; // number of partial sums; constant, so that the order is fixed
+const float MIXED_BELOW = 0.02; // lower logits, relative to the larger of the two, are no part of a sparse mixer
 const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled to 1
 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
-    uint n_embd, n_experts, n_used, n_rows, n_groups, n_groups_used, norm_w;
+    uint n_embd, n_experts, n_used, n_rows, n_groups, n_groups_used, norm_w, per_id;
     float eps, scale, logit_scale;
 };
 layout(set = 0, binding = 0) readonly buffer Logits { float logits[]; };
@@ -130,8 +131,23 @@ void select_by_probability() {
     barrier();
 }
 
+// Return the softmax of the expert with rank u over the experts of equal or higher rank whose logits are close.
+float mixed_sparsely(uint u) {
+    const float own = value[chosen[u]];
+    precise float sum = 0.0;
+    for (uint e = 0; e < n_experts; ++e) {
+        bool better = false;
+        for (uint j = 0; j < u; ++j) better = better || chosen[j] == e;
+        precise const float below = own - value[e];
+        const bool far = below > exact_mul(max(max(value[e], -value[e]), own), MIXED_BELOW);
+        if (!better && !far) sum = sum + exp_below(value[e], own);
+    }
+    return is_nan(sum) ? sum : exact_reciprocal(sum);
+}
+
 // Return the weight of the expert with rank u, normalised according to GATING.
 float weight_of(uint u) {
+    if (GATING == SPARSE_MIXER) return mixed_sparsely(u);
     const float own = value[chosen[u]];
     if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;
     float top = own;
@@ -188,7 +204,7 @@ void main() {
     for (uint u = thread; u < n_used; u += LOCAL) {
         float weight = exact_mul(weight_of(u), scale);
         if (HAS_GAIN != 0) weight = exact_mul(weight, gain[gain_off + chosen[u]]);
-        ids[ids_off + row * n_used + u] = chosen[u];
+        ids[ids_off + row * n_used + u] = chosen[u] / per_id;
         weights[weights_off + row * n_used + u] = weight;
     }
 }

@@ -198,8 +198,7 @@ def _with_draft_vocabulary(plan: Plan, n: int) -> Plan:
 
 def is_host_stack(load: Load) -> bool:
     """Return whether a tensor contains a layer's expert matrices, in host memory or in the file."""
-    is_weight = load.name.endswith("_exps.weight") or load.name.endswith("_chexps.weight")
-    return load.home is not Home.WEIGHTS and bool(load.state.experts) and is_weight
+    return load.home is not Home.WEIGHTS and bool(load.state.experts) and load.name.endswith("_exps.weight")
 
 
 def slots_in(stacks: Mapping[str, Sequence[Load]], n_devices: int, nbytes: int) -> int:

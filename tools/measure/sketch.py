@@ -77,6 +77,7 @@ OWN: dict[str, dict[str, Any]] = {
         "embedding_length_per_layer_input": 32,
         "activation_sparsity_scale": [1.6] + [-np.inf] * (N_LAYER - 1),
     },
+    "grovemoe": {"experts_per_group": 2, "expert_chunk_feed_forward_length": 32},
     "cohere2moe": {"attention.layer_norm_rms_epsilon": 0.0, "attention.sliding_window_pattern": 4},
     "llama4": {"expert_used_count": 1, "interleave_moe_layer_step": 1},
     "lfm2": SHORT_CONV,

@@ -15,7 +15,7 @@ from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
 UNNORMED = -1.0  # As moe_topk's `eps`: the router reads the residual without a norm.
-GATINGS = ("softmax", "sigmoid", "softmax_weight")  # In the order of shaders/moe_topk.comp.
+GATINGS = ("softmax", "sigmoid", "softmax_weight", "sparse_mixer")  # In the order of shaders/moe_topk.comp.
 LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 
 
@@ -24,10 +24,13 @@ class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
     Probabilities are softmax(l) or sigmoid(l). If `softmax_weight`, probabilities are l, and weights are the
-    softmax over the chosen experts' l. Experts with the largest probability + `select` are chosen. `select`
-    does not change the weights. If experts have groups, only experts of the n_group_used best groups are
-    chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum,
-    2^-14). `scale` then multiplies the weights.
+    softmax over the chosen experts' l. If `sparse_mixer`, probabilities are l too. An expert's weight is then
+    a softmax over the experts that are not better, and whose l is below its own by at most 2 % of max(|l|,
+    its own) (Liu et al. 2024, arXiv:2409.12136). Experts with the largest probability + `select` are chosen.
+    `select` does not change the weights. If experts have groups, only experts of the n_group_used best groups
+    are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
+    sum, 2^-14), except for `sparse_mixer`. `scale` then multiplies the weights. The id of expert e is e //
+    per_id.
     """
 
     kind: str = "softmax"
@@ -36,6 +39,7 @@ class Gating:
     n_group: int = 1
     n_group_used: int = 1
     logit_scale: float = 1.0  # above 0
+    per_id: int = 1  # consecutive experts that share an id
 
 
 class MoeOps(Target):
@@ -102,6 +106,7 @@ class MoeOps(Target):
                 "n_groups": g.n_group,
                 "n_groups_used": g.n_group_used,
                 "norm_w": int(g.norm_w),
+                "per_id": g.per_id,
                 "eps": eps,
                 "scale": g.scale,
                 "logit_scale": g.logit_scale,

@@ -9,7 +9,7 @@ import numpy as np
 
 from vkbackend.twins.arrays import Array, f64
 
-SOFTMAX, SIGMOID, SOFTMAX_WEIGHT = range(3)
+SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SPARSE_MIXER = range(4)
 LANES = 128
 F32 = np.float32
 
@@ -88,7 +88,7 @@ def moe_logits(
 def moe_topk(
     logits: Array, h: Array, bias: Array, select: Array, gain: Array, ids: Array, weights: Array, *,
     n_embd: int, n_experts: int, n_used: int, n_rows: int, n_groups: int, n_groups_used: int, norm_w: int,
-    eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
+    eps: float, scale: float, logit_scale: float, per_id: int = 1, gating: int = SOFTMAX, has_bias: int = 0,
     has_select: int = 0, has_gain: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
@@ -120,7 +120,9 @@ def moe_topk(
     prob = np.take_along_axis(value, chosen, 1)
     if gating == SOFTMAX_WEIGHT:
         prob = exact_exp(prob - prob.max(axis=1, keepdims=True))
-    if gating == SOFTMAX_WEIGHT or norm_w:
+    if gating == SPARSE_MIXER:
+        prob = _mixed_sparsely(value, chosen)
+    elif gating == SOFTMAX_WEIGHT or norm_w:
         total = np.zeros(n_rows, F32)
         for u in range(n_used):
             total = total + prob[:, u]
@@ -129,8 +131,23 @@ def moe_topk(
     prob = prob * F32(scale)
     if has_gain:
         prob = prob * _f32(gain, n_experts)[chosen]
-    ids.reshape(-1)[: n_rows * n_used] = chosen.reshape(-1)
+    ids.reshape(-1)[: n_rows * n_used] = chosen.reshape(-1) // per_id
     weights.reshape(-1)[: n_rows * n_used] = prob.reshape(-1)
+
+
+def _mixed_sparsely(logits: Array, chosen: Array) -> Array:
+    """Return the weights [n_rows, n_used] of a sparse mixer."""
+    weights, left = np.empty(chosen.shape, F32), np.ones(logits.shape, bool)
+    for u in range(chosen.shape[1]):
+        own = np.take_along_axis(logits, chosen[:, u : u + 1], 1)
+        far = own - logits > np.fmax(np.abs(logits), own) * F32(0.02)
+        near = np.where(left & ~far, exact_exp(logits - own), F32(0))
+        total = np.zeros(len(logits), F32)
+        for e in range(logits.shape[1]):
+            total = total + near[:, e]
+        weights[:, u] = np.where(np.isnan(total), total, exact_reciprocal(total))
+        np.put_along_axis(left, chosen[:, u : u + 1], False, 1)
+    return weights
 
 
 # ---- experts ----

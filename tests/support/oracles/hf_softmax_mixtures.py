@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
-from oracles.hf_dense import multipliers
+from oracles.hf_dense import longrope, multipliers
 from oracles.hf_parts import (
     State,
     builder,
@@ -149,4 +149,38 @@ def dbrx(m: Fixture) -> tuple[Any, State]:
             state[where + names[stem]] = rows.reshape(-1, rows.shape[-1])
         else:
             state[f"{where}{names[stem]}.weight"] = values
+    return config, state
+
+
+@builder("phimoe")
+def phimoe(m: Fixture) -> tuple[Any, State]:
+    k, scale = m.keys, m.keys["rope.scaling.attn_factor"]
+    config = transformers.PhimoeConfig(
+        **common(m, rope_parameters=longrope(m, short_mscale=scale, long_mscale=scale)),
+        original_max_position_embeddings=k["rope.scaling.original_context_length"],
+        num_local_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        attention_bias=True,
+        lm_head_bias=True,
+    )
+    state = renamed(m, {"ffn_gate_inp": "mlp.router"})
+    fused_experts(m, state)
+    return config, state
+
+
+@builder("grovemoe")
+def grovemoe(m: Fixture) -> tuple[Any, State]:
+    """Build Qwen3-MoE, whose experts contain the columns of their group's second expert."""
+    k = m.keys
+    config = transformers.Qwen3MoeConfig(**common(m), **experts_of(m), norm_topk_prob=True)
+    config.moe_intermediate_size += k["expert_chunk_feed_forward_length"]
+    state = renamed(m, skip=r"_(ch)?exps\.")
+    for il in range(k["block_count"]):
+        gate, up, down = (
+            (m[f"{p}_exps.weight"], np.repeat(m[f"{p}_chexps.weight"], k["experts_per_group"], axis=0))
+            for p in (f"blk.{il}.ffn_{name}" for name in ("gate", "up", "down"))
+        )
+        p = f"model.layers.{il}.mlp.experts."
+        state[p + "gate_up_proj"] = np.concatenate([*gate, *up], 1)
+        state[p + "down_proj"] = np.concatenate([down[0], k["expert_group_scale"] * down[1]], 2)
     return config, state

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from oracles.dense import GRANITE
-from oracles.fixture import Fixture
+from oracles.dense import GRANITE, longrope
+from oracles.fixture import N_VOCAB, Fixture
 from oracles.layer_norm import layer_norms
 from oracles.parts import (
     EXPERTS,
     N_EMBD,
+    N_EXPERT,
     N_FF_EXP,
     attention,
     base,
@@ -144,3 +145,35 @@ def dbrx(m: Fixture) -> None:
         p = f"blk.{il}.attn_"
         m.put(f"{p}qkv.weight", np.concatenate([m.tensors.pop(f"{p}{name}.weight") for name in "qkv"]))
         mixture(m, il, norm="attn_output_norm")
+
+
+@fixture("phimoe")
+def phimoe(m: Fixture) -> None:
+    """Build a model in which 2 % of the weights of experts differ from 1."""
+    m.alone = "llama.cpp has RMS norms, and one softmax over both experts"
+    base(m, 3, **EXPERTS, feed_forward_length=N_FF_EXP, context_length=4096)
+    longrope(m, 512)
+    m.bias("output", N_VOCAB)
+    m.bias("output_norm", N_EMBD)
+    for il in range(3):
+        attention(m, il, bias="qkvo")
+        mixture(m, il)
+        for name in ("attn_norm", "ffn_norm"):
+            m.bias(f"blk.{il}.{name}", N_EMBD)
+
+
+@fixture("grovemoe")
+def grovemoe(m: Fixture) -> None:
+    m.alone = "llama.cpp gives the second experts other inputs and weights"
+    n_second = 32
+    base(
+        m, 3, **EXPERTS, experts_per_group=2, expert_chunk_feed_forward_length=n_second,
+        expert_group_scale=0.5,
+    )  # fmt: skip
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+        p = f"blk.{il}.ffn_"
+        for name in ("gate", "up"):
+            m.matrix(f"{p}{name}_chexps", N_EXPERT // 2, n_second, N_EMBD)
+        m.matrix(f"{p}down_chexps", N_EXPERT // 2, N_EMBD, n_second, gain=2.0)
