@@ -335,6 +335,20 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
     raise _no_rule("ssm_scan", x=x, bc=bc, heads=heads, state=state)
 
 
+def selective_scan(
+    x: State, dt: State, shared: tuple[State, State], weights: tuple[State, State], state: State, n: int
+) -> State:
+    """For its channels of x, a device must hold the values of dt and the weights. All channels share B and C.
+    The result is split like x."""
+    by_rows = replace(x, axis=0)
+    if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and shared == (MIRRORED, MIRRORED):
+        if (dt, *weights, state) == (x, by_rows, by_rows, resized(x, n)):
+            return x
+    raise _no_rule(
+        "selective_scan", x=x, dt=dt, b=shared[0], c=shared[1], a=weights[0], d=weights[1], state=state
+    )
+
+
 def group_norm(x: State, w: State, group: int) -> bool:
     """Return whether x is split between groups of `group` columns. Otherwise devices exchange sums of
     squares."""

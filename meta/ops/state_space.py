@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.sums import holders_of
+from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
 
@@ -52,6 +52,35 @@ def ssm_scan(
             graph.inputs[r].step,
             group=group,
             first=how.ranges[r][0] // head_dim % group,
+            row_states=graph.kind.mix is Mix.FEW,
+        )
+    return y
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Weight, d: Weight, state: Weight
+) -> Tensor:
+    """Return Mamba-1's scan of x [rows, channels] (vkbackend/ops/state_space.py), split like x.
+
+    The shapes are dt [rows, channels], b and c [rows, n], a [channels, n] and d [channels]. `state` [n_cells,
+    channels * n] becomes each run's state after its last row.
+    """
+    graph, n = x.graph, a.shape[1]
+    b, c = whole(b), whole(c)
+    how = split.selective_scan(x.state, dt.state, (b.state, c.state), (a.state, d.state), state.state, n)
+    y = graph.new(x.rows, x.width, how, "selective_scan")
+    for r in holders_of(y):
+        cells, out = state.whole(r), y.on(r)
+        graph.on(r, "selective_scan").selective_scan(
+            x.on(r),
+            dt.on(r),
+            b.on(r),
+            c.on(r),
+            a.whole(r),
+            d.whole(r),
+            cells.reshape(cells.shape[0], out.shape[1], n),
+            out,
+            graph.inputs[r].step,
             row_states=graph.kind.mix is Mix.FEW,
         )
     return y

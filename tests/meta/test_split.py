@@ -93,6 +93,15 @@ def scan(x: State = INNER, bc: State = GROUPS, dt: State = HEADS, state: State =
     return rules.ssm_scan(x, bc, dt, state, (8, 4, 2))
 
 
+SELECTED = rules.resized(COLUMNS, 4)
+
+
+def selective(
+    x: State = COLUMNS, dt: State = COLUMNS, b: State = MIRRORED, a: State = ROWS, state: State = SELECTED
+) -> State:
+    return rules.selective_scan(x, dt, (b, MIRRORED), (a, ROWS), state, 4)
+
+
 def normed(x: State) -> State:
     rules.group_norm(x, MIRRORED, 8)
     return x
@@ -138,6 +147,7 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("delta_net, three tensors", lambda: delta(KEYS, KEYS, VALUES), VALUES),
     ("delta_net, gates of channels", lambda: delta(QKV, g=VALUES, width=8), VALUES),
     ("ssm_scan", scan, INNER),
+    ("selective_scan", selective, COLUMNS),
     ("mat_heads", lambda: rules.mat_heads(KEYS, replace(VALUES, axis=0), 8, 16), VALUES),
     ("concat", lambda: rules.concat(KEYS, VALUES, 8, 16), split(1, ((0, 24), (24, 48)))),
     (
@@ -246,6 +256,11 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("ssm_scan, of other groups", lambda: scan(bc=split(1, ((0, 1), (1, 3)), [4, 4])), "ssm_scan of"),
     ("ssm_scan, steps of other heads", lambda: scan(dt=OTHER), "ssm_scan of"),
     ("ssm_scan, state of other heads", lambda: scan(state=rules.resized(INNER, 3)), "ssm_scan of"),
+    ("selective_scan, whole", lambda: selective(MIRRORED), "selective_scan of x MIRRORED"),
+    ("selective_scan, sum of B", lambda: selective(b=SUM), "b PARTIAL"),
+    ("selective_scan, steps of other channels", lambda: selective(dt=OTHER), "selective_scan of"),
+    ("selective_scan, whole decay", lambda: selective(a=MIRRORED), "a MIRRORED"),
+    ("selective_scan, state of other channels", lambda: selective(state=COLUMNS), "selective_scan of"),
     ("group_norm, sum", lambda: normed(SUM), "group_norm of x PARTIAL"),
     ("group_norm, whole weight", lambda: normed(INNER), "w MIRRORED"),
     ("mat_heads, whole x", lambda: rules.mat_heads(MIRRORED, ROWS, 8, 8), "x MIRRORED"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+from vkbackend.models.architectures.selective import SelectiveDecoder
 from vkbackend.models.architectures.state_space import StateSpaceDecoder
 from vkbackend.models.architectures.wide_normed import WideNormed
 from vkbackend.models.engine.runner.runner import Runner
@@ -16,13 +17,16 @@ def planned(runner: Runner, rows: int) -> list[int]:
     exchanges. Norms of q and k over all heads exchange two values per token, split norms of state space heads
     one value per group, FFNs with sparse gates two values, and a norm before an output matrix one value.
     Experts that follow hyper-connections read the first device's row, so that all devices choose the same
-    experts. Experts of a latent vector sum it before its norm."""
+    experts. Experts of a latent vector sum it before its norm. Mamba-1 layers sum dt, B and C, which all
+    channels share."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):
         mixes = "heads" in plan.ranges or "k_heads" in plan.ranges or "ssm_heads" in plan.ranges
         if isinstance(m, WideNormed):
             wanted.append(2 * rows)
+        if isinstance(m, SelectiveDecoder) and m.recurrent[il]:
+            wanted.append(rows * sum(m.selection.shared.values()))
         if isinstance(m, StateSpaceDecoder) and f"blk.{il}.ssm_norm.weight" in names:
             group = m.scan.n_head // m.scan.n_group
             if any(at % group for cut in plan.ranges["ssm_heads"] for at in cut):

@@ -65,6 +65,7 @@ KDA = LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.h
 SHARED_INDEXER = LATENT | INDEXER | {"attention.indexer.types": [1, 1, 0, 0] * (N_LAYER // 4)}
 OWN: dict[str, dict[str, Any]] = {
     "granitehybrid": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
+    "jamba": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
     "nemotron_h": ONE_OF_THREE,
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,

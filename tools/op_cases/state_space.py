@@ -51,6 +51,37 @@ class SsmScan(Case):
 
 
 @dataclass(frozen=True)
+class SelectiveScan(Case):
+    """Each channel has a state of `n` values. Time steps are as in SsmScan."""
+
+    width: int = 32
+    n: int = 16
+    runs: tuple[StateRun, ...] = RUNS
+    pad: int = 1
+    span: float = 8.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows, width, n = n_rows_of(self.runs) + self.pad, self.width, self.n
+        decay = -np.exp(rng.uniform(-4, 1, (width, n))).astype(np.float32)
+        tensors = {
+            "x": uniform(rng, rows, width),
+            "dt": uniform(rng, rows, width, span=self.span),
+            "b": uniform(rng, rows, n),
+            "c": uniform(rng, rows, n),
+            "a": Tensor((width, n), "f32", decay),
+            "d": uniform(rng, width),
+            "state": states(rng, self.runs, width, n),
+            "y": output(rows, width),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in (*tensors, "step"))
+            r.selective_scan(*args, row_states=with_rows(self.runs))
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
 class GroupSquares(Case):
     width: int = 64
     group: int = 64
@@ -109,6 +140,12 @@ def quick() -> list[Case]:
         SsmScan(5, 24, 48, 3, 1, _LONG, 1, 60.0),
         SsmScan(3, 64, 128, 4, 2, ROW_RUNS, 3),
         SsmScan(2, 8, 256, 1, 0, ROW_RUNS),
+        SelectiveScan(),
+        SelectiveScan(1, 4, ((0, 1, 0, 0),), 0),
+        SelectiveScan(67, 16, _LONG, 3),
+        SelectiveScan(33, 256, ((3, 9, 0, 1), (4, 1, 2, 2))),
+        SelectiveScan(131, 8, _LONG, 1, 60.0),
+        SelectiveScan(67, 64, ROW_RUNS, 3),
         GroupSquares(),
         GroupSquares(31, 16, 4, 17, 2),
         GroupSquares(1, 257, 1, 256, 5, gated=False),
@@ -127,6 +164,9 @@ def wide() -> list[Case]:
             for first in (0, 3):
                 runs = ((3, rows, 1, 0), (0, 4, 2, 2))
                 cases.append(SsmScan(8, p, n, group, first, runs))
+    for width, n in ((1536, 16), (4097, 16), (96, 64)):
+        for rows in (1, 7, 8, 9, 127):
+            cases.append(SelectiveScan(width, n, ((3, rows, 1, 0), (0, 4, 2, 2))))
     for width, group, n_groups in ((8192, 1024, 8), (3072, 3072, 1), (1536, 3072, 1)):
         for rows in (1, 5):
             shape = width, group, n_groups, n_groups * group - width, rows

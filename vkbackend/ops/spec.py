@@ -221,6 +221,13 @@ SPECS: dict[str, OpSpec] = {
             step=True,
         ),
         op_spec(
+            "selective_scan",
+            "x:r dt:r b:r c:r a:r d:r state:w y:w",
+            "width n_rows",
+            "N COLUMNS ROWS ROW_STATES",
+            step=True,
+        ),
+        op_spec(
             "group_squares", "z:r x:r squares:w", "width first skip group n_groups n_rows", "HAS_Z BATCH"
         ),
         op_spec(

@@ -1,6 +1,6 @@
-"""Ops of state space layers: the scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group
-norm. If a group is divided over devices, the devices' sums of squares are added. See recurrent.py for states
-and runs."""
+"""Ops of state space layers: the scans of Mamba-1 (Gu and Dao 2023, arXiv:2312.00752) and Mamba-2 (Dao and
+Gu 2024, arXiv:2405.21060, section 7), and the group norm. If a group is divided over devices, the devices'
+sums of squares are added. See recurrent.py for states and runs."""
 
 from __future__ import annotations
 
@@ -73,6 +73,57 @@ class StateSpaceOps(Target):
             (p // columns, n_heads, min(n_rows, MAX_RUNS)),
             step,
             flops=5 * n_rows * n_heads * n * p,
+        )
+
+    def selective_scan(
+        self,
+        x: View,
+        dt: View,
+        b: View,
+        c: View,
+        a: View,
+        d: View,
+        state: View,
+        y: View,
+        step: View,
+        *,
+        row_states: bool = False,
+    ) -> None:
+        """Compute the scan row by row. With t = softplus(dt), a channel's new state is m' = e^(t a) m + t B
+        x, and y = C m' + d x.
+
+        Shapes: x, dt and y [n_rows, width], b and c [n_rows, n], `a` f32 [width, n], d [width], state f32
+        [n_cells, width, n]. `a` is at most 0. Rows of y outside runs are zeros. With `row_states`, each row's
+        cell (`Run.states`) gets the state after the row.
+        """
+        (width, n), n_rows = a.shape, rows_of(x, a.shape[0])
+        assert rows_of(dt, width) == rows_of(y, width) == rows_of(b, n) == rows_of(c, n) == n_rows, (
+            x,
+            dt,
+            b,
+            y,
+        )
+        assert d.shape == (width,) and a.dtype == state.dtype == "f32", (a, d)
+        assert state.shape[1:] == (width, n) and n % 4 == 0 and n <= MAX_SSM_STATE, (state, a)
+        # A thread keeps up to 16 values of a state, on a GPU 4 if the state is small.
+        most, parts = (32, n // 16) if self.limits.is_cpu else (128, max(n // 16, 4))
+        parts = min(floor_pow2(parts), low_bit(n // 4))
+        columns = most // parts
+        self.record(
+            "selective_scan",
+            "f32",
+            (x, dt, b, c, a, d, state, y),
+            {"width": width, "n_rows": n_rows},
+            {
+                "LOCAL": columns * parts,
+                "N": n,
+                "COLUMNS": columns,
+                "ROWS": max(1, min(MOST_ROWS, TILE_VALUES // n)),
+                "ROW_STATES": int(row_states),
+            },
+            (*self.fold(-(-width // columns)), min(n_rows, MAX_RUNS)),
+            step,
+            flops=7 * n_rows * width * n,
         )
 
     def group_squares(

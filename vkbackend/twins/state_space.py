@@ -31,6 +31,25 @@ def ssm_scan(
         cells[written] = m
 
 
+def selective_scan(
+    x: Array, dt: Array, b: Array, c: Array, a: Array, d: Array, state: Array, y: Array, step: StepParams,
+    *, width: int, n_rows: int, n: int, row_states: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    values, before = f64(x, n_rows, width), f64(dt, n_rows, width)
+    rows_b, rows_c, decay = f64(b, n_rows, n), f64(c, n_rows, n), f64(a, width, n)
+    cells, out = state.reshape(-1, width, n), y.reshape(n_rows, width)
+    out[step.n_rows :] = 0.0
+    for begin, n_run, read, written, is_fresh in runs_of(step):
+        m = np.zeros((width, n)) if is_fresh else cells[read].astype(np.float64)
+        for t in range(begin, begin + n_run):
+            time = np.logaddexp(0.0, before[t])
+            m = np.exp(time[:, None] * decay) * m + (time * values[t])[:, None] * rows_b[t]
+            out[t] = m @ rows_c[t] + f64(d, width) * values[t]
+            if row_states:
+                cells[step.cells_after[t]] = m
+        cells[written] = m
+
+
 def _gated(z: Array, x: Array, n_rows: int, width: int, has_z: int) -> Array:
     values = f64(x, n_rows, width)
     if not has_z:

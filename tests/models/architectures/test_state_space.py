@@ -1,5 +1,5 @@
-"""Mamba-2 models on devices with any shares produce the same logits as on one device. The exchanges equal the
-plan, and slots can move to other devices."""
+"""Mamba-1 and Mamba-2 models on devices with any shares produce the same logits as on one device. The
+exchanges equal the plan, and slots can move to other devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
-NAMES = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h_moe")
+NAMES = ("mamba2", "mamba", "jamba", "granitehybrid", "falcon-h1", "nemotron_h_moe")
 SHARES = ([0, 1, 0], [1, 0, 3], [2, 1, 1], [9, 1, 9])
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
@@ -63,8 +63,8 @@ def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: s
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
 
 
-def changed(key: str, value: Any) -> Fixture:
-    m = build("mamba2")
+def changed(key: str, value: Any, name: str = "mamba2") -> Fixture:
+    m = build(name)
     m.keys[key] = value
     return m
 
@@ -87,5 +87,21 @@ def test_unsupported_sizes_are_refused(
     with (
         GGUF.open(write(changed(key, value), tmp_path / "m.gguf")) as gguf,
         pytest.raises(error, match=message),
+    ):
+        load_model(gguf)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ssm.state_size", 18, "states of 18"),
+        ("ssm.state_size", 260, "states of 260"),
+        ("ssm.conv_kernel", 17, "convolutions of 17"),
+    ],
+)
+def test_unsupported_sizes_of_mamba_1_are_refused(tmp_path: Path, key: str, value: int, message: str) -> None:
+    with (
+        GGUF.open(write(changed(key, value, "mamba"), tmp_path / "m.gguf")) as gguf,
+        pytest.raises(UnsupportedModel, match=message),
     ):
         load_model(gguf)

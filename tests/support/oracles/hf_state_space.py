@@ -28,6 +28,84 @@ def scans(m: Fixture, state: State, where: str) -> None:
             state[p + "norm.weight"] = m[b + "ssm_norm.weight"].reshape(-1)
 
 
+def selections(m: Fixture, state: State, where: str) -> None:
+    """Add the Mamba-1 layers to `state`, as `scans` does."""
+    for il in layers(m, "ssm_a"):
+        p, b = where.format(il), f"blk.{il}."
+        state |= {
+            p + "in_proj.weight": m[b + "ssm_in.weight"],
+            p + "conv1d.weight": m[b + "ssm_conv1d.weight"][:, None],
+            p + "conv1d.bias": m[b + "ssm_conv1d.bias"],
+            p + "x_proj.weight": m[b + "ssm_x.weight"],
+            p + "dt_proj.weight": m[b + "ssm_dt.weight"],
+            p + "dt_proj.bias": m[b + "ssm_dt.bias"],
+            p + "A_log": np.log(-m[b + "ssm_a"]),
+            p + "D": m[b + "ssm_d"],
+            p + "out_proj.weight": m[b + "ssm_out.weight"],
+        }
+        for name in ("dt", "b", "c"):
+            if f"{b}ssm_{name}_norm.weight" in m.tensors:
+                state[f"{p}{name}_layernorm.weight"] = m[f"{b}ssm_{name}_norm.weight"]
+
+
+@builder("mamba", "mamba+norms")
+def mamba(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    sizes = {
+        "vocab_size": N_VOCAB,
+        "hidden_size": k["embedding_length"],
+        "num_hidden_layers": k["block_count"],
+        "state_size": k["ssm.state_size"],
+        "time_step_rank": k["ssm.time_step_rank"],
+        "conv_kernel": k["ssm.conv_kernel"],
+        "expand": k["ssm.inner_size"] // k["embedding_length"],
+        "layer_norm_epsilon": k["attention.layer_norm_rms_epsilon"],
+        "tie_word_embeddings": False,
+    }
+    if k.get("ssm.dt_b_c_rms"):
+        eps = k["attention.layer_norm_rms_epsilon"]
+        config = transformers.FalconMambaConfig(**sizes, mixer_rms_eps=eps)
+    else:
+        config = transformers.MambaConfig(**sizes)
+    state = {
+        "backbone.embeddings.weight": m["token_embd.weight"],
+        "backbone.norm_f.weight": m["output_norm.weight"],
+        "lm_head.weight": m["output.weight"],
+    }
+    for il in range(k["block_count"]):
+        state[f"backbone.layers.{il}.norm.weight"] = m[f"blk.{il}.attn_norm.weight"]
+    selections(m, state, "backbone.layers.{}.mixer.")
+    return config, state
+
+
+@builder("jamba")
+def jamba(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.JambaConfig(
+        **common(
+            m,
+            num_key_value_heads=max(k["attention.head_count_kv"]),
+            num_experts=k["expert_count"],
+            num_experts_per_tok=k["expert_used_count"],
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            attn_layer_period=4,
+            attn_layer_offset=1,
+            mamba_d_state=k["ssm.state_size"],
+            mamba_d_conv=k["ssm.conv_kernel"],
+            mamba_expand=k["ssm.inner_size"] // k["embedding_length"],
+            mamba_dt_rank=k["ssm.time_step_rank"],
+        )
+    )
+    names = {f"ffn_{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")}
+    names |= {"ffn_gate_inp": "feed_forward.router", "ffn_norm": "pre_ff_layernorm"}
+    state = renamed(m, names, r"_exps\.|ssm_|^output_norm")
+    state["model.final_layernorm.weight"] = m["output_norm.weight"]
+    fused_experts(m, state, "feed_forward.experts")
+    selections(m, state, "model.layers.{}.mamba.")
+    return config, state
+
+
 @builder("mamba2")
 def mamba2(m: Fixture) -> tuple[Any, State]:
     k = m.keys

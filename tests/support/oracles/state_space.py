@@ -1,4 +1,4 @@
-"""Fixtures with Mamba-2 layers."""
+"""Fixtures with Mamba-1 or Mamba-2 layers."""
 
 from __future__ import annotations
 
@@ -47,6 +47,66 @@ def ssm(n_head: int, n_group: int) -> dict[str, Any]:
         "ssm.time_step_rank": n_head,
         "ssm.inner_size": n_head * SIZE,
     }
+
+
+def selection(m: Fixture, il: int, *, normed: bool = False) -> None:
+    p, inner, n_state = f"blk.{il}.", m.keys["ssm.inner_size"], m.keys["ssm.state_size"]
+    dt_rank = m.keys["ssm.time_step_rank"]
+    m.norm(f"{p}attn_norm", N_EMBD)
+    m.matrix(p + "ssm_in", 2 * inner, N_EMBD)
+    m.put(p + "ssm_conv1d.weight", 0.6 * m.normal(p + "ssm_conv1d", inner, m.keys["ssm.conv_kernel"]))
+    m.bias(p + "ssm_conv1d", inner, scale=0.3)
+    m.matrix(p + "ssm_x", dt_rank + 2 * n_state, inner, gain=1.5)
+    m.matrix(p + "ssm_dt", inner, dt_rank)
+    m.bias(p + "ssm_dt", inner)
+    if normed:
+        for name, n in ("dt", dt_rank), ("b", n_state), ("c", n_state):
+            m.norm(f"{p}ssm_{name}_norm", n)
+    m.put(p + "ssm_a", -np.exp(0.7 * m.normal(p + "ssm_a", inner, n_state) - 1))
+    m.put(p + "ssm_d", 1 + 0.3 * m.normal(p + "ssm_d", inner))
+    m.matrix(p + "ssm_out", N_EMBD, inner, gain=1.5)
+
+
+SELECTIVE = {  # the sizes of Mamba-1 layers
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": N_STATE,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 2 * N_EMBD,
+}
+
+
+def selective(m: Fixture, n_layer: int, **keys: Any) -> None:
+    base(m, n_layer, n_head=0, n_kv=0, **SELECTIVE, **keys, feed_forward_length=0)
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"):
+        del m.keys[key]
+    for il in range(n_layer):
+        selection(m, il)
+
+
+@fixture("mamba")
+def mamba(m: Fixture) -> None:
+    selective(m, 4)
+
+
+@fixture("mamba+norms")
+def mamba_norms(m: Fixture) -> None:
+    """Falcon Mamba."""
+    selective(m, 3, ssm__dt_b_c_rms=True)
+
+
+@fixture("jamba")
+def jamba(m: Fixture) -> None:
+    """Every second layer has experts, and layer 1 of 4 attends."""
+    kv = [2 * (il % 4 == 1) for il in range(6)]
+    base(m, 6, n_kv=kv, **SELECTIVE, expert_count=N_EXPERT, expert_used_count=2, feed_forward_length=N_FF_EXP)
+    for il in range(6):
+        if kv[il]:
+            m.keys["attention.head_count_kv"] = kv[il]
+            attention(m, il)
+        else:
+            selection(m, il, normed=True)
+        mixture(m, il) if il % 2 else feed_forward(m, il)
+    m.keys["attention.head_count_kv"] = kv
 
 
 @fixture("mamba2")

@@ -143,6 +143,31 @@ def test_the_scan_is_a_masked_product(rows: int) -> None:
         assert nmse(y[:, h], want) < 1e-12 and nmse(state[0, h], after) < 1e-12
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_the_selective_scan_is_a_sum_of_decayed_rows(rows: int) -> None:
+    """The solution is m_t = e^(a T_t) m_0 + sum over s <= t of e^(a (T_t - T_s)) B_s t_s x_s. T_t
+    is the running sum of the steps t_s (Gu and Dao 2023, arXiv:2312.00752, algorithm 2)."""
+    width, n = 5, 8
+    shapes = {"x": width, "dt": width, "b": n, "c": n}
+    values = {name: RNG.uniform(-1, 1, (rows, size)).astype(np.float32) for name, size in shapes.items()}
+    decay = -RNG.uniform(0.1, 2, (width, n)).astype(np.float32)
+    skip, state = RNG.uniform(-1, 1, width).astype(np.float32), RNG.uniform(-1, 1, (2, width, n))
+    state = state.astype(np.float32)
+    y, before = np.full((rows, width), np.nan, np.float32), state[1].astype(np.float64)
+    args = *values.values(), decay, skip, state, y, one_run(rows, 7, (1, 0))
+    twins.state_space.selective_scan(*args, width=width, n_rows=rows, n=n)
+    x, dt, b, c = (array.astype(np.float64) for array in values.values())
+    for i in range(width):
+        steps = np.log1p(np.exp(dt[:, i]))
+        sums = np.cumsum(steps)
+        elapsed = np.maximum(sums[:, None] - sums, 0)[:, :, None]
+        since = np.tri(rows)[:, :, None] * np.exp(elapsed * decay[i])
+        added = b * (steps * x[:, i])[:, None]
+        states = np.exp(sums[:, None] * decay[i]) * before[i] + np.einsum("tsn,sn->tn", since, added)
+        assert nmse(y[:, i], (states * c).sum(axis=1) + skip[i] * x[:, i]) < 1e-12
+        assert nmse(state[0, i], states[-1]) < 1e-12
+
+
 def test_a_norm_of_groups_over_two_devices() -> None:
     """Three groups of 12 columns are split: one device has columns 0 to 20, the other 20 to 36."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))

@@ -68,8 +68,8 @@ REFUSED = {
     **dict.fromkeys(
         (
             "bailingmoe3", "bailingmoe3+limits", "falcon-h1", "granitehybrid", "granitehybrid+dense",
-            "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "mamba2", "nemotron_h", "nemotron_h_moe",
-            "qwen35", "qwen35moe", "qwen3next",
+            "jamba", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba+norms", "mamba2",
+            "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next",
         ),
         "recurrent",
     ),
