@@ -18,7 +18,7 @@ from vkbackend.models.drafting.prices import Recent
 
 
 class Head(Protocol):
-    """The part of a runner that drafts."""
+    """Runs the head on the devices of its model."""
 
     @property
     def is_idle(self) -> bool: ...

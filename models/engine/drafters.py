@@ -12,7 +12,7 @@ from vkbackend.models.drafting.heads import HeadDrafter
 from vkbackend.models.drafting.ngram import Ngrams
 from vkbackend.models.drafting.prices import ROWS
 from vkbackend.models.drafting.vocabulary import check_vocabulary
-from vkbackend.models.engine.runner.draft_runner import DraftRunner
+from vkbackend.models.engine.runner.draft_runner import DraftRunner, HeadRunner
 from vkbackend.models.engine.speculation import Limits, Speculation
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
@@ -51,7 +51,7 @@ def drafters_of(runner: Runner, draft: Runner | None = None) -> list[Drafter]:
         if name == "ngram":
             drafters.append(Ngrams(options.n_slots, options.n_ctx))
         elif name in ("mtp", "eagle3"):
-            drafters.append(HeadDrafter(runner, options.draft_p_min, source=name))
+            drafters.append(HeadDrafter(HeadRunner(runner), options.draft_p_min, source=name))
         elif draft is not None:
             drafters.append(_draft_model(runner, draft))
     return drafters

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout, UnsupportedModel, VkbackendError
 from vkbackend.meta.load import Progress
 from vkbackend.models.engine.admission import check_request, max_text, sequence_of
@@ -22,6 +21,7 @@ from vkbackend.models.engine.cache.host_tier import tier_of
 from vkbackend.models.engine.cache.prefix_cache import PrefixCache
 from vkbackend.models.engine.drafters import open_draft, speculation_of
 from vkbackend.models.engine.grammars import Grammars
+from vkbackend.models.engine.idle_work import IdleWork
 from vkbackend.models.engine.in_flight import StepInFlight, images_of, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
     Cancel,
@@ -82,6 +82,8 @@ class Engine:
             states.spare = self.cache.snapshots.spare
         self._speculation, self._reads_images = speculation, runner.image_width > 0
         self._tier = tier_of(runner, self.cache)
+        self._broken: ErrorData | None = None
+        self.idle = IdleWork(runner, self._tier, lambda: self._broken is not None)
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -107,7 +109,6 @@ class Engine:
         self._n_submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
         self.is_stuck = False  # whether the last call of `step` computed no rows
-        self._broken: ErrorData | None = None
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None, group: Group | None = None) -> Engine:
@@ -190,34 +191,6 @@ class Engine:
         if self._projector is not None:
             self._projector.close()
         self.runner.close()
-
-    def work_ahead(self, is_awaited: Callable[[], bool]) -> bool:
-        """While no request is running, store blocks in files, then record steps that are likely next, until
-        `is_awaited` returns true. Return whether more is left to do."""
-        try:
-            if self._tier and not self._broken and self._tier.keep_all(is_awaited):
-                return True
-        except VkbackendError as error:
-            env.log(1, f"blocks are not stored while idle: {error}")
-            return False
-        return env.records_ahead() and self.record_ahead(is_awaited)
-
-    def record_ahead(self, is_awaited: Callable[[], bool]) -> bool:
-        """While no request is running, record a step that is likely next, until `is_awaited` returns true.
-        Return whether more steps may be recorded."""
-        try:
-            return not self._broken and self.runner.record_ahead(is_awaited)
-        except VkbackendError as error:  # A request that needs the step gets the error.
-            env.log(1, f"no step is recorded ahead: {error}")
-            return False
-
-    def save_due_s(self) -> float | None:
-        """Return after how many idle seconds `save` should be called, or None."""
-        return None if self._broken else self.runner.save_due_s()
-
-    def save(self) -> None:
-        """Store what the next start should know, so that a process that is killed later does not lose it."""
-        self.runner.save_counts()
 
     def submit(self, request: Request) -> None:
         """Errors of the request become an event."""

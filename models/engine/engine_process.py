@@ -248,14 +248,14 @@ def serve(
             try:
                 timeout = STUCK_S if engine.is_stuck and engine.busy else None
                 if not engine.busy:
-                    due_s = engine.save_due_s()
+                    due_s = engine.idle.save_due_s()
                     timeout = IDLE_S if more or due_s == 0 else due_s
                 request = inbox.get(not engine.busy or timeout is not None, timeout)
             except Empty:
-                if not engine.busy and engine.save_due_s() == 0:
-                    engine.save()
+                if not engine.busy and engine.idle.save_due_s() == 0:
+                    engine.idle.save()
                 while more and not engine.busy and inbox.empty():
-                    more = engine.work_ahead(lambda: not inbox.empty())
+                    more = engine.idle.advance(lambda: not inbox.empty())
                 if engine.busy and (news := engine.step()):
                     conn.send((news.ids, news.answers))
                 continue

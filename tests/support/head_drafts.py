@@ -17,6 +17,7 @@ from scheduling import drafting, finish, tokens_of
 from vkbackend.models.engine.drafters import drafters_of
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.runner.draft_runner import HeadRunner
 from vkbackend.models.placement import traced_steps
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
@@ -138,7 +139,7 @@ def check_choice_on_devices(
         assert (runner.max_top_k > 0) == on_devices
         runner.step(PROMPT[:9], [Run(0, 0, 9, 0)], [])
         runner.step(PROMPT[:5], [Run(1, 0, 5, 0)], [])
-        drafts.append(runner.draft(PROMPT[9:11], [0, 1], [9, 5], summed=True))
+        drafts.append(HeadRunner(runner).draft(PROMPT[9:11], [0, 1], [9, 5], summed=True))
         runner.close()
     assert drafts[0][0].tolist() == drafts[1][0].tolist()
     assert drafts[0][1] is not None and drafts[1][1] is not None

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import Run, answer, call, parse
 from device_sets import device_infos
+from llama_cpp_lines import Run, answer, call, parse
 from places import ROOT
 
 from vkbackend.errors import InvalidArgument

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from command_line import Run, answer, call, parse
+from llama_cpp_lines import Run, answer, call, parse
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools import bench

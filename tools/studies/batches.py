@@ -12,7 +12,9 @@ import time
 from collections.abc import Sequence
 
 from vkbackend.checks import whole_number
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.arguments import device_list
+from vkbackend.models.engine.runner.micro_batch import MicroBatch
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
@@ -34,10 +36,7 @@ def prefill(runner: Runner) -> float:
 
 def _timed(runner: Runner, tokens: list[int], runs: list[Run], outputs: list[int]) -> float:
     began = time.perf_counter()
-    if runner.max_top_k:
-        runner.step_top_k(tokens, runs, outputs, runner.max_top_k)
-    else:
-        runner.step(tokens, runs, outputs)
+    runner.collect(runner.launch(MicroBatch(tokens, runs, outputs), Wanted(runner.max_top_k)))
     return time.perf_counter() - began
 
 

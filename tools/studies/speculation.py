@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from vkbackend.meta.recorded_steps import Step
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.common_prefix import n_common
 from vkbackend.models.draft_options import MAX_DRAFT
 from vkbackend.models.drafting.acceptance import Acceptance
@@ -34,7 +35,7 @@ from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import drafters_of, limits_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, News
-from vkbackend.models.engine.runner.micro_batch import MicroBatch
+from vkbackend.models.engine.runner.micro_batch import MicroBatch, StepHandle
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.gguf.reader import GGUF
@@ -125,13 +126,13 @@ def nbytes_of(step: Step) -> int:
 
 
 def count_rows(draft: Runner, outcome: Outcome) -> None:
-    best = type(draft).best
+    launch = type(draft).launch
 
-    def counted(batch: MicroBatch, summed: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    def counted(batch: MicroBatch, wanted: Wanted) -> StepHandle:
         outcome.n_draft_rows += len(batch.tokens)
-        return best(draft, batch, summed)
+        return launch(draft, batch, wanted)
 
-    draft.best = counted  # type: ignore[method-assign, assignment]
+    draft.launch = counted  # type: ignore[method-assign]
 
 
 def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: Outcome) -> Iterator[None]:

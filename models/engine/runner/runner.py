@@ -15,24 +15,22 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.errors import UnsupportedModel, VkbackendError
-from vkbackend.meta.candidates import TopK
 from vkbackend.meta.load import Progress
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.models.arguments import ONLY_EMBEDS
-from vkbackend.models.drafting.drafter import Adapters
 from vkbackend.models.engine.cache.block_parts import BlockParts, identity_of
 from vkbackend.models.engine.cache.blocks import Copy, Pool
 from vkbackend.models.engine.cache.slot_copy import copy_blocks, copy_state
-from vkbackend.models.engine.runner.adapter_rows import AdapterRows, width_of
+from vkbackend.models.engine.runner.adapter_rows import width_of
 from vkbackend.models.engine.runner.group import Group
-from vkbackend.models.engine.runner.image_rows import write_images
 from vkbackend.models.engine.runner.likely_steps import likely_kinds
 from vkbackend.models.engine.runner.loading import Loading, n_stages
 from vkbackend.models.engine.runner.memory_report import memory_report
-from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch, Rows, StepHandle
+from vkbackend.models.engine.runner.micro_batch import MicroBatch, Rows, StepHandle
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.engine.runner.rope_rows import RopeRows
+from vkbackend.models.engine.runner.step_input import StepInput, Tables
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates
@@ -40,7 +38,7 @@ from vkbackend.models.placement.resident import Resident
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
+from vkbackend.step import MAX_RUNS, Mix, Run, n_single
 
 
 class Runner:
@@ -106,15 +104,19 @@ class Runner:
         self.image_width = shape.n_image_tables * self.n_embd
         self._tables = self.kv.groups
         self.expert_cache = loading.expert_cache
-        self._params, self._second = StepParams(), StepParams()
         ropes = self.model.ropes(self.n_ctx)
-        self._ropes = RopeRows(ropes, self.n_ctx, shape.n_rows)
         self.has_sections = any(table.is_multimodal for table in ropes.values())
         is_even = len(set(self.layout.active.values())) == 1  # all devices compute all layers
         self.n_stages = self.model.n_layer + 1 if self.model.n_staged and is_even else 0
         self.adapters = loading.adapters
         self.default_adapters = tuple((info.id, info.scale) for info in self.adapters if info.scale)
-        self._adapter_rows = AdapterRows(shape) if self.adapters else None
+        self._input = StepInput(
+            self.mesh,
+            shape,
+            RopeRows(ropes, self.n_ctx, shape.n_rows),
+            has_adapters=bool(self.adapters),
+            encodes=self.encodes,
+        )
         self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
         self._shifts = loading.shifting(self.mesh, self.kv)
         self._in_flight: deque[StepHandle] = deque()
@@ -125,69 +127,10 @@ class Runner:
         which the next step overwrites. Rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
-    def step_hidden(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
-        """Run one micro-batch and return the hidden states of its output rows, float32 [len(outputs),
-        n_embd]."""
-        return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted(hidden=True)))[1]
-
-    def step_top_k(
-        self,
-        tokens: Sequence[int],
-        runs: Sequence[Run],
-        outputs: Sequence[int],
-        k: int,
-        masks: np.ndarray | None = None,
-        summed: bool = False,
-    ) -> TopK:
-        """Run a step and return the best `k` tokens of each output row, at most `max_top_k`."""
-        assert 0 < k and outputs
-        handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
-        ids, logits, log_sums = self.collect(handle)
-        assert ids is not None
-        return TopK(ids, logits, log_sums)
-
     @property
     def is_idle(self) -> bool:
         """Return whether no step is in flight, so that the head can draft."""
         return not self._in_flight
-
-    def draft(
-        self,
-        tokens: Sequence[int],
-        slots: Sequence[int],
-        positions: Sequence[int],
-        summed: bool = False,
-        adapters: Sequence[Adapters] = (),
-        offsets: Sequence[int] = (),
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the tokens that the head expects after the token at each slot's position, int64 [n]. If
-        `summed`, also return their probabilities, float64 [n]. `adapters` lists each row's adapters, and
-        `offsets` how far RoPE's positions are from the cells. The slots must own the positions' cells."""
-        runs = [Run(slot, i, 1, at) for i, (slot, at) in enumerate(zip(slots, positions, strict=True))]
-        for run, used in zip(runs, adapters, strict=False):
-            run.adapters = used
-        images = None
-        if any(offsets):
-            images = BatchImages((), np.repeat(np.add(positions, offsets)[:, None], 3, axis=1))
-        batch = MicroBatch(tokens, runs, range(len(runs)), images=images)
-        ids, chances = self.best(batch, summed, ahead=True)
-        of_head = self.model.draft_ids
-        return ids if of_head is None else of_head[ids], chances
-
-    def best(
-        self, batch: MicroBatch, summed: bool, *, ahead: bool = False
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the likeliest token of each output row, int64 [n]. If `summed`, also return their
-        probabilities, float64 [n]."""
-        k = min(1, self.max_top_k)
-        wanted = Wanted(k, summed and k > 0, ahead=ahead)
-        ids, logits, log_sums = self.collect(self.launch(batch, wanted))
-        if ids is None:
-            ids = logits.argmax(axis=1, keepdims=True)
-            best = np.take_along_axis(logits, ids, 1)
-            log_sums = best[:, 0] + np.log(np.exp(logits - best, dtype=np.float64).sum(axis=1))
-            logits = best
-        return ids[:, 0], np.exp(logits[:, 0] - log_sums) if summed and log_sums is not None else None
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
         """Start a micro-batch. Up to `n_in_flight` steps may run, and `collect` returns their results in
@@ -206,11 +149,7 @@ class Runner:
             advance = self.kv.states.slots.advance
             batch = batch._replace(runs=[replace(run, states=advance(run)) for run in batch.runs])
         if self.group:
-            tables = self._ropes.of_images(batch.images)
-            if tables is None and self.group.joining.sends_tables:
-                runs = batch.runs
-                positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
-                tables = self._ropes.at(positions)
+            tables = self._input.tables_for_nodes(batch, self.group.joining.sends_tables)
             self.group.step(batch, computed, tables)
         if n_outputs:
             self.mesh.outputs.expect(n_outputs, computed, handle.place)
@@ -278,41 +217,13 @@ class Runner:
                 return recorded or is_awaited()
         return False
 
-    def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
+    def compute(self, batch: MicroBatch, step: Step, tables: Tables | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` contains rows of cos
         and sin that replace this node's rows."""
-        tokens, runs, outputs, masks, stage, images = batch
-        if stage > 0:  # the rows read the residuals of their positions
-            tokens = [p for r in runs for p in range(r.first_pos, r.first_pos + r.n_rows)]
-        n_rows, mix = len(tokens), step.kind.mix
-        half = step.kind.n_rows // 2 if step.kind.halves else 0
-        if masks is not None:
-            self.mesh.outputs.write_masks(masks)
-        second = self._second if half else None
-        if second:
-            front, back = cut_runs(runs, half)
-            self._params.fill(tokens[:half], front, [], mix)
-            second.fill(tokens[half:], back, [i - half for i in outputs], mix)
-        elif images:
-            self._params.fill(tokens, runs, outputs, mix, ends=step.kind.sees_end)
-        else:
-            self._params.fill(tokens, runs, outputs, mix, typed=self.encodes)
-        positions = self._params.rows[: half or n_rows, 0]
-        if second:
-            positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
-        if images:
-            write_images(self.mesh, images.rows, self._params, second, n_rows)
-            tables = tables or self._ropes.of_images(images)
-        adapters = None
-        if step.kind.adapters and self._adapter_rows:
-            parts = [(runs, outputs)]
-            if second:
-                parts = [(front, []), (back, [i - half for i in outputs])]
-            adapters = self._adapter_rows.at(step.kind, parts)
-        self.mesh.write_step(self._params, tables or self._ropes.at(positions), second, adapters)
+        self._input.write(batch, step.kind, tables)
         self.mesh.run(step)
         if self.expert_cache:
-            self.expert_cache.after_step(n_rows, step.kind.halves)
+            self.expert_cache.after_step(len(batch.tokens), step.kind.halves)
 
     @property
     def pools(self) -> list[Pool]:

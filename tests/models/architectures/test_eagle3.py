@@ -20,6 +20,7 @@ from vkbackend import hazards
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner.draft_runner import HeadRunner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import check_weights
 from vkbackend.step import Mix, Run
@@ -85,7 +86,7 @@ def check(folder: Path, name: str, devices: list[str], **options: Any) -> None:
         assert nmse(np.array(got), logits[ends]) <= EXACT
         chain = [draft(runner, [t], [1], [N + i])[0] for i, t in enumerate(tokens[:-1])]
         assert nmse(np.array(chain), drafted) <= EXACT
-        best, chances = runner.draft([tokens[0]], [1], [N], summed=True)
+        best, chances = HeadRunner(runner).draft([tokens[0]], [1], [N], summed=True)
         p = np.exp(drafted[0] - drafted[0].max())
         assert best[0] == tokens[1] and chances is not None
         assert chances[0] == pytest.approx(p.max() / p.sum(), rel=1e-4)

@@ -27,6 +27,7 @@ from vkbackend.models.engine.cache import image_spans
 from vkbackend.models.engine.cache.image_spans import SequenceImages, Span, row_ids, with_row_ids
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate, LoadState, SaveState
+from vkbackend.models.engine.runner.draft_runner import HeadRunner
 from vkbackend.models.engine.runner.micro_batch import BatchImages, MicroBatch
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
@@ -353,8 +354,8 @@ def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:
         at = np.repeat(np.arange(offset, 9 + offset)[:, None], 3, axis=1)
         batch = MicroBatch(LONG[:9], [Run(0, 0, 9, 0)], [8], images=BatchImages((), at))
         runner.collect(runner.launch(batch, Wanted()))
-        first, _ = runner.draft([5], [0], [9], True, offsets=[of_draft])
-        drafts.append((first, *runner.draft(first.tolist(), [0], [10], True, offsets=[of_draft])))
+        first, _ = HeadRunner(runner).draft([5], [0], [9], True, offsets=[of_draft])
+        drafts.append((first, *HeadRunner(runner).draft(first.tolist(), [0], [10], True, offsets=[of_draft])))
     runner.close()
     chances = [float(of_case[2][0]) for of_case in drafts]
     assert abs(chances[1] - chances[0]) <= 1e-5 < abs(chances[2] - chances[0]), chances

@@ -13,6 +13,7 @@ from oracles.fixture import write
 from oracles.heads import with_head
 from runners import load_runner
 
+from vkbackend.models.engine.runner.draft_runner import HeadRunner
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
@@ -63,7 +64,7 @@ def test_drafts_of_a_head_allocate_nothing(tmp_path: Path, devices: list[str]) -
         for pos in range(first, first + n):
             runner.step([3 + pos % 100], [Run(0, 0, 1, pos)], [0])
             for ahead in (1, 2):
-                runner.draft([5], [0], [pos + ahead])
+                HeadRunner(runner).draft([5], [0], [pos + ahead])
 
     draft(0, 8)
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, wide
-from runners import load_runner
+from runners import load_runner, step_top_k
 
 from vkbackend.models.llm import LLM
 from vkbackend.models.placement import traced_steps
@@ -37,7 +37,7 @@ def test_candidates_equal_the_best_logits(large: Synthetic, devices: list[str]) 
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
     want = np.argsort(-logits, axis=1, kind="stable")
     for k in (1, 40, MAX_TOP_K):
-        best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k)
+        best = step_top_k(runner, [5, 6, 7, 8], runs, [1, 3], k)
         assert best.ids.tolist() == want[:, :k].tolist() and best.log_sums is None
         assert np.array_equal(best.logits, np.take_along_axis(logits, best.ids, 1))
     runner.close()
@@ -53,12 +53,12 @@ def test_candidates_under_a_mask(large: Synthetic, devices: list[str]) -> None:
     masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
     want = np.argsort(np.where(allowed, -logits, np.inf), axis=1, kind="stable")
     for k in (1, 40):
-        best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k, masks)
+        best = step_top_k(runner, [5, 6, 7, 8], runs, [1, 3], k, masks)
         n = min(k, int(allowed[0].sum()))
         assert best.ids[0, :n].tolist() == want[0, :n].tolist()
         assert np.isneginf(best.logits[0, n:]).all() and np.isfinite(best.logits[0, :n]).all()
         assert best.ids[1].tolist() == want[1, :k].tolist()
-    free = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 1)
+    free = step_top_k(runner, [5, 6, 7, 8], runs, [1, 3], 1)
     assert free.ids[:, 0].tolist() == logits.argmax(axis=1).tolist()
     runner.close()
 
@@ -69,7 +69,7 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).astype(np.float64)
     want = np.log(np.exp(logits - logits.max(axis=1)[:, None]).sum(axis=1)) + logits.max(axis=1)
-    best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 40, summed=True)
+    best = step_top_k(runner, [5, 6, 7, 8], runs, [1, 3], 40, summed=True)
     assert best.log_sums is not None and np.abs(best.log_sums - want).max() < 1e-5
     runner.close()
 
@@ -82,7 +82,7 @@ def test_three_rows_in_a_step_that_is_padded_to_four(large: Synthetic, devices: 
     want = np.log(np.exp(logits - logits.max(axis=1)[:, None]).sum(axis=1)) + logits.max(axis=1)
     masks = np.full((3, -(-runner.n_vocab // 32)), 0xFFFFFFFE, np.uint32)
     for mask, summed in ((None, False), (None, True), (masks, False)):
-        best = runner.step_top_k([5, 6, 7], runs, range(3), 5, mask, summed)
+        best = step_top_k(runner, [5, 6, 7], runs, range(3), 5, mask, summed)
         assert np.array_equal(best.logits, np.take_along_axis(logits, best.ids, 1))
         assert np.array_equal(best.ids[:, 0], logits.argmax(axis=1))
         assert not summed or (best.log_sums is not None and np.abs(best.log_sums - want).max() < 1e-4)

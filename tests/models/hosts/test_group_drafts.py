@@ -22,6 +22,7 @@ from vkbackend.models.drafting.drafter import Want
 from vkbackend.models.engine.drafters import drafters_of, open_draft
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.runner.draft_runner import HeadRunner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
@@ -44,8 +45,8 @@ def test_a_head_drafts_over_nodes(tmp_path: Path, places: list[str], options: di
     with twin_runner(path, places, 2, **options) as several:
         for runner in (single, several):
             runner.step(TOKENS[:12], [Run(0, 0, 7, 0), Run(1, 7, 5, 0)], [])
-            first = runner.draft(TOKENS[20:22], [0, 1], [7, 5], summed=True)
-            drafts.append((*first, *runner.draft(first[0].tolist(), [0, 1], [8, 6], summed=True)))
+            first = HeadRunner(runner).draft(TOKENS[20:22], [0, 1], [7, 5], summed=True)
+            drafts.append((*first, *HeadRunner(runner).draft(first[0].tolist(), [0, 1], [8, 6], summed=True)))
     single.close()
     assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 
@@ -66,8 +67,8 @@ def test_an_eagle3_head(tmp_path: Path, split_mode: str) -> None:
     with twin_runner(path, TWO, models=[None, there], **options) as several:
         for runner in (single, several):
             runner.step(TOKENS[:7], [Run(0, 0, 7, 0)], [])
-            first = runner.draft(TOKENS[20:21], [0], [7], summed=True)
-            drafts.append((*first, *runner.draft(first[0].tolist(), [0], [8], summed=True)))
+            first = HeadRunner(runner).draft(TOKENS[20:21], [0], [7], summed=True)
+            drafts.append((*first, *HeadRunner(runner).draft(first[0].tolist(), [0], [8], summed=True)))
     single.close()
     assert all(np.array_equal(*pair) for pair in zip(*drafts, strict=True))
 

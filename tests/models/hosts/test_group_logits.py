@@ -12,7 +12,7 @@ from groups import FOUR, HOSTS, OPTIONS, THREE, TOKENS, TWO, here, logits_of_two
 from oracles import encoders
 from oracles.fixture import write
 from oracles.fixtures import build
-from runners import load_runner
+from runners import load_runner, step_hidden
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.meta import reduce as reduces
@@ -93,10 +93,10 @@ def test_hidden_states(tmp_path: Path, name: str, places: list[str]) -> None:
     path = write(fixture, tmp_path / "model.gguf")
     rows = TOKENS[:13], [Run(0, 0, 9, 0), Run(1, 9, 4, 0)], [0, 4, 8, 12]
     single = load_runner(path, devices=here(places), interleave=False, **OPTIONS)
-    want = single.step_hidden(*rows)
+    want = step_hidden(single, *rows)
     single.close()
     with twin_runner(path, places, 2, False, **OPTIONS) as runner:
-        assert np.array_equal(runner.step_hidden(*rows), want) and np.isfinite(want).all()
+        assert np.array_equal(step_hidden(runner, *rows), want) and np.isfinite(want).all()
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

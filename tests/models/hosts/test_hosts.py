@@ -13,7 +13,7 @@ from device_sets import wide
 from groups import OPTIONS, THREE, TOKENS, TWO, here, logits_of_two_slots
 from oracles.fixture import write
 from oracles.fixtures import build
-from runners import load_runner
+from runners import load_runner, step_top_k
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
@@ -92,8 +92,8 @@ def test_candidates_masks_and_sums(tmp_path: Path) -> None:
     def outputs(runner: Runner) -> list[np.ndarray]:
         assert runner.max_top_k
         runs = [Run(0, 0, 3, 0), Run(1, 3, 1, 0)]
-        out = [*runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 40, masks, True)]
-        out += runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 1)[:2]
+        out = [*step_top_k(runner, [5, 6, 7, 8], runs, [2, 3], 40, masks, True)]
+        out += step_top_k(runner, [5, 6, 7, 8], runs, [2, 3], 1)[:2]
         return [np.array(array) for array in out]
 
     single = load_runner(path, devices=here(THREE), **OPTIONS)

@@ -136,7 +136,7 @@ def test_random_prompts_and_restarts(kind: str, tmp_path: Path, seed: int) -> No
                 cancelled.add(gone := rng.randrange(i + 1))
                 engine.submit(Cancel(gone))
             if rng.random() < 0.2:
-                engine.work_ahead(lambda: False)
+                engine.idle.advance(lambda: False)
         for id_, more in finish(engine, []).items():
             events.setdefault(id_, []).extend(more)
         for i, (tokens, n) in wanted.items():
