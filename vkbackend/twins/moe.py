@@ -88,7 +88,7 @@ def moe_logits(
 def moe_topk(
     logits: Array, h: Array, bias: Array, select: Array, gain: Array, ids: Array, weights: Array, *,
     n_embd: int, n_experts: int, n_used: int, n_rows: int, n_groups: int, n_groups_used: int, norm_w: int,
-    eps: float, scale: float, logit_scale: float, per_id: int = 1, gating: int = SOFTMAX, has_bias: int = 0,
+    per_id: int, eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
     has_select: int = 0, has_gain: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)

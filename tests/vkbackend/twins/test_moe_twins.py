@@ -86,6 +86,7 @@ def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[n
         "scale": 1.0,
         "logit_scale": 1.0,
         "norm_w": 0,
+        "per_id": 1,
         "n_groups": 1,
         "n_groups_used": 1,
     } | push
