@@ -15,7 +15,7 @@ from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider, make_provider
-from vkbackend.meta.relay import Relay
+from vkbackend.meta.relay import Relay, signal_by
 from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
 from vkbackend.meta.step_builder import Build, StepBuilder
@@ -42,6 +42,7 @@ class Mesh:
         self.devices, self.options, self.nodes = list(devices), options or ReduceOptions(), nodes
         self.stores = Stores(self.devices)
         self.weights = self.stores.weights
+        signal_by([device for device in devices if not device.node], self.options.reduce_signal)
         self.relay = Relay(self.devices, self.options.submit_ahead)
         self.outputs = Outputs()
         self.provider: Provider | None = None

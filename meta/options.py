@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options_class import check_fields, option
+from vkbackend.runtime import SIGNALS
 
 MAX_AHEAD = 1 << 16  # no step has this many segments
 # A submission takes the host about 10 us. Two ahead are in time for the devices, but do not delay the host's
@@ -35,6 +36,9 @@ class ReduceKeywords(TypedDict, total=False):
     submit_ahead: int | Literal["all"] | None
     """How many segments of a step are submitted to a device before it may run them (default: 2). None or
     "all": all segments."""
+    reduce_signal: str
+    """How host and devices signal each other that a sum is complete: "semaphore" (default), "flag" (the host
+    polls a word of its memory), "event" (devices wait in their command buffers), or "flag+event"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class ReduceOptions:
     reduce_type: str = option("auto", choice(WIRES))
     reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))
     submit_ahead: int | None = option(AHEAD, ahead_depth)
+    reduce_signal: str = option(SIGNALS[0], choice(SIGNALS))
 
     def __post_init__(self) -> None:
         check_fields(self)

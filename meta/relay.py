@@ -6,15 +6,26 @@ import time
 from collections.abc import Sequence
 
 from vkbackend import env
-from vkbackend.errors import Timeout, VkbackendError
+from vkbackend.errors import Timeout, UnsupportedFeature, VkbackendError
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.streams import Fetch, Stream
-from vkbackend.runtime import Device
+from vkbackend.runtime import SIGNALS, Device
 
 WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
 SPIN_S = 50e-6  # Poll this long before sleeping, because waking up takes about as long.
 DRAIN_S = 5.0
+
+
+def signal_by(devices: Sequence[Device], signal: str) -> None:
+    """Make the next executables use `signal`, one of SIGNALS, on each device that supports it. Raises
+    UnsupportedFeature if none does."""
+    able = [device for device in devices if signal in device.queue.signals]
+    if devices and not able:
+        names = ", ".join(device.name for device in devices)
+        raise UnsupportedFeature(f"no device of {names} signals by {signal}; use semaphore")
+    for device in devices:
+        device.queue.signal = signal if device in able else SIGNALS[0]
 
 
 class Relay:
@@ -84,11 +95,11 @@ class Relay:
     def _join(self, s: int) -> None:
         for d, device in enumerate(self._devices):
             queue, number = device.queue, self._bases[d] + s
-            if queue.completed() >= number:
+            if queue.arrived(number):
                 continue
             began = time.monotonic()
             while self._spin and time.monotonic() - began < self._spin:
-                if queue.completed() >= number:
+                if queue.arrived(number):
                     break
             while not queue.wait(number, WAIT_SLICE_S):
                 waited = time.monotonic() - began

@@ -1,7 +1,8 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
 Times steps of many all-reduces on the first 2, 3, ... devices of the list. Columns are devices, provider,
-wire (format of a partial sum), ahead (exchanges submitted before they may run), and bytes of the f32 message.
+signal (how host and devices signal each other), wire (format of a partial sum), ahead (exchanges submitted
+before they may run), and bytes of the f32 message.
 Results are us per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several nodes
 the network's part of the time. The provider "pages" makes all devices import the same host pages. In
 "scatter" each device also sums one part for all devices. In "host-sum" the host adds. The exit code is 1
@@ -25,12 +26,25 @@ from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts.survey import time_reduces
+from vkbackend.runtime import SIGNALS
 from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 
 WIRES = tuple(wire for wire in REDUCE_TYPES if wire != "auto")
-COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us max", "GB/s", "sums")
+COLUMNS = (
+    "devices",
+    "provider",
+    "signal",
+    "wire",
+    "ahead",
+    "bytes",
+    "us",
+    "us min",
+    "us max",
+    "GB/s",
+    "sums",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,7 @@ class Row:
 
     devices: tuple[str, ...]
     provider: str
+    signal: str
     wire: str
     ahead: str
     nbytes: int
@@ -56,7 +71,7 @@ class Row:
         times = (f"{t:.1f}" for t in (self.us, self.us_min, self.us_max))
         sums = "exact" if self.exact else "WRONG"
         devices = " ".join(map(printable, self.devices))
-        how = (self.provider, self.wire, self.ahead, str(self.nbytes))
+        how = (self.provider, self.signal, self.wire, self.ahead, str(self.nbytes))
         network = () if self.us_network is None else (f"{self.us_network:.1f}",)
         return (devices, *how, *times, f"{self.gb_per_s:.3f}", sums, *network)
 
@@ -77,6 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         default=",".join(PROVIDERS),
         help=f"where partial sums are added (default: {','.join(PROVIDERS)})",
+    )
+    add(
+        "--signals",
+        metavar="LIST",
+        default=SIGNALS[0],
+        help=f"how host and devices signal each other: {','.join(SIGNALS)} (default: {SIGNALS[0]})",
     )
     add(
         "--wires",
@@ -106,8 +127,8 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
     return items
 
 
-def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
-    """Return (devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument."""
+def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str, str]]:
+    """Return (devices, bytes, provider, signal, wire, ahead) of every row. Raises InvalidArgument."""
     devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
@@ -119,9 +140,10 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     for text in aheads:
         ahead_depth("--ahead", text)
     return [
-        (devices[:n], nbytes, provider, wire, ahead)
+        (devices[:n], nbytes, provider, signal, wire, ahead)
         for n in range(2, len(devices) + 1)
         for provider in words("--providers", args.providers, tuple(PROVIDERS))
+        for signal in words("--signals", args.signals, SIGNALS)
         for wire in words("--wires", args.wires, WIRES)
         for nbytes in sizes
         for ahead in aheads
@@ -132,12 +154,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Yield rows. Report and skip unsupported combinations."""
     err = console(stderr=True)
     jobs = combinations(args)
-    for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
-        label = f"{' '.join(devices)} {provider} {wire} ahead {ahead} {size(nbytes)}"
+    for i, (devices, nbytes, provider, signal, wire, ahead) in enumerate(jobs):
+        label = f"{' '.join(devices)} {provider} {signal} {wire} ahead {ahead} {size(nbytes)}"
         err.print(f"[{i + 1}/{len(jobs)}] {label}", markup=False)
         depth = ahead_depth("--ahead", ahead)
         try:
-            how = ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth)
+            how = ReduceOptions(
+                reduce_type=wire, reduce_provider=provider, submit_ahead=depth, reduce_signal=signal
+            )
             if runner.group:
                 result = time_reduces(runner.group, devices, nbytes, how, args.repetitions)
             else:
@@ -148,7 +172,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             err.print(f"  left out: {printable(str(error))}", markup=False)
             continue
         us = [1e6 * s for s in result.seconds]
-        row = Row(devices, provider, wire, ahead, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
+        how_words = provider, signal, wire, ahead
+        row = Row(devices, *how_words, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
         yield replace(row, us_network=1e6 * result.network) if runner.group else row
 
 
@@ -157,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for row in measure(args):
         if args.output != "json" and not rows:
-            lines = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"]
+            lines = ["---", "---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"]
             write((*COLUMNS, "us network") if runner.group else COLUMNS)
             if args.output == "md":
                 write([*lines, "---:"] if runner.group else lines)

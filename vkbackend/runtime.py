@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from vkbackend.pages import Pages
 
 
+# How the host learns that a segment has ended, and how a segment learns that it may begin. Semaphores do both
+# by default. A flag in host memory replaces the first, an event the second.
+SIGNALS = ("semaphore", "flag", "event", "flag+event")
+
+
 class Executable(ABC):
     recording: Recording
     n_segments: int
@@ -42,6 +47,8 @@ class Queue(ABC):
 
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
     submitted: int = 0  # Number of the last submitted segment.
+    signals: tuple[str, ...] = SIGNALS[:1]  # The supported ones of SIGNALS.
+    signal: str = SIGNALS[0]  # For executables built from now on.
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
@@ -50,6 +57,11 @@ class Queue(ABC):
     @abstractmethod
     def completed(self) -> int:
         """Return the number of the last finished segment. Raises DeviceLost."""
+
+    def arrived(self, number: int) -> bool:
+        """Return whether the host may read what segment `number` wrote, without a call of the driver if a
+        flag says so. The segment may still hold its command buffers. Raises DeviceLost."""
+        return self.completed() >= number
 
     @abstractmethod
     def allow(self, number: int) -> None:
@@ -60,7 +72,13 @@ class Queue(ABC):
         """Wait for segment `number`. Returns False after `timeout_s` seconds."""
 
 
-QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # These methods raise an error in a forked child.
+QUEUE_REFUSED = (
+    "submit",
+    "completed",
+    "arrived",
+    "allow",
+    "wait",
+)  # These methods raise an error in a forked child.
 
 
 class Device(ABC):

@@ -65,6 +65,7 @@ class Reduces(_Call):
     reduce_type: Name
     reduce_provider: Name
     submit_ahead: U32 | None
+    reduce_signal: Name
 
 
 class Fitted(Struct, forbid_unknown_fields=True):

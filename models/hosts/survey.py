@@ -49,7 +49,7 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    ways = how.reduce_type, how.reduce_provider, how.submit_ahead
+    ways = how.reduce_type, how.reduce_provider, how.submit_ahead, how.reduce_signal
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
     times = _run_reduces(group, call)
@@ -67,6 +67,7 @@ def _run_reduces(group: Group, call: node_messages.Reduces) -> ReduceTime:
         reduce_type=call.reduce_type,
         reduce_provider=call.reduce_provider,
         submit_ahead=call.submit_ahead,
+        reduce_signal=call.reduce_signal,
     )
     return time_reduce(devices, call.nbytes, how, repeats=call.repeats, nodes=group.nodes)
 

@@ -76,7 +76,7 @@ def test_every_option_of_generate_says_its_default_or_effect() -> None:
 
 
 def test_flags_of_experiments_come_last() -> None:
-    flags = {"--split-policy", "--submit-ahead", "--reduce-provider", "--reduce-type"}
+    flags = {"--split-policy", "--submit-ahead", "--reduce-provider", "--reduce-signal", "--reduce-type"}
     having = set()
     for name in COMMANDS:
         parser = build_parser(name)[1]

@@ -7,6 +7,7 @@ import argparse
 from vkbackend.meta.options import AHEAD
 from vkbackend.meta.policy import POLICIES
 from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.runtime import SIGNALS
 from vkbackend.tools.flags.options import adder
 
 TITLE = "experiments"
@@ -36,6 +37,13 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
         metavar="N",
         help="segments of a step submitted to a device before it may run them: a number or all; "
         "bench-reduce measures which is faster (default: %(default)s)",
+    )
+    add(
+        "reduce_signal",
+        "--reduce-signal",
+        metavar="NAME",
+        help=f"how host and devices signal each other: {', '.join(SIGNALS)}; flag: the host polls a word of "
+        "its memory; event: devices wait in their command buffers (default: %(default)s)",
     )
     add(
         "reduce_type",

@@ -26,6 +26,7 @@ from vkbackend.runtime import Executable
 from vkbackend.vulkan.descriptors import DescriptorSets, Use, base_of
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.program import Programs
+from vkbackend.vulkan.signals import Ends
 from vkbackend.vulkan.timestamps import Timestamps
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
@@ -51,13 +52,20 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` holds the VkCommandBuffers of segment s. The queue sets `submission`. If `timed` or DEBUG=2,
-    a timestamp follows every command."""
+    """`parts[s]` holds the VkCommandBuffers of segment s. The queue gives `ends` and sets `submission`. If
+    `timed` or DEBUG=2, a timestamp follows every command."""
 
     def __init__(
-        self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
+        self,
+        device: LogicalDevice,
+        programs: Programs,
+        recording: Recording,
+        *,
+        timed: bool = False,
+        ends: Ends | None = None,
     ) -> None:
         self._device, self._programs = device, programs
+        self.ends = ends or Ends()
         self.recording = recording
         self.submission: Any = None
         self._sets: DescriptorSets | None = None
@@ -83,7 +91,7 @@ class VulkanExecutable(Executable):
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
-            self.parts: list[Any] = [self._record(parts, stored) for parts in segments]
+            self.parts: list[Any] = [self._record(s, parts, stored) for s, parts in enumerate(segments)]
         except BaseException:
             self.close()
             raise
@@ -154,20 +162,24 @@ class VulkanExecutable(Executable):
         regions = [_region(copy) for copy in copies]
         return lambda cmd, i: lib.vkCmdCopyBuffer(cmd, *regions[i])
 
-    def _record(self, parts: Sequence[Sequence[tuple[int, int]]], stored: Sequence[Command]) -> Any:
-        """Record a segment's submissions, which list the index and the use of each command."""
+    def _record(self, s: int, parts: Sequence[Sequence[tuple[int, int]]], stored: Sequence[Command]) -> Any:
+        """Record the submissions of segment s, which list the index and the use of each command."""
         device, emits = self._device, self._emits
         buffers = device.command_buffers(len(parts))
         self._buffers.append((buffers, len(parts)))
         info = new("VkCommandBufferBeginInfo")
-        for cmd, part in zip(buffers, parts, strict=True):
+        for p, (cmd, part) in enumerate(zip(buffers, parts, strict=True)):
             device.check(lib.vkBeginCommandBuffer(cmd, info), "vkBeginCommandBuffer")
+            if not p:
+                self.ends.begin(cmd, s)
             if self._timestamps:
                 self._timestamps.begin(cmd, sum(isinstance(stored[at], Copy | Dispatch) for at, _ in part))
             for at, i in part:
                 emits[at](cmd, i)
                 if self._timestamps and isinstance(command := stored[at], Copy | Dispatch):
                     self._timestamps.write(cmd, command)
+            if p == len(parts) - 1:
+                self.ends.end(cmd, s, self.n_segments)
             device.check(lib.vkEndCommandBuffer(cmd), "vkEndCommandBuffer")
         return _CommandBuffers(buffers, len(parts))
 

@@ -148,7 +148,7 @@ class VulkanDevice(LogicalDevice, Device):
         self.programs.stop()
 
     def build(self, recording: Recording, *, timed: bool = False) -> VulkanExecutable:
-        executable = VulkanExecutable(self, self.programs, recording, timed=timed)
+        executable = VulkanExecutable(self, self.programs, recording, timed=timed, ends=self.queue.ends())
         try:
             self.queue.prepare(executable)
         except BaseException:

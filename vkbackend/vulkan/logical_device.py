@@ -46,6 +46,7 @@ class LogicalDevice:
         present = extensions_of(self.info.physical)
         chain, idle = enabling(self._api_version(), present, self.features)
         wanted = [name for name in _EXTENSIONS if name in present - idle]
+        self.extensions = frozenset(wanted)
         head = None
         for name, fields in chain:
             head = new(name, head, **fields)

@@ -226,6 +226,9 @@ class Memory:
             whole = new("VkMappedMemoryRange", memory=memory, size=WHOLE_SIZE)
             self._device.check(call(self._device.vk, 1, whole), name)
 
+    def is_coherent(self, buffer: Buffer) -> bool:
+        return self._memory[buffer.uid][2]
+
     def close(self) -> None:
         for uid in list(self._memory):
             vk_buffer, memory, _ = self._memory.pop(uid)

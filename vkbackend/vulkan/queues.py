@@ -7,13 +7,15 @@ only execution, so recordings contain memory barriers.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from vkbackend import env, faults
 from vkbackend.errors import Timeout, VkbackendError
-from vkbackend.runtime import Queue
+from vkbackend.runtime import SIGNALS, Queue
 from vkbackend.vulkan.commands import VulkanExecutable
 from vkbackend.vulkan.logical_device import LogicalDevice
+from vkbackend.vulkan.signals import Ends, Events, Flag
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
@@ -52,11 +54,27 @@ class TimelineQueue(Queue):
         )
         self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
         self._go = 0
+        # A portability driver (Metal) may lack events.
+        can_wait = "VK_KHR_portability_subset" not in device.extensions
+        self.signals = SIGNALS if can_wait else SIGNALS[:2]
+        self._flag: Flag | None = None
+        self._events: Events | None = None
+        self._flagged = range(0)  # the numbers of segments that the flag counts
+        self._held: deque[tuple[int, int]] = deque()  # segments that wait for events: (number, segment)
 
     @property
     def done(self) -> Any:
         """Return a pointer to the semaphore `done`."""
         return self._semaphores + 1
+
+    def ends(self) -> Ends:
+        """Return what the next executable records for `signal`. Raises UnsupportedFeature."""
+        ways = self.signal.split("+")
+        if "flag" in ways and self._flag is None:
+            self._flag = Flag(self.device)
+        if "event" in ways and self._events is None:
+            self._events = Events(self.device)
+        return Ends(self._flag if "flag" in ways else None, self._events if "event" in ways else None)
 
     def prepare(self, executable: VulkanExecutable) -> None:
         """Create a VkSubmitInfo for each command buffer, in which `submit` changes only semaphore values."""
@@ -74,7 +92,7 @@ class TimelineQueue(Queue):
                 infos[at].pNext = timelines + at
                 infos[at].commandBufferCount = 1
                 infos[at].pCommandBuffers = segment[p]
-                if s and not p:
+                if s and not p and not executable.ends.events:
                     timelines[at].waitSemaphoreValueCount = infos[at].waitSemaphoreCount = 1
                     timelines[at].pWaitSemaphoreValues = waits + at
                     infos[at].pWaitSemaphores = self._semaphores
@@ -88,8 +106,15 @@ class TimelineQueue(Queue):
 
     def submit(self, executable: Any, first: int, count: int) -> None:
         infos, _, waits, signals, _, firsts = executable.submission
+        ends = executable.ends
+        if ends.flag and not first:
+            ends.flag.clear()
+            self._flagged = range(self.submitted + 1, self.submitted + executable.n_segments)
         for s in range(first, first + count):
             number = self.submitted + 1 + s - first
+            if ends.events and s:
+                ends.events.reset(s)
+                self._held.append((number, s))
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
         # Each submission is a call. If one call submitted all, an H100 (driver 580) used stale cache lines of
@@ -100,6 +125,18 @@ class TimelineQueue(Queue):
                 result = self._submit(self.device.vk_queue, 1, infos + at, NULL)
                 self.device.check(result, "vkQueueSubmit")
             self.submitted += 1
+        if self._held:
+            self._set_events(self._go)
+
+    def _set_events(self, number: int) -> None:
+        assert self._events
+        while self._held and self._held[0][0] <= number:
+            self._events.set(self._held.popleft()[1])
+
+    def arrived(self, number: int) -> bool:
+        if self._flag and number in self._flagged:
+            return self._flagged.start + self._flag.count > number
+        return self.completed() >= number
 
     def completed(self) -> int:
         device = self.device
@@ -110,11 +147,17 @@ class TimelineQueue(Queue):
         return done
 
     def allow(self, number: int) -> None:
-        if faults.planned and faults.struck(self.device.name, "vkSignalSemaphore hang") == "hang":
+        call = "vkSetEvent" if self._held else "vkSignalSemaphore"
+        if faults.planned and faults.struck(self.device.name, f"{call} hang") == "hang":
             return
-        if number > self._go:
-            self._go = self._signal_info.value = number
-            self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")
+        if number <= self._go:
+            return
+        if self._held:
+            self._go = number
+            self._set_events(number)
+            return
+        self._go = self._signal_info.value = number
+        self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")
 
     def wait(self, number: int, timeout_s: float) -> bool:
         self._wait_value[0] = number
@@ -127,8 +170,14 @@ class TimelineQueue(Queue):
     def release(self) -> None:
         self._go = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
         self._signal(self.device.vk, self._signal_info)
+        if self._events:
+            for _, segment in self._held:  # on a lost device, the result does not matter
+                lib.vkSetEvent(self.device.vk, self._events.of(segment)[0])
+            self._held.clear()
 
     def close(self) -> None:
+        if self._events:
+            self._events.close()
         for i in range(self._n_made):
             lib.vkDestroySemaphore(self.device.vk, self._semaphores[i], NULL)
             self.device.gone("VkSemaphore")
@@ -189,6 +238,9 @@ class FenceQueue(Queue):
             if result != C.VK_TIMEOUT:
                 self.device.check(result, "vkWaitForFences")
         return True
+
+    def ends(self) -> Ends:
+        return Ends()
 
     def release(self) -> None:
         pass  # no segment waits
