@@ -8,12 +8,9 @@ from typing import Any
 
 from fake_runner import FakeRunner
 
-from vkbackend.models.draft_options import MAX_DRAFT
-from vkbackend.models.drafting.acceptance import Acceptance
 from vkbackend.models.drafting.draft_model import DraftModel
 from vkbackend.models.drafting.drafter import Drafter
 from vkbackend.models.drafting.heads import HeadDrafter
-from vkbackend.models.drafting.prices import StepPrices
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.drafters import limits_of
 from vkbackend.models.engine.engine import Engine
@@ -25,6 +22,7 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.tools.studies.speculation import Free, Trusted
 
 GREEDY = SamplingParams(temperature=0)
 # Kinds of memory, as options of `make`.
@@ -50,39 +48,13 @@ def make(
     return Engine(runner, budget or Everything(), drafting(runner, drafter)), runner  # type: ignore[arg-type]
 
 
-class Constant(StepPrices):
-    """Every step takes a second, so drafts are as long as possible and no step depends on the clock."""
-
-    def seconds(self, n_rows: int, hopeful: bool = False) -> float:
-        return 1.0
-
-    def least(self, n_rows: int) -> float:
-        return 1.0
-
-    def is_measured(self, n_rows: int) -> bool:
-        return True
-
-    def is_sure(self, n_rows: int) -> bool:
-        return True
-
-
-class Trusted(Acceptance):
-    """Every draft is verified completely."""
-
-    def rate(self, source: str) -> float:
-        return 1.0
-
-    def limit(self, source: str) -> int:
-        return MAX_DRAFT
-
-
 def drafting(runner: Any, *drafters: Drafter | None) -> Speculation | None:
     """Return a speculation that always drafts, or None without drafters."""
     given = [drafter for drafter in drafters if drafter is not None]
     for drafter in given:
         if isinstance(drafter, DraftModel | HeadDrafter):
             drafter._clock = lambda: 0.0  # drafted tokens are free
-    return Speculation(given, limits_of(runner), Constant(), Trusted()) if given else None
+    return Speculation(given, limits_of(runner), Free(), Trusted()) if given else None
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:

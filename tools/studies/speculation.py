@@ -56,7 +56,7 @@ FEW = range(3, 6)  # tokens of a text that repeats itself
 
 
 class Free(StepPrices):
-    """Every step takes the same time, so drafts are as long as possible."""
+    """Every step takes a second, so drafts are as long as possible and no step depends on the clock."""
 
     def seconds(self, n_rows: int, hopeful: bool = False) -> float:
         return 1.0
