@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from random_cases import examples
 from scheduling import (
     GREEDY,
-    Constant,
     Everything,
+    Free,
     check_sound,
     drafting,
     events_of,
@@ -268,7 +268,7 @@ def test_short_drafts_are_ignored() -> None:
     runner = FakeRunner(n_ctx=128)
     limits = Limits(128, 16, n_min=3)
     drafter = Guesses(truth, 1.0, 1, N_PLAIN)
-    engine = Engine(runner, Everything(), Speculation([drafter], limits, Constant()))  # type: ignore[arg-type]
+    engine = Engine(runner, Everything(), Speculation([drafter], limits, Free()))  # type: ignore[arg-type]
     finish(engine, [Generate(0, prompt(5), 90, GREEDY)])
     rows = [run.n_rows for runs in runner.steps[1:] for run in runs]
     assert set(rows) <= {1, 4, 5, 6, 7, 8} and len(set(rows)) > 3
