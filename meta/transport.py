@@ -6,7 +6,6 @@ names the node.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
+from vkbackend.system.waiting import give_way
 
 SPIN_S = 0.02  # Later waits sleep, because polling takes processor cores from software devices.
 SLEEP_S = 1e-3
@@ -126,7 +126,7 @@ class Transport(ABC):
             if now - began > SPIN_S:
                 time.sleep(SLEEP_S)
             else:
-                os.sched_yield()
+                give_way()
 
     def meet(self, purpose: str, timeout_s: float) -> None:
         if self.rank:

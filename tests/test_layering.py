@@ -117,7 +117,7 @@ def test_every_package_has_a_row_in_the_docs() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
     packages = {name.removeprefix("vkbackend.") for name in checkout().packages}
-    below = {f"vkbackend/{name}" for name in ("ops", "twins", "vulkan", "kompute")}
+    below = {f"vkbackend/{name}" for name in ("ops", "system", "twins", "vulkan", "kompute")}
     assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.system.output import STREAM_ENCODING
 from vkbackend.tools.parser import (
     TALKS,
     Parser,
@@ -238,10 +239,12 @@ def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # the terminal may lack a character
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(encoding=STREAM_ENCODING, errors="backslashreplace")
+    if STREAM_ENCODING and hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding=STREAM_ENCODING)
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete()
     args, flags = argparse.Namespace(), dict[str, str]()

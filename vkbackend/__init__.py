@@ -3,7 +3,6 @@
 `LLM` is the entry point. `LLM` loads on first use, so a lower layer can be imported alone.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,10 @@ from vkbackend.errors import (
     UnsupportedPlatform,
     VkbackendError,
 )
+from vkbackend.system.supported import refuse_other_systems
 from vkbackend.version import VERSION
 
-if sys.platform != "linux":
-    raise UnsupportedPlatform(
-        f"vkbackend needs Linux, and this is {sys.platform!r}; docs/platforms.md says what is missing here"
-    )
+refuse_other_systems()
 
 if TYPE_CHECKING:
     from vkbackend.models.conversation import Chat

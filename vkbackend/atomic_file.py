@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vkbackend.errors import VkbackendError
+from vkbackend.system import files
 
 
 def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
@@ -32,7 +33,7 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
         yield part
         with open(part, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(part, target)
+        files.replace(part, target)
     except OSError as cause:
         raise error(
             f"{path}: cannot be written: {cause.strerror or cause}; give a name in a folder with space"

@@ -7,7 +7,6 @@ The entry and the folder must belong to this user or root, and only their owner 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 from vkbackend import env, trusted_files
+from vkbackend.system.folder import Folder
 from vkbackend.trusted_files import Untrusted, why
 
 _KIND = b"vkbackend cache 1 "
@@ -71,37 +71,37 @@ def write_json(name: str, value: Any) -> bool:
 
 def writable() -> bool:
     with _folder(make=True) as folder:
-        return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
+        return folder is not None and folder.is_writable()
 
 
 def remove(name: str) -> None:
     with _folder(make=False) as folder:
         if folder is not None:
             with suppress(OSError):
-                os.unlink(name, dir_fd=folder)
+                folder.unlink(name)
 
 
 # ---- trust ----
 
 
 @contextmanager
-def _folder(*, make: bool) -> Iterator[int | None]:
-    """Yield the folder's file descriptor, or None if the folder is missing or not trusted."""
-    path, descriptor = env.cache_dir(), None
+def _folder(*, make: bool) -> Iterator[Folder | None]:
+    """Yield the open folder, or None if the folder is missing or not trusted."""
+    path, folder = env.cache_dir(), None
     try:
         if path is not None:
             # Change the mode of the default folder only. A folder that the user named may be shared.
             tighten = path == env.default_cache_dir()
-            descriptor = trusted_files.open_folder(path, make=make, tighten=tighten)
+            folder = trusted_files.open_folder(path, make=make, tighten=tighten)
         elif env.caches():
             _report("cache", "there is no home folder to keep one in; VKBACKEND_CACHE names one, or off")
     except (OSError, Untrusted) as reason:
         _report(str(path), f"is not used as the cache folder: {why(reason)} (VKBACKEND_CACHE names another)")
     try:
-        yield descriptor
+        yield folder
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        if folder is not None:
+            folder.close()
 
 
 # ---- messages ----

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.system.files import user_cache
+from vkbackend.system.processors import usable_cores
 
 
 def _integer(name: str, default: int) -> int:
@@ -118,8 +120,7 @@ MAX_COMPILE_THREADS = 8  # a driver's compiler uses up to 1 GB per thread, and t
 
 
 def compile_threads() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
+    return max(1, _integer(COMPILE_THREADS, min(usable_cores(), MAX_COMPILE_THREADS)))
 
 
 def poison() -> bool:
@@ -172,11 +173,8 @@ def cache_dir() -> Path | None:
 
 
 def default_cache_dir() -> Path | None:
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "vkbackend"
-    except RuntimeError:
-        return None
+    base = user_cache()
+    return None if base is None else base / "vkbackend"
 
 
 def log(level: int, message: str) -> None:

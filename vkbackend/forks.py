@@ -4,13 +4,13 @@ to the parent."""
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from vkbackend.errors import ForkedProcess
+from vkbackend.system.forking import in_every_child
 
 
 class Owned(Protocol):
@@ -28,8 +28,7 @@ def own(thing: Owned) -> None:
 
 def forget(clear: Callable[[], object]) -> None:
     """Call `clear`, which empties a cache, in every forked child."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=clear)
+    in_every_child(clear)
 
 
 def refusal(subject: str) -> ForkedProcess:

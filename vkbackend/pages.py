@@ -7,35 +7,24 @@ import numpy as np
 
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import OutOfDeviceMemory
-
-WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap module lacks
+from vkbackend.system.memory_pages import private_pages
 
 
 class HostPages:
-    """Page-aligned private anonymous memory that devices import.
-
-    A shared mapping would be file backed, which the amdgpu driver refuses. A forked child reads zeros. With
-    copy-on-write, a write by the parent could create new pages that the device does not use. With unmapped
-    pages, a read by the child would crash.
-    """
+    """Page-aligned private anonymous memory that devices import. A forked child reads zeros."""
 
     home = Home.PAGES
 
     def __init__(self, nbytes: int, align: int = 4096) -> None:
         self.nbytes = aligned(max(nbytes, 1), align)
         try:
-            self._map = mmap.mmap(-1, self.nbytes + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            whole = private_pages(self.nbytes + align)
         except (OSError, OverflowError) as error:
             raise OutOfDeviceMemory(
                 f"the host has no {self.nbytes} bytes of memory for pages that devices share ({error}); "
                 "use a smaller model or context",
                 requested=self.nbytes,
             ) from None
-        try:
-            self._map.madvise(WIPE_ON_FORK)
-        except OSError:  # older kernel
-            self._map.madvise(mmap.MADV_DONTFORK)
-        whole = np.frombuffer(self._map, np.uint8)
         skip = -whole.ctypes.data % align
         self.bytes = whole[skip : skip + self.nbytes]
 

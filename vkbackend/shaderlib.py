@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.system import files
 
 COMPILER = "glslangValidator"
 PRIVATE = ".glslang"  # The folder in which tools/setup.sh installs a newer glslang and its libc.
@@ -242,7 +243,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(name, 0o644)  # mkstemp sets mode 0600, which a wheel would preserve
-        os.replace(name, path)
+        files.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise

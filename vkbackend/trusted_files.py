@@ -13,23 +13,22 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-# O_NONBLOCK prevents a wait if the file is a pipe.
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from vkbackend.system.folder import Folder, distrust
 
 
 class Untrusted(Exception):
     """A file or folder is not trusted."""
 
 
-def open_folder(path: Path, *, make: bool, tighten: bool = False) -> int | None:
-    """Return a folder's file descriptor, or None if the folder is missing and not to be made. `tighten`
-    removes the permissions of others from this user's folder. Raises Untrusted and OSError."""
+def open_folder(path: Path, *, make: bool, tighten: bool = False) -> Folder | None:
+    """Return an open folder, or None if the folder is missing and not to be made. `tighten` removes the
+    permissions of others from this user's folder. Raises Untrusted and OSError."""
     if make and not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # another process made it
             os.mkdir(path, 0o700)
     try:
-        descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+        folder = Folder(path)
     except FileNotFoundError:
         if make:
             raise
@@ -39,25 +38,23 @@ def open_folder(path: Path, *, make: bool, tighten: bool = False) -> int | None:
             raise Untrusted("it is a symbolic link") from None
         raise
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and status.st_mode & 0o077 and tighten:
-            os.fchmod(descriptor, 0o700)
-            status = os.fstat(descriptor)
-        _check_owner(status)
+        if tighten:
+            folder.tighten()
+        _check(folder.distrust())
     except BaseException:
-        os.close(descriptor)
+        folder.close()
         raise
-    return descriptor
+    return folder
 
 
-def read(folder: int, name: str, kind: bytes, most_nbytes: int) -> bytes:
+def read(folder: Folder, name: str, kind: bytes, most_nbytes: int) -> bytes:
     """Return a file's content. Raises Untrusted, FileNotFoundError and other OSErrors."""
-    descriptor = os.open(name, _OPEN, dir_fd=folder)
+    descriptor = folder.open(name)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise Untrusted("it is not a regular file")
-        _check_owner(status)
+        _check(distrust(status))
         if status.st_size > head_nbytes(kind) + most_nbytes:
             raise Untrusted(f"it has {status.st_size} bytes, more than it can have")
         with open(descriptor, "rb", closefd=False) as file:
@@ -73,18 +70,17 @@ def read(folder: int, name: str, kind: bytes, most_nbytes: int) -> bytes:
     return data
 
 
-def write(folder: int, name: str, kind: bytes, data: bytes) -> None:
+def write(folder: Folder, name: str, kind: bytes, data: bytes) -> None:
     """Replace a file atomically. Raises OSError."""
     part = f".{name}.{secrets.token_hex(4)}"
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(part, flags, 0o600, dir_fd=folder), "wb") as file:
+        with os.fdopen(folder.create(part), "wb") as file:
             file.write(_head(name, kind, data))
             file.write(data)
-        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        folder.replace(part, name)
     except BaseException:
         with suppress(OSError):
-            os.unlink(part, dir_fd=folder)
+            folder.unlink(part)
         raise
 
 
@@ -96,13 +92,9 @@ def why(reason: Exception) -> str:
     return (reason.strerror or str(reason)) if isinstance(reason, OSError) else str(reason)
 
 
-def _check_owner(status: os.stat_result) -> None:
-    if status.st_uid not in (os.geteuid(), 0):
-        raise Untrusted(f"it belongs to another user (id {status.st_uid})")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Untrusted(
-            f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w ends that)"
-        )
+def _check(reason: str) -> None:
+    if reason:
+        raise Untrusted(reason)
 
 
 def _head(name: str, kind: bytes, data: bytes) -> bytes:

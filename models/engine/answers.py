@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from vkbackend.models.engine.messages import (
     Request,
     is_last,
 )
+from vkbackend.system import interrupts
 
 EngineMaker = Callable[[Channel], Hosted]
 
@@ -165,9 +165,7 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
     """Python puts the weak reference `owner` into the inbox when the mailbox is garbage-collected."""
-    if hasattr(signal, "pthread_sigmask"):
-        # A process that this thread starts inherits the signal mask.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    interrupts.block_in_thread()
     channel.thread = threading.get_ident()
     _working.add(channel)
     try:

@@ -10,14 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
-import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -34,6 +31,8 @@ from vkbackend.models.engine.messages import (
     Request,
 )
 from vkbackend.models.options import Options
+from vkbackend.system import interrupts
+from vkbackend.system.waiting import Conn, Waiter
 
 ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish and report.
 CLOSE_S = 10.0  # Time to release everything before the process is killed.
@@ -109,9 +108,8 @@ class RemoteEngine:
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()  # `connection.wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
-        self._selector.register(self._conn, selectors.EVENT_READ)
+        self._waiter = Waiter(self._conn)
         # A thread writes, because writing to a process that does not read would block without a deadline.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
@@ -128,7 +126,7 @@ class RemoteEngine:
             raise
         self.info, self._loaded = message, True
 
-    def _start(self, options: Options, open_: Open) -> tuple[Child, Connection]:
+    def _start(self, options: Options, open_: Open) -> tuple[Child, Conn]:
         context = multiprocessing.get_context("spawn")
         conn, theirs = context.Pipe()
         process = context.Process(
@@ -162,7 +160,7 @@ class RemoteEngine:
 
     def _receive(self, purpose: str) -> Any:
         """Return None after a time slice or a requested exit."""
-        if self._selector.select(WAIT_SLICE_S):
+        if self._waiter.wait(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
                 return self._conn.recv()
@@ -195,12 +193,11 @@ class RemoteEngine:
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # A full pipe would block the process.
-                if self._conn.poll(WAIT_SLICE_S):
-                    try:
-                        self._conn.recv()
-                    except (EOFError, OSError):
-                        self._process.join(max(0.0, deadline - time.monotonic()))
+                try:
+                    if self._conn.poll(WAIT_SLICE_S):  # On Windows `poll` raises when the process has ended.
+                        self._conn.recv()  # A full pipe would block the process.
+                except (EOFError, OSError):
+                    self._process.join(max(0.0, deadline - time.monotonic()))
         finally:
             if self._process.is_alive():
                 self._process.kill()
@@ -211,7 +208,7 @@ class RemoteEngine:
                     self._process.close()
             if self._writer.is_alive():
                 self._writer.join(CLOSE_S)
-            self._selector.close()
+            self._waiter.close()
             self._conn.close()
 
     def disown(self) -> None:
@@ -222,12 +219,10 @@ class RemoteEngine:
 Watch = Callable[[Callable[[VkbackendError], None]], None]
 
 
-def serve(
-    conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
-) -> None:
+def serve(conn: Conn, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None) -> None:
     """Answer requests until Close or the end of the pipe. `watch(tell)` makes a group call `tell` when a node
     is lost."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.ignore()
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
@@ -275,12 +270,12 @@ def serve(
         conn.close()
 
 
-def _report(conn: Connection, error: ErrorData) -> None:
+def _report(conn: Conn, error: ErrorData) -> None:
     with suppress(OSError):
         conn.send(error)
 
 
-def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
+def _read(conn: Conn, inbox: SimpleQueue[Request | VkbackendError]) -> None:
     """Receive in a thread, because parent and engine could block each other if both only sent."""
     try:
         while not isinstance(request := conn.recv(), Close):

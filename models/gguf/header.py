@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import NEWER
+from vkbackend.system.files import read_at
 
 # The limits are several times the sizes of the largest models: 262,144 tokens, 580,000 merges, 20 MB of
 # header and 60,000 tensors.
@@ -113,7 +114,7 @@ class _Cursor:
             return
         stop = min(self.end, max(stop, FIRST_READ, 2 * len(self.buf)))
         while (n_read := len(self.buf)) < stop:
-            if not (piece := os.pread(self.fd, min(stop - n_read, MAX_READ), n_read)):
+            if not (piece := read_at(self.fd, min(stop - n_read, MAX_READ), n_read)):
                 raise self.error(f"the file was truncated to {n_read} bytes during reading; get it again")
             self.buf += piece
 

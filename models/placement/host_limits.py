@@ -7,10 +7,11 @@ it towards RLIMIT_MEMLOCK, which is 8 MiB on most systems, so this limit is not 
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from vkbackend.system import memory
 
 UNLIMITED = 1 << 60  # version 1 of cgroups reports a number near 2^63
 
@@ -27,13 +28,11 @@ def host_limits(root: Path = Path("/")) -> list[HostLimit]:
     """Return the limits that are known: memory available without swapping, the limits of control groups, and
     the limit of the address space. `root` contains proc and sys."""
     limits = []
-    if (available := _field(root / "proc/meminfo", "MemAvailable:")) is not None:
-        limits.append(HostLimit("available", 1024 * available))
+    if (available := memory.available_nbytes(root)) is not None:
+        limits.append(HostLimit("available", available))
     limits += [HostLimit("limit of the control group", n) for n in _groups(root)]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        used = 1024 * (_field(root / "proc/self/status", "VmSize:") or 0)
-        limits.append(HostLimit("limit of the address space, ulimit -v", max(0, soft - used)))
+    if (left := memory.address_space_nbytes(root)) is not None:
+        limits.append(HostLimit("limit of the address space, ulimit -v", left))
     return limits
 
 
@@ -70,7 +69,7 @@ def _left(mount: Path, path: str, limit: str, usage: str, dropped: str) -> Itera
     for group in (folder, *folder.parents):
         most, used = _number(group / limit), _number(group / usage)
         if most is not None and used is not None and most < UNLIMITED:
-            yield max(0, most - used + (_field(group / "memory.stat", dropped) or 0))
+            yield max(0, most - used + (memory.field_of(group / "memory.stat", dropped) or 0))
         if group == mount:
             return
 
@@ -81,15 +80,3 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None  # "max" is no limit
-
-
-def _field(path: Path, name: str) -> int | None:
-    """Return the number after `name` at the beginning of a line."""
-    try:
-        for line in path.read_text().splitlines():
-            words = line.split()
-            if len(words) > 1 and words[0] == name and words[1].isdecimal():
-                return int(words[1])
-    except OSError:
-        pass
-    return None

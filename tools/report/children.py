@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from vkbackend.system.interrupts import name_of
+from vkbackend.system.process_tree import APART, Tree
 from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
@@ -55,8 +56,9 @@ class Child:
             stderr=self._log,
             text=True,
             env={**os.environ, **environment},
-            start_new_session=True,  # Killing the session kills llama-bench too.
+            **APART,
         )
+        self._tree = Tree(self._process)  # with llama-bench
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
         assert self._process.stdin is not None
@@ -86,15 +88,14 @@ class Child:
             return ""
         self._log.seek(0)
         said = [line.strip() for line in self._log if line.strip()][-1:]
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"signal {name_of(code)}" if code < 0 else name_of(code)
         return f"the process ended with {how}" + (f": {said[0][-300:]}" if said else "")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._tree.kill()
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

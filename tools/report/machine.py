@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from vkbackend.device_info import DeviceInfo
+from vkbackend.system import memory, processors
 from vkbackend.tools.console import size
 
 PRIVATE = ("uuid", "driver_uuid")  # A card's serial number identifies its owner.
@@ -36,16 +37,8 @@ def machine() -> dict[str, Any]:
     values: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
     version = re.match(r"[\d.]*", platform.release())  # without the builder's name
     values["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
-    for name, path, key in (
-        ("processor", "/proc/cpuinfo", "model name"),
-        ("memory", "/proc/meminfo", "MemTotal"),
-    ):
-        try:
-            with open(path, encoding="utf-8") as lines:
-                line = next((line for line in lines if line.startswith(key)), "")
-                values[name] = line.partition(":")[2].strip()
-                if name == "memory":
-                    values[name] = size(1024 * int(values[name].split()[0]))
-        except (OSError, ValueError, IndexError):
-            continue
+    if name := processors.name():
+        values["processor"] = name
+    if nbytes := memory.total_nbytes():
+        values["memory"] = size(nbytes)
     return values

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
-import resource
 import time
 from typing import Any
+
+from vkbackend.system.open_files import free_descriptors
 
 SPARE = 32  # Descriptors for the pipes of a reopened engine, a chat template's process, states, and blocks.
 LEAST = 4
@@ -25,10 +25,10 @@ log = logging.getLogger("vkbackend.serve")
 
 def connections_of(most: int) -> int:
     """Return how many connections RLIMIT_NOFILE allows, at most `most`, and log a lower number."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
+    if (left := free_descriptors()) is None:
         return most
-    n = min(most, max(LEAST, limit - len(os.listdir("/proc/self/fd")) - SPARE))
+    free, limit = left
+    n = min(most, max(LEAST, free - SPARE))
     if n < most:
         log.warning(
             "at most %d connections, because the process may open %d files (ulimit -n); %d would need %d",

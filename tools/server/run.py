@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.system.interrupts import END_SIGNALS
 from vkbackend.tools.server.app import App
 from vkbackend.tools.server.descriptors import QuietAccepts, connections_of
 from vkbackend.tools.server.front import Front
@@ -98,9 +99,7 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield  # Only the main thread receives signals.
             return
-        before = {
-            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, self.handle_exit) for number in END_SIGNALS}
         try:
             yield
         finally:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.system import socket_files
 
 BACKLOG = 256
 SUFFIX = ".sock"  # of a Unix socket's file, as in llama-server
@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Raises InvalidArgument."""
     try:
         if is_file(host):
-            return _listen_at_file(host)
+            return socket_files.listen_at(host, BACKLOG)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
@@ -45,40 +45,16 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidArgument(f"cannot listen at {place}: {error}; choose another --host or --port") from None
 
 
-def _listen_at_file(path: str) -> socket.socket:
-    """Replace the file if it is a socket that no process serves."""
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _is_served(path):
-            os.unlink(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(path)
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_served(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(path)
-        except ConnectionRefusedError:
-            return False
-        return True
-
-
 def address_of(sock: socket.socket, *, tls: bool) -> str:
-    if sock.family == socket.AF_UNIX:
-        return f"unix:{sock.getsockname()}"
+    if path := socket_files.path_of(sock):
+        return f"unix:{path}"
     host, port = sock.getsockname()[:2]
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def close(sock: socket.socket) -> None:
     """Close the socket, and remove the file of a Unix socket."""
-    path = sock.getsockname() if sock.family == socket.AF_UNIX and sock.fileno() >= 0 else None
+    path = socket_files.path_of(sock)
     sock.close()
     if path:
         with suppress(FileNotFoundError):

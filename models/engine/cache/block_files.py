@@ -18,6 +18,7 @@ from threading import Condition
 
 from vkbackend import env, trusted_files
 from vkbackend.errors import InvalidArgument
+from vkbackend.system.folder import Folder, is_ours
 from vkbackend.trusted_files import Untrusted, why
 
 KIND = b"vkbackend block 1 "
@@ -34,8 +35,8 @@ class BlockFiles:
     def __init__(self, folder: str, identity: bytes, most_nbytes: int) -> None:
         self._top, self._most = Path(folder).absolute(), most_nbytes
         self.folder = self._top / identity.hex()[:32]
-        os.close(_opened(self._top))
-        self._descriptor = _opened(self.folder)
+        _opened(self._top).close()
+        self._directory = _opened(self.folder)
         self._changed = Condition()
         self._known: set[str] = set()
         self._writing: dict[str, bytes] = {}
@@ -77,7 +78,7 @@ class BlockFiles:
     def close(self) -> None:
         for threads in (self._writer, self._readers):
             threads.shutdown(cancel_futures=True)
-        os.close(self._descriptor)
+        self._directory.close()
 
     # ---- in the threads ----
 
@@ -87,7 +88,7 @@ class BlockFiles:
             if self.nbytes + nbytes > self._most:
                 self.nbytes = self._scan(nbytes)
             if self.nbytes + nbytes <= self._most:
-                trusted_files.write(self._descriptor, name, KIND, data)
+                trusted_files.write(self._directory, name, KIND, data)
                 self._touch(name, used_ns)
                 with self._changed:
                     self._known.add(name)
@@ -106,7 +107,7 @@ class BlockFiles:
         if (data := self._writing.get(name)) is not None:
             return data
         try:
-            data = trusted_files.read(self._descriptor, name, KIND, nbytes)
+            data = trusted_files.read(self._directory, name, KIND, nbytes)
             if len(data) != nbytes:
                 raise Untrusted(f"it holds {len(data)} bytes, expected {nbytes}")
             self._touch(name, used_ns)
@@ -123,7 +124,7 @@ class BlockFiles:
 
     def _touch(self, name: str, used_ns: int) -> None:
         with suppress(OSError):
-            os.utime(name, ns=(used_ns, used_ns), dir_fd=self._descriptor, follow_symlinks=False)
+            self._directory.touch(name, used_ns)
 
     def _scan(self, needed: int) -> int:
         """Find this model's files. If `needed` bytes do not fit, remove the least recently used files of all
@@ -150,7 +151,7 @@ class BlockFiles:
             for entry in _entries(folder):
                 with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    if status.st_uid != os.geteuid() or not entry.is_file(follow_symlinks=False):
+                    if not is_ours(status) or not entry.is_file(follow_symlinks=False):
                         continue
                     if _FILE.fullmatch(entry.name):
                         yield status.st_mtime_ns, status.st_size, entry.path
@@ -166,14 +167,14 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path) -> Folder:
     try:
-        descriptor = trusted_files.open_folder(path, make=True)
-        assert descriptor is not None
-        if not os.access(path, os.W_OK | os.X_OK):
-            os.close(descriptor)
+        folder = trusted_files.open_folder(path, make=True)
+        assert folder is not None
+        if not folder.is_writable():
+            folder.close()
             raise Untrusted("this user may not write to it")
-        return descriptor
+        return folder
     except (OSError, Untrusted) as reason:
         raise InvalidArgument(
             f"cache_disk: {path} cannot hold the prefix cache: {why(reason)}; give a folder that only this "

@@ -1,0 +1,100 @@
+"""The parent's watch over a child process: its CPU time and memory, beside the limits of the system.
+
+Linux limits what the child sets itself (own_limits.py), and Windows what is in the child's job. A system may
+ignore such limits, as Wine does, so the parent compares as well and ends the child.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+SLACK_S = 1.5  # RLIMIT_CPU counts whole seconds, and its signal should come first.
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPU seconds since the start of a process, and bytes of its memory."""
+
+    cpu_s: float
+    nbytes: int
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    from vkbackend.system.job import Job
+
+    class _Memory(ctypes.Structure):
+        """PROCESS_MEMORY_COUNTERS_EX"""
+
+        _fields_ = [
+            ("size", wintypes.DWORD),
+            ("faults", wintypes.DWORD),
+            ("sizes", ctypes.c_size_t * 8),
+            ("private", ctypes.c_size_t),
+        ]
+
+    OVER_CPU = 1816  # ERROR_NOT_ENOUGH_QUOTA
+    _kernel = ctypes.WinDLL("kernel32")
+    _kernel.GetProcessTimes.argtypes = wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4
+    _kernel.K32GetProcessMemoryInfo.argtypes = wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD
+
+    def use_of(process: subprocess.Popen[Any]) -> Use | None:
+        """Return None if the process has ended."""
+        handle = int(process._handle)  # type: ignore[attr-defined]
+        times = [wintypes.FILETIME() for _ in range(4)]
+        memory = _Memory(size=ctypes.sizeof(_Memory))
+        if not (
+            _kernel.GetProcessTimes(handle, *map(ctypes.byref, times))
+            and _kernel.K32GetProcessMemoryInfo(handle, ctypes.byref(memory), memory.size)
+        ):
+            return None
+        kernel, user = ((time.dwHighDateTime << 32 | time.dwLowDateTime) * 1e-7 for time in times[2:])
+        return Use(kernel + user, memory.private)
+
+else:
+    import os
+    import signal
+
+    OVER_CPU = -signal.SIGXCPU  # The exit code, as in Popen, of a process at its limit of CPU time.
+    _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+    def use_of(process: subprocess.Popen[Any]) -> Use | None:
+        """Return None if the process has ended."""
+        try:
+            with open(f"/proc/{process.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return Use((int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE)
+
+
+class Confinement:
+    """Limits of one child process, `memory` in bytes. Raises OSError."""
+
+    def __init__(self, process: subprocess.Popen[Any], memory: int) -> None:
+        self._process, self._memory = process, memory
+        self._most_cpu_s: float | None = None
+        if sys.platform == "win32":
+            self._job = Job(process, memory)
+
+    def begin(self) -> None:
+        """Begin a request, whose CPU time counts from the first call of `excess`."""
+        self._most_cpu_s = None
+
+    def excess(self, cpu_s: float) -> str:
+        """Return "cpu" or "memory" if the child has used more than `cpu_s` seconds in this request, or more
+        than its memory, and otherwise ""."""
+        if (use := use_of(self._process)) is None:
+            return ""
+        if self._most_cpu_s is None:
+            self._most_cpu_s = use.cpu_s + cpu_s + SLACK_S
+            if sys.platform == "win32":
+                self._job.limit_cpu(self._most_cpu_s)
+        if use.nbytes > self._memory:
+            return "memory"
+        return "cpu" if use.cpu_s > self._most_cpu_s else ""

@@ -1,0 +1,44 @@
+"""Files: reading at a position, replacing, and the folders of a user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+StrPath = str | os.PathLike[str]
+
+if sys.platform == "win32":
+    RETRIES_S = 0.005, 0.02, 0.08, 0.3
+
+    def read_at(descriptor: int, n_bytes: int, position: int) -> bytes:
+        """Read as os.pread does, and move the file's position. Only one thread may use the descriptor."""
+        os.lseek(descriptor, position, os.SEEK_SET)
+        return os.read(descriptor, n_bytes)
+
+    def replace(source: StrPath, target: StrPath) -> None:
+        """Replace a file. Windows refuses while another process has the target open, so try for 0.4 s."""
+        for wait_s in RETRIES_S:
+            try:
+                return os.replace(source, target)
+            except PermissionError:
+                time.sleep(wait_s)
+        os.replace(source, target)
+
+    def user_cache() -> Path | None:
+        """Return the folder for caches, to which only this user, administrators and the system may write."""
+        return Path(base) if (base := os.environ.get("LOCALAPPDATA")) else None
+
+else:
+    read_at = os.pread
+    replace = os.replace
+
+    def user_cache() -> Path | None:
+        """Return the folder for caches, or None if no home folder exists."""
+        if base := os.environ.get("XDG_CACHE_HOME"):
+            return Path(base)
+        try:
+            return Path.home() / ".cache"
+        except RuntimeError:
+            return None
