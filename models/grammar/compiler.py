@@ -20,8 +20,10 @@ import numpy as np
 from vkbackend import forks
 from vkbackend.checks import refused
 from vkbackend.errors import VkbackendError
-from vkbackend.models.grammar.probe import COMPILE_S, LIMITS, MEMORY, Probe
+from vkbackend.models.grammar.limits import LIMITS
+from vkbackend.models.grammar.probe import COMPILE_S, Probe
 from vkbackend.models.grammar.structure import Structure
+from vkbackend.models.processes.memory_limits import GRAMMAR_MEMORY
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -146,7 +148,7 @@ class Compiler:
 
         limits, lark = LLParserLimits(**LIMITS), structure.lark()
         if not self._probe.passes(lark):
-            why = f"it takes more than {COMPILE_S:.0f} s or {MEMORY >> 20} MiB to compile; make it simpler"
+            why = f"it takes more than {COMPILE_S:.0f} s or {GRAMMAR_MEMORY >> 20} MiB to compile; make it simpler"
             raise refused(structure.kind, structure.text, why)
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)

@@ -1,20 +1,21 @@
-"""The child's side of child.py: limits of memory and processor time, and frames on a socket, which is stdin.
+"""The child's side of child.py: limits of memory and processor time, and frames on stdin and stdout.
 
 Few imports make the start fast and leave most of the memory limit to the work.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import resource
-import signal
 from collections.abc import Callable
 
 from vkbackend.models.processes.frames import HEAD
+from vkbackend.system import interrupts
+from vkbackend.system.own_limits import limit_cpu as limit_cpu
+from vkbackend.system.own_limits import restrict
 
 READ_S = 60  # CPU seconds to send a reply and read the next request.
-SOCKET = 0
+STDIN, STDOUT = 0, 1
+PIECE = 1 << 16  # bytes
 
 
 class Refused(Exception):
@@ -22,35 +23,20 @@ class Refused(Exception):
 
 
 def run(serve: Callable[[], None], memory: int) -> None:
-    """Call `serve` with at most `memory` bytes of address space. End when the parent closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller handles Ctrl-C.
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The parent's blocked signals are inherited.
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_AS, memory)
+    """Call `serve` with at most `memory` bytes of address space. End when the parent closes the pipe."""
+    interrupts.ignore()  # The caller handles Ctrl-C.
+    restrict(memory)
     try:
         serve()
-    except OSError:  # The other side closed the socket.
+    except OSError:  # The other side closed the pipe.
         os._exit(0)
 
 
-def limit(resource_id: int, most: int) -> None:
-    """Set a limit, unless the system's limit is lower."""
-    hard = resource.getrlimit(resource_id)[1]
-    resource.setrlimit(resource_id, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def limit_cpu(seconds: float) -> None:
-    """Limit CPU time from now on. At the limit SIGXCPU ends the process, even inside a long call."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
-
-
 def receive(n_bytes: int) -> bytearray:
-    """End the process if the other side closed the socket."""
+    """End the process if the other side closed the pipe."""
     data = bytearray()
     while len(data) < n_bytes:
-        piece = os.read(SOCKET, n_bytes - len(data))
+        piece = os.read(STDIN, min(n_bytes - len(data), PIECE))
         if not piece:
             os._exit(0)
         data += piece
@@ -62,7 +48,7 @@ def send(kind: int, body: bytes, number: int = 0) -> None:
     for piece in (HEAD.pack(len(body), number, kind), body):
         left = memoryview(piece)
         while left:
-            left = left[os.write(SOCKET, left) :]
+            left = left[os.write(STDOUT, left[:PIECE]) :]
 
 
 def send_text(kind: int, text: str, number: int = 0) -> None:

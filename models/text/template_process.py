@@ -8,7 +8,6 @@ ms; comparing 1 MB with the last conversation takes 0.2 ms.
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from typing import Any
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.processes.child import Child, Ended
 from vkbackend.models.processes.frames import ANSWERED, ASKED, ENDED, HEAD
+from vkbackend.models.processes.memory_limits import TEMPLATE_MEMORY
 from vkbackend.models.processes.shared import Shared
 
 MAX_REQUEST = 1 << 25  # Bytes; twice the longest text that a tokenizer accepts.
@@ -44,7 +44,7 @@ class TemplateProcess:
 class _Worker(Child):
     def __init__(self) -> None:
         self._last: tuple[list[Items], str] = [], ""
-        super().__init__("vkbackend.models.text.template_worker", "the chat template")
+        super().__init__("vkbackend.models.text.template_worker", "the chat template", TEMPLATE_MEMORY)
 
     def render(self, messages: list[Items], variables: dict[str, Any]) -> str:
         before, text = self._last
@@ -66,13 +66,17 @@ class _Worker(Child):
             raise InvalidArgument(f"the conversation has {len(body)} bytes, at most {MAX_REQUEST} are taken")
         try:
             frame = HEAD.pack(len(body), kept, ASKED), body
-            kind, kept, reply = self.exchange(frame, WALL_S, ANSWERED, MAX_REQUEST)
+            kind, kept, reply = self.exchange(frame, WALL_S, ANSWERED, MAX_REQUEST, CPU_S)
             text = self._text(reply)
         except TimeoutError:
             raise InvalidArgument(f"the chat template took more than {WALL_S:.0f} s; {ANOTHER}") from None
         except Ended as ended:
-            if ended.code == -signal.SIGXCPU:
+            if ended.over_cpu:
                 raise InvalidArgument(f"the chat template computed for {CPU_S} s; {ANOTHER}") from None
+            if ended.excess:
+                raise InvalidArgument(
+                    f"the chat template takes more than {TEMPLATE_MEMORY >> 20} MB of memory"
+                ) from None
             raise InvalidArgument(
                 f"the chat template ended the process that ran it ({ended}); {ANOTHER}"
             ) from None

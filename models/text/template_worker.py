@@ -19,10 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vkbackend.models.processes import worker
 from vkbackend.models.processes.frames import ANSWERED, ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED
+from vkbackend.models.processes.memory_limits import TEMPLATE_MEMORY
 from vkbackend.models.processes.worker import first_line, limit_cpu, receive, send_text
 from vkbackend.models.text.prefix import n_common
 
-MAX_MEMORY = 512 << 20  # Bytes of address space. The interpreter and jinja2 take 25 MB.
 NOTHING = {"tools": None, "documents": None}
 
 
@@ -130,7 +130,7 @@ def joined(template: Template, variables: dict[str, Any], most: int) -> str:
 
 
 def main() -> None:
-    worker.run(serve, MAX_MEMORY)
+    worker.run(serve, TEMPLATE_MEMORY)
 
 
 def serve() -> None:
@@ -156,7 +156,7 @@ def serve() -> None:
         except Refused as error:
             send_text(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
-            send_text(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
+            send_text(ENDED, f"the chat template takes more than {TEMPLATE_MEMORY >> 20} MB of memory")
             os._exit(1)  # The state of the process is unknown.
 
 

@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import numpy as np
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.processes.child import Child, Ended
 from vkbackend.models.processes.frames import ANSWERED, ASKED, ENDED, HEAD
+from vkbackend.models.processes.memory_limits import PICTURE_MEMORY
 from vkbackend.models.processes.shared import Shared
 from vkbackend.models.vision.limits import IMAGE_LIMITS, ImageLimits
 
@@ -43,20 +43,24 @@ class Decoder:
 
 class _Worker(Child):
     def __init__(self) -> None:
-        super().__init__("vkbackend.models.vision.decode_worker", "decoding pictures")
+        super().__init__("vkbackend.models.vision.decode_worker", "decoding pictures", PICTURE_MEMORY)
 
     def decode(self, data: bytes, limits: ImageLimits) -> np.ndarray:
         asked = json.dumps({name: getattr(limits, name) for name in limits.__slots__}).encode()
         frame = HEAD.pack(len(asked) + len(data), len(asked), ASKED), asked, data
         try:
-            kind, width, body = self.exchange(frame, WALL_S, ANSWERED, 3 * limits.n_pixels)
+            kind, width, body = self.exchange(frame, WALL_S, ANSWERED, 3 * limits.n_pixels, limits.cpu_s)
             if kind == ANSWERED and (not width or not body or len(body) % (3 * width)):
                 raise self.ended()
         except TimeoutError:
             raise InvalidArgument(f"the picture was not decoded in {WALL_S:.0f} s") from None
         except Ended as ended:
-            if ended.code == -signal.SIGXCPU:
+            if ended.over_cpu:
                 raise InvalidArgument(f"decoding the picture took more than {limits.cpu_s:g} s") from None
+            if ended.excess:
+                raise InvalidArgument(
+                    f"decoding the picture takes more than {PICTURE_MEMORY >> 20} MB of memory"
+                ) from None
             raise InvalidArgument(f"the picture ended the process that decoded it ({ended})") from None
         if kind == ENDED:
             self.kill()

@@ -15,11 +15,10 @@ from PIL import Image
 
 from vkbackend.models.processes import worker
 from vkbackend.models.processes.frames import ANSWERED, ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED
+from vkbackend.models.processes.memory_limits import PICTURE_MEMORY
 from vkbackend.models.processes.worker import Refused, first_line, limit_cpu, receive, send, send_text
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-# Interpreter, Pillow, a file of 20 MB twice, and 32 million pixels of 4 bytes in five images.
-MAX_MEMORY = 1 << 30
 ORIENTATION = 0x0112
 # By EXIF's orientation: what turns the stored picture upright.
 UPRIGHT = {
@@ -128,7 +127,7 @@ def in_rgb(image: Image.Image) -> Image.Image:
 
 
 def main() -> None:
-    worker.run(serve, MAX_MEMORY)
+    worker.run(serve, PICTURE_MEMORY)
 
 
 def serve() -> None:
@@ -146,7 +145,7 @@ def serve() -> None:
         except Refused as error:
             send_text(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
-            send_text(ENDED, f"decoding the picture takes more than {MAX_MEMORY >> 20} MB of memory")
+            send_text(ENDED, f"decoding the picture takes more than {PICTURE_MEMORY >> 20} MB of memory")
             os._exit(1)  # The state of the process is unknown.
 
 

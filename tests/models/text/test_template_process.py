@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.processes import child, frames
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
+from vkbackend.system import confinement
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -110,25 +110,50 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         ChatTemplate("{{ 'never seen' }}")
 
 
-def answers(frame: bytes) -> Callable[..., Any]:
-
-    def made() -> tuple[socket.socket, socket.socket]:
-        ours, theirs = real()
-        theirs.sendall(frame)
-        return ours, theirs
-
-    real = socket.socketpair
-    return made
-
-
 def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     head = frames.HEAD.pack
     ready, text = head(0, 0, frames.READY), frames.ANSWERED
     for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):
+        program = f"import os, time; os.write(1, {ready + frame!r}); time.sleep(60)"
         with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="ended the process"):
             patch.setattr(child, "END_S", 0.1)
-            patch.setattr(socket, "socketpair", answers(ready + frame))
+            patch.setattr(child, "START", program + "  # {}")
             ChatTemplate("{{ 'never seen' }}")
+
+
+# ---- limits that the parent enforces ----
+
+
+@pytest.fixture
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker sets itself no limits, as on a system that enforces none."""
+    no_limits = "import vkbackend.system.own_limits as own; own.restrict = own.limit_cpu = lambda n: None; "
+    monkeypatch.setattr(child, "START", child.START.replace("from {}", no_limits + "from {}"))
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_the_parent_ends_a_worker_that_computes_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "CPU_S", 0.1)
+    monkeypatch.setattr(confinement, "SLACK_S", 0.1)
+    power = "{{ (10 ** (10000000 * messages | length)) | string | length }}{# watched #}"
+    template = ChatTemplate("{% if messages %}" + power + "{% endif %}")
+    pid = pid_of(template)
+    assert "Max cpu time              unlimited" in Path(f"/proc/{pid}/limits").read_text()
+    with pytest.raises(InvalidArgument, match=r"computed for 0\.1 s"):
+        template.render(user_messages("a"))
+    assert process_ends(pid) and template.render([]) == ""
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_the_parent_ends_a_worker_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "TEMPLATE_MEMORY", 64 << 20)
+    # The list takes 160 MB, and the loops then run for longer than the test.
+    source = "{% set n = [0] * (20000000 * messages | length) %}" + "{% for a in n %}" * 2
+    template = ChatTemplate(source + "{% endfor %}" * 2)
+    pid = pid_of(template)
+    with pytest.raises(InvalidArgument, match="more than 64 MB of memory"):
+        template.render(user_messages("a"))
+    assert process_ends(pid) and template.render([]) == ""
 
 
 # ---- programs ----
