@@ -15,10 +15,12 @@ drivers=$(bash tools/setup.sh --drivers)
 
 
 # mypy ignores an editable install's import hook, so it reads a tree of links that looks installed.
+# Afterwards, the files that use system calls are checked for Windows and macOS.
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
-    nice -n 5 "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
+    nice -n 5 "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend &&
+        nice -n 5 "$bin/python" -m vkbackend.tools.checkout.other_systems . "$root/.mypy_cache/systems"
 }
 
 failed=()
@@ -83,7 +85,7 @@ if [ "$kompute" ]; then
 fi
 
 if wait "$mypy"; then
-    echo "test: mypy: $(tail -n 1 "$logs/mypy")"
+    sed 's/^/test: mypy: /' "$logs/mypy"
 else
     status=1
     cat "$logs/mypy"
