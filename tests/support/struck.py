@@ -31,10 +31,13 @@ def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[st
         return count
 
     def enter(frame: FrameType, _: str, __: Any) -> Any:
-        frame.f_trace_opcodes = where(frame.f_code)
-        if frame.f_trace_opcodes:
-            sys.settrace(enter)  # Python 3.12 considers f_trace_opcodes only here
-        return count if frame.f_trace_opcodes else None
+        if not where(frame.f_code):
+            frame.f_trace_opcodes = False
+            return None
+        frame.f_trace = count  # Python 3.13 considers f_trace_opcodes only if a function traces the frame
+        frame.f_trace_opcodes = True
+        sys.settrace(enter)  # Python 3.12 considers f_trace_opcodes only here
+        return count
 
     before = sys.gettrace()
     sys.settrace(enter)

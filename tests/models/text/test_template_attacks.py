@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -24,13 +25,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "CPU_S", 0.4)
 
 
-DEEP = "{% set n=namespace(x=[]) %}{% for i in range(3000) %}{% set n.x=[n.x] %}{% endfor %}"
+DEEP = "{% set n=namespace(x=[]) %}{% for i in range(30000) %}{% set n.x=[n.x] %}{% endfor %}"
 SEGV = (
     "{% set n=namespace(x=range(3)) %}{% for i in range(50000) %}{% set n.x=n.x|batch(1) %}{% endfor %}"
     "{{ n.x|list|length }}"
 )
 ATTACKS = {
-    "crash": (SEGV, "ended the process that ran it|computed for|recursion"),
     # Jinja accepts these templates, but Python's compiler refuses the code that it generates.
     "break": ("{% break %}", "not valid: 'break' outside loop"),
     "argument twice": ("{{ dict(a=1,a=2) }}", "not valid: keyword argument repeated"),
@@ -51,6 +51,8 @@ ATTACKS = {
     "another file": ("{% include '/etc/passwd' %}", "no loader"),
     "a long complaint": ("{{ raise_exception('x' * 10000000) }}", "does not take this conversation: x{900}"),
 }
+if sys.version_info < (3, 13):  # Later versions compute it.
+    ATTACKS["crash"] = SEGV, "ended the process that ran it|computed for|recursion"
 
 
 # By default, another attack of this test or of the next test reaches the same limit.
@@ -137,11 +139,10 @@ def test_invalid_conversations() -> None:
     assert template.render(user_messages("a")) == "[a]"
 
 
-def test_a_chat_continues_after_its_template_crashed(tmp_path: Path) -> None:
+def test_a_chat_continues_after_its_template_crashed() -> None:
     source = (
-        "{% if messages | length == 3 %}"
-        + SEGV
-        + "{% endif %}{% for m in messages %}{{ m.content }} {% endfor %}"
+        "{% if messages | length == 3 %}{{ [0] * 10 ** 10 }}{% endif %}"
+        "{% for m in messages %}{{ m.content }} {% endfor %}"
     )
     with LLM("models/demo/demo.gguf", devices=["numpy"], n_ctx=64) as llm:
         chat = Chat(llm, template=source)
