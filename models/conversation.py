@@ -1,7 +1,8 @@
 """`Chat` stores a conversation in one slot, so each turn computes only new text.
 
 Every turn renders the complete conversation, because a template may change earlier text. If the prompt begins
-with the slot's text, only the new text is tokenized, because the slot's text could become other tokens.
+with the slot's text, only the new text is tokenized, because tokenizing the slot's text again could give
+other tokens.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations requested together, with `n` continuations per prompt."""
+    """Generations that are requested together, with `n` continuations per prompt."""
 
     generations: list[Generation]
     is_list: bool

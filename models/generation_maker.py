@@ -36,9 +36,9 @@ Prompts = list[str] | list[list[int]] | list[Mapping[str, Any]]
 
 
 class GenerationMaker:
-    """Makes generations for the engine of `mailbox`. `n_keep` is the default of the option. `apart` is True
-    if the engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer.
-    `pictures` is None if the model reads only text."""
+    """Makes generations for the engine of `mailbox`. `n_keep` is the option's default. `apart` is True if the
+    engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer. `pictures` is
+    None if the model reads only text."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class GenerationMaker:
         return ids, images
 
     def resumed(self, generation: Generation, tokens: Sequence[int]) -> Generation:
-        """Return a generation of a lost engine, to continue after `tokens`, which it generated. Raises
+        """Return a generation that continues after `tokens`, which a lost engine generated. Raises
         PromptTooLong if the context was shifted."""
         ids = *generation.ids, *tokens
         check_tokens(ids, self._info.n_vocab, self._info.n_ctx, generation.images)

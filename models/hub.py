@@ -181,8 +181,8 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
 
 
 def projectors(sizes: Mapping[str, int], model: str) -> list[str]:
-    """Return the projectors among a repository's files, the best for `model` first: of the same folder, then
-    by type."""
+    """Return the projectors among a repository's files, the best for `model` first. Projectors in the model's
+    folder come first, then the order is by type."""
     files = [path for path in sizes if path.lower().endswith(".gguf") and "mmproj" in path.lower()]
 
     def rank(path: str) -> tuple[bool, int, str]:

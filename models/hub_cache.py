@@ -42,7 +42,7 @@ def cached_models() -> dict[str, Path]:
 
 
 def _tag_of(repo: str, file: str, sizes: Mapping[str, int]) -> str:
-    """Return a tag that selects a file, or "" for other parts, incomplete models and projectors."""
+    """Return a tag that selects a file, or "" for parts after the first, incomplete models and projectors."""
     stem = _PART.sub("", Path(file).stem)
     for tag in (*reversed(_TYPE.findall(stem)), stem):
         try:
@@ -54,8 +54,8 @@ def _tag_of(repo: str, file: str, sizes: Mapping[str, int]) -> str:
 
 
 def cached_projectors(model: Path) -> list[str]:
-    """Return the projectors in the cache for a model of the cache, the best first: of the model's revision,
-    then of others."""
+    """Return the projectors in the cache for a model of the cache, the best first. Projectors of the model's
+    revision come before projectors of other revisions."""
     snapshot = _snapshot_of(model)
     found: list[str] = []
     for folder in (snapshot, *sorted(set(snapshot.parent.iterdir()) - {snapshot}, reverse=True)):

@@ -329,7 +329,7 @@ class LLM(Chats, Slots, Embeddings):
 
     def memory(self) -> list[dict[str, Any]]:
         """Return a dict per device, in order, and one for the projector, if there is one. "device" is the
-        name. The keys with bytes are "weights", "adapters" (LoRA adapters, which "weights" or "host" count as
+        name. These keys give bytes: "weights", "adapters" (LoRA adapters, which "weights" or "host" count as
         well), "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
         (slices and caches on the host), "stream" (memory for weights that stay in the file), "shared" (tables
         of all devices, counted for the first), "staging", "free_before" (before loading) and "free" (now). A

@@ -43,7 +43,7 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 MAX_CONTEXT = 1 << 24
 MAX_MIB = 1 << 30
 MAX_QUEUE = 1 << 20
-DEFAULT_ROWS = 512  # of a step, unless weights of layers are in host memory
+DEFAULT_ROWS = 512  # rows of a step, unless weights of layers are in host memory
 MAX_GPU = 1 << 16
 FITTED_DRAFT = 8192  # Context of a draft model that is opened before the model's context is chosen.
 ATTENTION = ("causal", "non-causal")
@@ -181,7 +181,7 @@ class Options(DraftOptions):
             type_v=self.draft_type_v,
             speculation=(
                 "ngram",
-            ),  # Recurrent layers need the state before a draft, and no draft is verified.
+            ),  # It verifies no drafts. Its recurrent layers need only the state before a draft.
             draft_max=0,
             use_mmap=self.use_mmap,
             exact=self.exact,

@@ -30,9 +30,10 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Names that end in 2 are sums of squares. `rise` is the negative log
-    likelihood minus the negative log likelihood of the base model. `dp2` is the squared difference between
-    the token's probabilities in both models. `klds` holds the divergence at every token."""
+    """Each field is a sum over the scored tokens. Names that end in 2 are sums of squares. `rise` is the
+    negative log likelihood minus the negative log likelihood of the base model. `dp2` is the squared
+    difference between the token's probabilities in both models. `klds` holds the divergence at every
+    token."""
 
     n: int = 0
     nll: float = 0.0

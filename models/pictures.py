@@ -1,6 +1,6 @@
 """Turns the images of a prompt into rows: decodes, preprocesses, and asks the engine to encode.
 
-Images that were used recently are kept, so a later turn of a conversation computes nothing of its images.
+Recently used images are kept, so later turns of a conversation do not compute them again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NO_VISION = "this model was opened without a projector, which images need; give 
 
 @dataclass(slots=True)
 class ImageTimes:
-    """Seconds that the images of a request took, and their pixels. `n_kept` of the `n` images took none."""
+    """The seconds that the images of a request took, and their pixels. `n_kept` of the `n` images were kept
+    and took no time."""
 
     n: int = 0
     n_pixels: int = 0
@@ -63,7 +64,7 @@ class ImageTimes:
 @dataclass(eq=False, slots=True)
 class PreparedImage:
     """An image after preprocessing. `n_pixels` are the original's, and `n_rows` are the rows of each tile.
-    `rows` are None until the image is encoded, which drops the patches of `picture`."""
+    `rows` are None until the image is encoded. Encoding drops the patches of `picture`."""
 
     n_pixels: int
     layout: tuple[str | int, ...]

@@ -1,4 +1,4 @@
-"""Tokenizes a prompt with images, and reads prompts that name the places of images with `<__media__>`."""
+"""Tokenizes a prompt with images, and reads prompts in which `<__media__>` marks the places of images."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def pieces_of(
     places: Sequence[tuple[int, int, PreparedImage]],
     parse_special: bool = True,
 ) -> list[Piece]:
-    """Return the prompt's tokens without BOS, with the rows of an image in each of `places` (begin, end).
-    Special tokens are parsed in the text around the rows, which the projector's family defines."""
+    """Return the prompt's tokens without BOS, with the rows of an image in each of `places` (begin, end). The
+    projector's family defines the text around the rows, in which special tokens are parsed."""
 
     def encode(text: Prompt) -> list[int]:
         return tokenizer.encode(text.text, False, parse_special, text.plain)

@@ -56,7 +56,7 @@ class Adapter:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of everything that changes results, so not of the file's name and format."""
+        """The SHA-256 of everything that changes results. The file's name and format are not included."""
         digest = hashlib.sha256(repr(self.invocation).encode())
         for name, pair in sorted(self.pairs.items()):
             digest.update(repr((name, pair.factor, pair.a.shape, pair.b.shape)).encode())

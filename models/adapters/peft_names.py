@@ -1,5 +1,5 @@
-"""Converts PEFT's module names (as in `transformers`) to names of GGUF tensors, and rows that llama.cpp's
-converter reorders."""
+"""Converts PEFT's module names (as in `transformers`) to names of GGUF tensors, and reorders rows as
+llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from vkbackend.errors import AdapterError, UnsupportedModel
 
-# GGUF files of these architectures store the rows of q and k in pairs, transformers in halves.
+# GGUF files of these architectures store the rows of q and k in pairs. `transformers` stores them in halves.
 PAIRED_ROWS = (
     "llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "bailingmoe", "deci",
     "deepseek", "baichuan", "internlm2", "minicpm", "muse-glimmer", "olmo", "xverse",

@@ -109,7 +109,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool, was_cut: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """Return the parts of a text, each with whether it is a thought."""
+        """Return (part, whether it is a thought) for each part of a text."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

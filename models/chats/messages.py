@@ -143,7 +143,7 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_metadata(messages: list[Message], tools: Sequence[Mapping[str, Any]], source: str) -> list[Message]:
-    """Return messages for GLM-4, in which a message's metadata is the function that the message calls."""
+    """Return messages for GLM-4. The metadata of a message is the function that the message calls."""
     out: list[Message] = []
     for message in messages:
         if message["role"] == "tool":

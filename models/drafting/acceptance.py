@@ -2,16 +2,17 @@
 
 Each source of drafts has a rate, because an n-gram of six tokens is right more often than an n-gram of three
 tokens. A sequence's rates start at the rate of all sequences. Drafts are short until some of their tokens
-were accepted, so that a text that cannot be guessed costs little.
+were accepted, so drafts cost little if the text cannot be guessed.
 """
 
 from __future__ import annotations
 
 PRIOR = 0.5
-# ngram-6 was measured on edited files (models/drafting/ngram.py). Models begin high, so that they are tried.
+# The rate of ngram-6 was measured on edited files (models/drafting/ngram.py). The rates of draft models and
+# heads begin high, so that they are tried.
 STRONG = {"ngram-6": 0.8, "draft": 0.8, "mtp": 0.8, "eagle3": 0.8}
 WEIGHT = 2.0  # The prior counts as this many tokens.
-GROWTH = 2.0  # Longer drafts per accepted token
+GROWTH = 2.0  # Each accepted token makes drafts longer by this many tokens.
 DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
 
 

@@ -2,8 +2,8 @@
 arXiv:2211.17192).
 
 The draft model follows each sequence in a separate slot. It computes the tokens that it lacks before it
-drafts, so a prompt does not wait for it. If they are many, it skips all but the last ones, until its drafts
-are right often enough. Drafted tokens are the likeliest tokens.
+drafts, so a prompt does not wait for it. If it lacks many tokens, it skips all but the last ones, until its
+drafts are right often enough. Drafted tokens are the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from vkbackend.models.drafting.prices import ROWS, Recent
 N_MEASURED = 3  # steps of each kind
 MEASURED_SHARE = 0.01  # maximum share of the time for steps that only measure
 N_PROMPT = 128  # rows of a measured step of a prompt
-# If the draft model skips tokens, it follows the first SINK tokens, without which attention is far from what
-# it learned (attention sinks, Xiao et al. 2023, arXiv:2309.17453), and at least SHORT of the last tokens.
+# If the draft model skips tokens, it computes the first SINK tokens and at least SHORT of the last tokens.
+# Without the first tokens, attention would be far from what it learned (attention sinks, Xiao et al. 2023,
+# arXiv:2309.17453).
 SINK, SHORT = 4, 12
-PAID_ROWS = (SINK + SHORT, N_PROMPT)  # few numbers, because steps of each are recorded
+PAID_ROWS = (SINK + SHORT, N_PROMPT)  # few numbers, because a step is recorded for each
 # The source of drafts after skipped tokens. On stories of 290 tokens, 90 % of the test models' drafted tokens
 # were right after the complete text, 41 % after 64 tokens of it, and 15 % after 16.
 GAPPED = "draft-gapped"

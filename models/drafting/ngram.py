@@ -1,4 +1,5 @@
-"""Drafts from the text of the sequence: the tokens that followed the last occurrence of its last tokens.
+"""Drafts from the text of the sequence: its last tokens are searched for earlier in the text, and the tokens
+after the last occurrence are drafted.
 
 This is prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding). The conversation
 is part of the prompt, so repeated answers and edited texts are guessed as well.
@@ -63,7 +64,7 @@ class _Text:
         self._tables = np.zeros((len(LENGTHS), 1 << bits), np.int32)
         self._views = [table.data for table in self._tables]  # faster for single entries
         self._number, self._n_read = -1, 0
-        self._last: tuple[int, list[int]] = (-1, [])  # the end of the last draft's ngrams, and their places
+        self._last: tuple[int, list[int]] = (-1, [])  # the last draft's end, and the table indices there
 
     def read(self, number: int, history: Sequence[int]) -> None:
         """Store the ngrams that have a next token. The ngrams that end with the last token have none."""
@@ -106,8 +107,8 @@ class _Text:
         return NO_DRAFT
 
     def _places(self, history: Sequence[int], end: int) -> list[int]:
-        """Return the places of the ngrams that end before position `end`, longest first. A hash begins with
-        the last token, so that one pass hashes all lengths. A short text has no long ngrams."""
+        """Return the table indices of the ngrams that end before position `end`, longest first. A hash begins
+        with the last token, so that one pass hashes all lengths. A short text has no long ngrams."""
         value, places = 0, list[int]()
         for n, token in enumerate(history[max(0, end - LENGTHS[0]) : end][::-1], 1):
             value = (value + token) * FACTOR & MASK

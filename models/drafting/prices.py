@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
-N_TIMES = 32  # A quarter of this many times is at most the price, which ignores steps that were delayed.
-SELDOM = 8  # With N_TIMES times, every eighth time changes the price, because each step reads it.
-FEW = 8  # Fewer times of a size may all be too short, because other steps were delayed more.
+N_TIMES = 32  # The price is the lower quartile of this many times, so delayed steps do not count.
+SELDOM = 8  # After N_TIMES times, only every eighth time updates the price, which saves sorting.
+FEW = 8  # Fewer times of a size may be too short by chance, because steps of other sizes were delayed more.
 SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
 ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
@@ -73,10 +73,10 @@ class StepPrices:
             self._tables = _table(self._priced, few), _table(recent, few)
 
     def seconds(self, n_rows: int, hopeful: bool = False) -> float | None:
-        """Return a step's time, or None if no step has been measured. An unmeasured time is optimistic, and
-        if `hopeful`, an old time as well. Fewer rows never take longer than more rows, so a time that was
-        measured under load is corrected by times of larger steps. A size with few times takes longer than
-        smaller ones."""
+        """Return a step's time, or None if no step has been measured. An unmeasured time is an optimistic
+        estimate. If `hopeful`, an old time is estimated as well. Fewer rows never take longer than more rows,
+        so a time that was measured under load is corrected by times of larger steps. A size with few measured
+        times is assumed to take longer than smaller sizes."""
         return self._tables[hopeful].get(padded(n_rows))
 
     def known(self, n_rows: int, hopeful: bool = False) -> float:
@@ -104,7 +104,8 @@ class StepPrices:
 
 
 def _table(times: Mapping[int, float], few: Set[int]) -> dict[int, float]:
-    """Return the time of each number of rows from measured times. The sizes `few` were measured seldom."""
+    """Return the time of each number of rows from measured times. `few` contains the sizes that were measured
+    rarely."""
     table: dict[int, float] = {}
     for rows in ROWS if times else ():
         larger = [seconds for r, seconds in times.items() if r > rows and r not in few]
@@ -138,8 +139,8 @@ def best_lengths(
 
     The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
-    padding is filled with drafted tokens. If `tries` is set and no draft saves time, the smallest larger step
-    is tried, or a step whose time is old, if it would save time in the time that is assumed for it.
+    padding is filled with drafted tokens. If `tries` is set and no draft saves time, try the next larger
+    step, or a step whose time is old and that would save time if it took the time assumed for it.
     """
     lengths = [0] * len(survivals)
     plain = prices.seconds(n_rows)

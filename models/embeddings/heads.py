@@ -81,7 +81,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Heads:
-    """What a file says about embeddings. `pooling` is None if the file names none. If `is_listwise`, the
+    """A file's data about embeddings. `pooling` is None if the file names no pooling. If `is_listwise`, the
     model ranks all documents in one prompt."""
 
     pooling: str | None

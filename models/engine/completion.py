@@ -9,10 +9,10 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # a frozen class would cost 2 us per token
 class Chunk:
-    """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`,
-    and `timings` unless `timings_per_token` is set. If `echo` or `prompt_logprobs` is set, the first chunk is
-    the prompt. If `prompt_progress` is set, chunks with a `progress` and no token come before the first
-    token."""
+    """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`.
+    Unless `timings_per_token` is set, only the last chunk has `timings`. If `echo` or `prompt_logprobs` is
+    set, the first chunk is the prompt. If `prompt_progress` is set, chunks with a `progress` and no token
+    come before the first token."""
 
     text: str
     token: int | None  # None if max_tokens is 0 or the chunk is the prompt.

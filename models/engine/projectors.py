@@ -24,7 +24,7 @@ from vkbackend.models.vision.projector import Projector
 from vkbackend.models.vision.projector_plan import ProjectorPlan, plan_projector
 from vkbackend.runtime import Device
 
-UNBOUNDED = 1 << 62  # the room of a device of unknown memory
+UNBOUNDED = 1 << 62  # the room of a device whose memory is unknown
 
 
 def open_projector(options: Options, residents: Sequence[Resident] = ()) -> Projector | None:
@@ -59,9 +59,9 @@ def open_projector_device(
 
 
 def projector_words(options: Options) -> list[str]:
-    """Return the word of the device that the options name for the projector. Otherwise, return the words of
-    the model's devices on this machine that have a share, of which `projector_index` is the best. An empty
-    list means the best device of the machine."""
+    """If the options name a device for the projector, return its word. Otherwise, return the words of the
+    model's devices that are on this machine and have a share; `projector_index` chooses the best of them. An
+    empty list means the best device of the machine."""
     if word := options.mmproj_device:
         return [HOST if word == "none" else word.removeprefix("0/")]
     words = with_a_share(options).devices or ()
@@ -75,7 +75,7 @@ def projector_index(
     residents: Sequence[Resident] = (),
     rates: Rates = MEASURED,
 ) -> int:
-    """Return the index of the best device for the projector, of the devices of `projector_words`, which may
+    """Return the index of the best device for the projector among the devices of `projector_words`, which may
     be stand-ins. The memory of other nodes is unknown here, so with several nodes only the projector must
     fit. Raises the errors of loading the text model."""
     budgets = without(budgets_of(devices), devices, residents)
@@ -88,7 +88,7 @@ def projector_index(
             left[d] = budget.nbytes - of_text
     needed = dict[Limits, int]()
     for limits, device in {device.limits: device for device in devices}.items():
-        needed[limits] = UNBOUNDED  # A device that cannot bind the values of the largest picture
+        needed[limits] = UNBOUNDED  # this device cannot bind the values of the largest picture
         with suppress(InvalidArgument):
             plan = planned_projector(options, device, text)
             needed[limits] = sum(plan.held.homes[home] for home in ON_DEVICE)
@@ -99,8 +99,8 @@ def projector_index(
 def _text_nbytes(
     options: Options, devices: Sequence[Device], text: GGUF, budgets: Sequence[Budget], rates: Rates
 ) -> Sequence[int]:
-    """Return the bytes of the text model on each device. Number of layers and context may be chosen later:
-    here all layers count, and the shortest context."""
+    """Return the bytes of the text model on each device. If the number of layers or the context is chosen
+    later, count all layers and the shortest context."""
     n_ctx = options.fit_ctx if "n_ctx" in options.fit else options.n_ctx
     loading = Loading(text, replace(options, fit=(), n_ctx=n_ctx), None, devices, None)
     cost = loading.cost(devices)

@@ -109,8 +109,8 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """Return how many leading positions may come from the cache. The last position must be computed, and
-        every other position whose row the caller still needs."""
+        """Return how many leading positions may come from the cache. The last position must be computed. So
+        must each position whose row the caller still needs."""
         return len(self.tokens) - 1 if self.uses_cache else self.n_given
 
     @property
@@ -133,8 +133,8 @@ class Sequence:
         return isinstance(self.request, Embed) and self.request.rows == "first"
 
     def n_outputs(self, n: int) -> int:
-        """Return how many of the next `n` positions are output rows: those that the caller lacks, or only
-        the first or the last position of the tokens, and each drafted token."""
+        """Return how many of the next `n` positions are output rows. A request outputs all rows that the
+        caller lacks, or only the first row, or the last row and a row for each drafted token."""
         if 0 <= self.stage < self.n_stages - 1:
             return 0
         if self.needs_all_rows:
@@ -169,8 +169,8 @@ class Sequence:
         return True
 
     def end_draft(self, n_stored: int) -> None:
-        """Forget the draft. The slot continues from the first `n_stored` positions. There are fewer than
-        before the draft if a recurrent state was restored."""
+        """Forget the draft. The slot continues from the first `n_stored` positions. If a recurrent state was
+        restored, `n_stored` is smaller than before the draft."""
         self.replays = n_stored < self.n_stored
         self.draft, self.n_matched, self.n_stored = (), 0, n_stored
 

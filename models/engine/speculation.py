@@ -25,14 +25,14 @@ from vkbackend.ops import MAX_VEC_ROWS
 # often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
-# A draft model may spend this share of the rest of an answer on tokens that it lacks before its first draft,
-# this share of the time of all steps, and on a try this share of the time since the last draft.
+# The share of time that a draft model may spend on tokens that it lacks: a share of the remaining answer
+# before its first draft, a share of all steps, and for a try a share of the time since the last draft.
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
 QUIET = 16  # After this many steps without a draft, the drafters are asked before every fourth step only.
 SURE = 0.5  # share of the expected saving that may be spent on skipped tokens, if drafts have saved as much
-EXPECTED = 256  # An answer is expected to have so many more tokens at most.
+EXPECTED = 256  # An answer is expected to have at most this many more tokens.
 
 Reserve = Callable[[int, int], bool]
 
@@ -67,8 +67,8 @@ class Speculation:
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
         self._resume_at = 0  # the step of the next decision of any drafter
         self._pauses = False  # The last step came before `_resume_at`.
-        self._n_quiet = 0  # times that no drafter had a draft, since the last one
-        self._n_refused = 0  # drafts since the last one that was verified
+        self._n_quiet = 0  # steps without a draft since the last draft
+        self._n_refused = 0  # drafts since the last verified draft
         self._account = Account()
         self._token_s = 0.0  # of the last step, without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
@@ -176,7 +176,7 @@ class Speculation:
             else:
                 left.append((sequence, n))
         spent_s = drafter.spent_s - before_s
-        # A few tokens are computed in the step of the first drafted token.
+        # If the drafter lacks only a few tokens, it computes them in the step of the first drafted token.
         if (invested_s := spent_s - most * drafter.seconds) > drafter.seconds:
             for sequence, _ in waiting:
                 own_s = invested_s / len(waiting) + self._invested_for(drafter, sequence)
@@ -190,8 +190,8 @@ class Speculation:
     def _length(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool
     ) -> tuple[int, float]:
-        """Return how many tokens to draft for each sequence, and how many seconds may be spent on tokens of
-        each that the drafter lacks."""
+        """Return how many tokens to draft for each sequence, and how many seconds the drafter may spend on
+        the tokens of a sequence that it lacks."""
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
             return self._max_rows, 0.0
@@ -237,7 +237,7 @@ class Speculation:
 
     def _budget(self, drafter: Drafter, waiting: list[tuple[Sequence, int]], share_s: float) -> float:
         """Return the seconds that may be spent on tokens that the drafter lacks."""
-        # After a long time, only the share of MAX_PROBE steps is left.
+        # Unspent time of more than MAX_PROBE steps is forgotten.
         least_s = share_s * (self._n_steps - MAX_PROBE)
         invested_s = self._invested_s[drafter] = max(least_s, self._invested_s.get(drafter, 0.0))
         firsts = [share_s * self._n_left(s) - self._invested_for(drafter, s) for s, _ in waiting]

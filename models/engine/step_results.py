@@ -85,7 +85,7 @@ class StepResults:
         return drafted
 
     def _verified(self, sequence: Sequence, start: int) -> None:
-        """Keep only the cells of accepted tokens. Cells after these are overwritten before they are read."""
+        """Keep only the cells of accepted tokens. Later cells are overwritten before they are read."""
         if self._speculation is not None:
             self._speculation.verified(sequence)
         sequence.end_draft(self._runner.settle(sequence.slot, sequence.n_stored))

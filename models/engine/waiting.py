@@ -1,5 +1,5 @@
-"""Requests that wait for a slot, by age and priority, and deadlines. Removing one of n requests takes O(log
-n) time."""
+"""Orders the requests that wait for a slot by age and priority, and ends requests at their deadlines.
+Removing one of n requests takes O(log n) time."""
 
 from __future__ import annotations
 

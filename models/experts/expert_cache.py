@@ -62,8 +62,8 @@ class ExpertCache:
             time.sleep(POLL_S)
 
     def after_step(self, n_rows: int, halves: bool = False) -> None:
-        """Count the uses of the step that has just ended, in two halves or not, and replace experts. No step
-        may be running."""
+        """Count the uses in the step that has just ended, and replace experts. `halves` is set if the step
+        had two halves. No step may be running."""
         self.slots.take_counts(self._totals, halves)
         self._n_steps += 1
         self._n_rows += n_rows

@@ -9,7 +9,8 @@ import numpy as np
 from vkbackend.meta.expert_moves import Move
 from vkbackend.models.experts.uses import Uses
 
-# A copy moves an expert over the bus once, as a miss does. So an expert must be ahead by more uses than that.
+# A copy transfers an expert over the bus once, as a miss does. An expert must therefore be ahead by more than
+# one use.
 MARGIN = 2.0
 
 
@@ -23,7 +24,7 @@ def most_used(uses: Uses, n_slots: Sequence[int]) -> list[list[int]]:
 def replacements(uses: Uses, resident: Sequence[np.ndarray], most: int, margin: float = MARGIN) -> list[Move]:
     """Return at most `most` moves, one per layer. `resident[layer]` lists each slot's expert, or -1. The most
     used expert without a slot replaces the least used expert in a slot, if it has over `margin` more uses."""
-    # Vectors over all layers first, because few layers gain.
+    # First compare all layers at once, because few layers gain.
     n_slots = [len(slots) for slots in resident]
     every = np.concatenate(resident)
     filled = every >= 0

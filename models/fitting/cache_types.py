@@ -13,8 +13,9 @@ TYPES = "f16", "q8_0", "q4_0"  # the most precise first
 
 
 def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list[tuple[str, str]]:
-    """Return (type_k, type_v) of the caches to try. A type that is not in `chosen` stays as in `options`.
-    Types that need no fewer bytes than the type before are omitted: small heads fill no quantized block."""
+    """Return (type_k, type_v) of the caches to try. A type that is not in `chosen` stays as in `options`. A
+    type that saves no bytes compared with the type before is omitted, because small heads do not fill a
+    quantized block."""
     pairs = [
         (
             name if "type_k" in chosen else options.type_k,

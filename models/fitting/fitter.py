@@ -1,9 +1,9 @@
 """Chooses the options of a model that fit the devices, for `--fit`.
 
-The order of preference is: all weights on the devices; K and V caches of type f16, if the context then has
-at least COMFORTABLE tokens; the longest context; the fastest shares; room for more slots. If not all weights
-fit, the experts of a mixture move to host memory, and copies of the most used ones return. Of other models,
-the first layers move. docs/fit.md gives the reasons.
+The order of preference is: all weights on the devices; K and V caches of type f16, if the context then has at
+least COMFORTABLE tokens; the longest context; the fastest shares; room for more slots. If not all weights
+fit, the experts of a mixture move to host memory, and copies of the most used experts return to device
+memory. Of other models, the first layers move. docs/fit.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Fitter:
             yield self._sizer.with_rows(on_host, self._shares)
 
     def _rungs(self, place: Options) -> Iterator[tuple[Options, int]]:
-        """Yield the types and slots to try, with the shortest context that is accepted."""
+        """Yield the types and slots to try, with the shortest acceptable context."""
         rungs = [
             replace(place, type_k=pair[0], type_v=pair[1], n_slots=n)
             for pair in cache_types(self._model, self._options, self._chosen)
@@ -122,7 +122,8 @@ class Fitter:
             yield options, min(self._most, COMFORTABLE) if coarser and is_first else self._least
 
     def _slot_counts(self, place: Options) -> list[int]:
-        """Return the given slots, and fewer slots if they need less memory: recurrent states and windows."""
+        """Return the given number of slots. Smaller numbers follow if they need less memory, as with
+        recurrent states and windows."""
         n = place.n_slots
         if "n_slots" not in self._chosen or n == 1:
             return [n]

@@ -42,7 +42,8 @@ Score = tuple[int, float]  # Context, and the negative time of reading the weigh
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Of a part, on all devices together: weights, and caches at the shortest and the longest context."""
+    """The bytes of a part on all devices together: its weights, and its caches at the shortest and the
+    longest context."""
 
     weights: float = 0.0
     least: float = 0.0
@@ -143,7 +144,7 @@ class ShareScreen:
         return sorted(dict.fromkeys(map(self._in_whole_numbers, ends)), key=self.score, reverse=True)
 
     def _by_heads(self) -> Iterator[Shares]:
-        """Yield shares for every division of the KV heads, whose steps are the coarsest."""
+        """Yield shares for every division of the KV heads, because this dimension has the coarsest steps."""
         counts = [kind.attention.n_head_kv for kind in self._kinds if isinstance(kind.attention, Attention)]
         n_heads = max(counts, default=0)
         if not n_heads or comb(n_heads + self._n - 1, self._n - 1) > MOST_STARTS:

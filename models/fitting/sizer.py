@@ -45,12 +45,13 @@ class Sizer:
         return lay_out(self._model, self._types, len(self._devices), options)
 
     def at(self, options: Options, n_ctx: int) -> Options:
-        """Return the options with a context. All slots share its cells if their number is not given."""
+        """Return the options with a context. If the number of slots is not given, all slots share the
+        context's cells."""
         shared = self._shares_cells and options.n_slots > 1
         return replace(options, n_ctx=n_ctx, kv_cells=n_ctx if shared else options.kv_cells)
 
     def with_rows(self, options: Options, shares: Shares | None) -> Options:
-        """Return the options with the rows of a step, which are chosen if they are not given."""
+        """Return the options with the number of rows of a step. Choose it if it is not given."""
         rows = options.n_ubatch or chosen_rows(
             self._model,
             self._types,

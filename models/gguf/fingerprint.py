@@ -1,4 +1,4 @@
-"""Hashes the properties of a model on which K and V depend."""
+"""Hashes the properties of a model that determine K and V."""
 
 from __future__ import annotations
 

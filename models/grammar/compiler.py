@@ -60,8 +60,8 @@ class Matcher:
         return int(self._matcher.validate_tokens(list(draft)))
 
     def find(self, draft: Sequence[int] = ()) -> None:
-        """Compute the rows of `words` for a draft of valid tokens. Beyond the limits all bits are 0, and
-        `stuck` returns the reason."""
+        """Compute the rows of `words` for a draft of valid tokens. If a limit is exceeded, all bits are 0,
+        and `stuck` returns the reason."""
         n = 1 + len(draft)
         if n > len(self.words):
             self.words = np.zeros((MAX_DRAFTED, self.words.shape[1]), np.uint32)
@@ -120,7 +120,7 @@ class Compiler:
         if future is None:
             future = self._kept[structure] = Future()
             self._jobs.put((structure, future))
-            if self._thread is None:  # As a daemon thread it does not delay a program's end.
+            if self._thread is None:  # A daemon thread does not delay the program's end.
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)
@@ -154,7 +154,7 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest, so a grammar with slow masks is refused here.
+            # The first mask is the slowest, so computing it here refuses grammars with slow masks.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))

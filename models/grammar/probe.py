@@ -1,5 +1,5 @@
-"""Compiles a grammar in a process with limits of time and memory (probe_worker.py), before the compiler does.
-Any client may send a grammar, and some grammars take minutes and gigabytes.
+"""Compiles a grammar in a process with limits of time and memory (probe_worker.py), before the compiler
+compiles it. Any client may send a grammar, and some grammars take minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ COMPILE_S = 5.0  # Seconds per grammar. Schemas of tools take milliseconds.
 
 
 class Probe:
-    """Tests grammars in a process, for one caller at a time. A process that ended is replaced."""
+    """Tests grammars in a process, for one caller at a time. If the process has ended, a new one is
+    started."""
 
     def __init__(self) -> None:
         self._child: Child | None = None

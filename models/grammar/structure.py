@@ -18,7 +18,8 @@ MAX_DEPTH = 64
 # The white space in JSON: one space, or a line break and an indent. Without a limit a model could write white
 # space forever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# With "no_forcing", a valid text may have any tokenization, so the model writes the tokens of its training.
+# With "no_forcing", a valid text may have any tokenization, so the model can write the tokens it was trained
+# on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")

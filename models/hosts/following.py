@@ -47,8 +47,8 @@ IDLE_S = 1e9  # no limit, because heartbeats show that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Execute node 0's calls until End. `model` is the path on this node, if it differs from the path on node
-    0. Raises the error that ended the group."""
+    """Execute node 0's calls until End. `model` is this node's path of the model if it differs from node 0's.
+    Raises the error that ended the group."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):

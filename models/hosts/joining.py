@@ -159,8 +159,8 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes use the same reduce provider. Only a trial shows which provider
-        works on a node."""
+        """Raise PlanError unless all nodes use the same reduce provider. Whether a provider works on a node
+        is known only after a trial."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

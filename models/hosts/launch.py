@@ -33,13 +33,13 @@ from vkbackend.models.hosts.interfaces import interface_of
 START_S = 60.0  # Time for node 0's process to start.
 KILL_S = 3.0  # Time for the process manager to end all processes.
 # Time for all nodes to end after the first has ended. The limit is longer than rank.END_S, which a follower
-# waits after its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
+# waits after its last message. The process manager cannot end a node that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
 SECRET = "VKBACKEND_GROUP_SECRET"  # Holds the secret if nodes share no file.
 # Variables with these prefixes are passed to other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
-# mpiexec's lines about a process that ended begin with these words.
+# mpiexec reports the end of a process in lines that begin with these words.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 

@@ -49,7 +49,7 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Measure devices and network before Open is sent. A node replies with its cards and speeds, then with
+    """Measure devices and network before Open is sent. A node replies with its cards and speeds, then sends
     Place, and then exchanges messages of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
@@ -69,7 +69,7 @@ class Reduces(_Call):
 
 
 class Fitted(Struct, forbid_unknown_fields=True):
-    """The other options that `fit` chooses."""
+    """The options that `fit` chooses, besides shares and layers."""
 
     n_ctx: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
     n_slots: Annotated[int, Meta(ge=1, le=MAX_RUNS)]
@@ -168,7 +168,7 @@ class Step(_Call):
                 r.second,
                 r.end,
             )
-            for r in batch.runs  # of several nodes: no row of a draft has a state cell of its own
+            for r in batch.runs  # with several nodes, rows of drafts have no state cells
         ]
         masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
         rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None

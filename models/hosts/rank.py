@@ -78,7 +78,8 @@ def main() -> int:
 
 def end_after_the_cause() -> None:
     """Delay the end of this process after a crash. MPICH 5.0.2 crashes when it sends to a process that has
-    ended. The process manager names the first process that ended, which should be the cause.
+    ended. The process manager names the first process that ended. This should be the process that caused the
+    failure.
 
     The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
     11). Then the same fault ends the process. The process manager ends the other nodes within milliseconds,
@@ -93,7 +94,7 @@ def end_after_the_cause() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
     if enabled:
-        faulthandler.enable()  # faulthandler's handler calls the previous handler
+        faulthandler.enable()  # after its own work, faulthandler calls the previous handler
 
 
 def force_interface(interface: str | None, address: str) -> None:

@@ -90,8 +90,8 @@ def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
 
 
 def layout_of(options: Options) -> dict[str, str]:
-    """Return what files of caches state besides the model: the types, and the rotation of quantized caches
-    (meta/ops/dense_attention.py)."""
+    """Return the cache types and the rotation of quantized caches (meta/ops/dense_attention.py), which files
+    of caches state in addition to the model."""
     types = {"type_k": options.type_k, "type_v": options.type_v}
     quantized = any(block_of(dtype)[0] > 1 for dtype in types.values())
     return types | ({"rotation": "hadamard32"} if quantized else {})
@@ -117,7 +117,7 @@ def n_blocks(ring: int, options: Options) -> int:
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
     """Some layers read another layer's cache or choice of positions. Set the other layer's quantization block
-    to the largest of these layers, so that its split suits all of them."""
+    to the largest block of these layers, so that its split suits all of them."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:

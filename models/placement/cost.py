@@ -23,7 +23,7 @@ from vkbackend.models.placement.layout import (
 )
 from vkbackend.models.placement.traced_steps import step_shape, step_sizes, trace_reduces
 
-FUSION = ".fc.weight"  # of an EAGLE-3 head: steps of the model read it, and steps of the head do not
+FUSION = ".fc.weight"  # a weight of an EAGLE-3 head that steps of the model read, but not steps of the head
 
 
 class CostFunction(Protocol):

@@ -58,8 +58,8 @@ def plan_draft(gguf: GGUF, options: Options, devices: Sequence[Device]) -> Draft
 def head_token_ms(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], times: Times, n_reduces: int
 ) -> float:
-    """Return the time of a token that the multi-token prediction head drafts. Weights and exchanges take the
-    time per byte and per exchange of the model's own step, `times`."""
+    """Return the time of a token that the multi-token prediction head drafts. The time per byte of weights
+    and the time per exchange are the same as in the model's step, `times`."""
     of_model, of_head = cost_of(model, layout, ()).read, read_by_head(model, layout)
     share = max(b / a for a, b in zip(of_model, of_head, strict=True) if a)
     n = len(trace_reduces(model, layout, options, limits, ahead=True))
@@ -68,9 +68,9 @@ def head_token_ms(
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The tokens per second with drafts of `n_drafted` tokens, relative to decoding without. A drafted token
-    is accepted with probability `acceptance` if the tokens before it are. `exchange_us` is the given or mean
-    time of an exchange, and `token_ms` the time of a drafted token."""
+    """The tokens per second with drafts of `n_drafted` tokens, relative to decoding without drafts. A drafted
+    token is accepted with probability `acceptance` if the tokens before it are. `exchange_us` is the given or
+    mean time of an exchange, and `token_ms` the time of a drafted token."""
 
     exchange_us: float
     token_ms: float

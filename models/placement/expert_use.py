@@ -41,7 +41,7 @@ def of_counts(counts: npt.ArrayLike, n_used: int) -> Used:
 
 
 def resident(used: Used, n_slots: int) -> npt.NDArray[np.bool_]:
-    """Return whether an expert is among the `n_slots` most used of its layer."""
+    """Return whether each expert is among the `n_slots` most used experts of its layer."""
     order = np.argsort(-used, axis=-1, kind="stable")
     return np.argsort(order, axis=-1) < n_slots
 
@@ -53,7 +53,8 @@ def hit_rate(used: Used, n_slots: int) -> float:
 
 
 def experts_read(used: Used, n_rows: int, n_slots: int = 0) -> float:
-    """Return the mean number of experts per layer that a step of `n_rows` tokens uses but the cache lacks.
+    """Return the mean number of experts per layer that a step of `n_rows` tokens uses and that the cache
+    lacks.
 
     A step reads an expert once. n tokens use an expert with probability 1 - (1 - used)^n.
     """

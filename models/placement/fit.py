@@ -34,8 +34,8 @@ Sizes = Callable[[Options], list[Held]]
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Bytes that a physical device or a node can hold now. `members` are its logical devices. The budget
-    limits the kinds of memory in `homes`. `others` are the models, with their bytes, that `nbytes` leaves
-    out."""
+    limits the kinds of memory in `homes`. `others` are the models whose bytes are already subtracted from
+    `nbytes`."""
 
     name: str
     nbytes: int
@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def room(self) -> str:
-        """Return the bytes as text, with the models that they leave out."""
+        """Return the bytes as text, with the models that are subtracted."""
         used = " and ".join(f"{mib(nbytes)} of the {name}" for name, nbytes in self.others)
         return mib(self.nbytes) + (f" besides {used}" if used else "")
 
@@ -86,9 +86,9 @@ def without(
 
 
 def host_budgets(devices: Sequence[Device], residents: Sequence[Resident] = ()) -> list[Budget]:
-    """Return a budget per node with known free memory, one for its software devices, whose own
-    memory is host memory, and one per GPU for what its driver can pin. `residents` that are not yet loaded
-    are subtracted. A driver may allocate more than this, and fail later."""
+    """Return a budget for each node with known free memory, for its software devices, whose own memory is
+    host memory, and for the memory that each GPU's driver can pin. `residents` that are not yet loaded are
+    subtracted. A driver may allocate more than this, and fail later."""
     planned = [resident for resident in residents if not resident.is_loaded]
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):

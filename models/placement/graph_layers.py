@@ -20,10 +20,10 @@ def graph_layers(
     inputs: Sequence[Inputs],
 ) -> list[Layer]:
     """Return the layers with their arrays and the inputs of their expert caches. `forms` numbers the layers'
-    ops (StepSizes). A layer of `alone` equals no other: its input is kept, or rows of images are added to its
-    output. Layers with equal keys have equal ops, and arrays of equal formats and shapes on equal kinds of
-    memory. Arrays of equal shapes have equal distances in memory, because one binding of a fused product
-    spans two of them."""
+    ops (StepSizes). A layer in `alone` equals no other layer, because its input is kept or rows of images are
+    added to its output. Layers with equal keys have equal ops, and arrays of equal formats and shapes on
+    equal kinds of memory. Arrays of equal shapes also have equal distances in memory, because one binding of
+    a fused product spans two arrays."""
     held: list[list[tuple[str, Weight]]] = [[] for _ in memories]
     for name, weight in weights.items():
         if (il := layer_of(name)) is not None:

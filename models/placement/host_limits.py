@@ -1,8 +1,8 @@
 """The memory that the system grants this process for pinned host memory, before anything is allocated.
 
 A driver may allocate more than the system can pin. Then it fails when a step is submitted, or the system ends
-the process. So the bytes are counted against these limits, not tried. GPU drivers pin memory without counting
-it towards RLIMIT_MEMLOCK, which is 8 MiB on most systems, so this limit is not one of them.
+the process. So the bytes are compared with these limits before any memory is pinned. GPU drivers pin memory
+without counting it towards RLIMIT_MEMLOCK, which is 8 MiB on most systems, so RLIMIT_MEMLOCK is not checked.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _groups(root: Path) -> Iterator[int]:
 
 def _left(mount: Path, path: str, limit: str, usage: str, dropped: str) -> Iterator[int]:
     folder = mount / path.strip("/")
-    if not folder.is_dir():  # in a container the path is often that outside of it
+    if not folder.is_dir():  # in a container the path is often the path on the host system
         folder = mount
     for group in (folder, *folder.parents):
         most, used = _number(group / limit), _number(group / usage)

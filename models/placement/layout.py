@@ -151,7 +151,7 @@ def _host_nbytes(loads: Sequence[Load], added: Collection[str], n_devices: int) 
 def _streamed(
     model: Model, loads: Sequence[Load], added: Collection[str], n_devices: int, options: Options
 ) -> frozenset[int]:
-    """Return the layers whose weights stay in the file: those after the first layers that fit in
+    """Return the layers whose weights stay in the file: all layers after the first layers, which fit in
     `pinned_mib`. An encoder's layers, which may run alone, and heads that predict tokens are pinned."""
     if options.pinned_mib == "auto" or model.encodes:
         return frozenset()
@@ -177,7 +177,7 @@ def memory_specs(model: Model, options: Options) -> list[MemorySpec]:
 
 
 def split_layers(model: Model, types: Mapping[str, str], kv: Sequence[MemorySpec]) -> list[Layer]:
-    """Return what the split needs to know of each layer."""
+    """Return the properties of each layer that the split depends on."""
     return blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
 
 
@@ -189,7 +189,8 @@ def with_caches_of(layout: Layout, options: Options) -> Layout:
 
 
 def _with_draft_vocabulary(plan: Plan, n: int) -> Plan:
-    """Split a draft vocabulary in the proportions of the model's, so no device has more rows of it."""
+    """Split a draft vocabulary in the same proportions as the model's vocabulary, so no device has more rows
+    of it."""
     vocab = plan.ranges["vocab"]
     n_vocab = max(end for _, end in vocab)
     ranges = tuple((begin * n // n_vocab, end * n // n_vocab) for begin, end in vocab)

@@ -1,5 +1,5 @@
-"""Predicts the speed of a mixture whose experts are in host memory: with and without a cache of the most used
-experts, and if the CPU computed the experts.
+"""Predicts the speed of a mixture whose experts are in host memory, with and without a cache of the most used
+experts. Also predicts the speed if the CPU computed the experts.
 
 A token reads the bytes of its experts over the bus, and everything else from device memory. An expert in the
 cache is read from device memory. The CPU would read all experts from RAM. Attention over the context and the
@@ -19,15 +19,15 @@ from vkbackend.models.architectures.base import Model
 from vkbackend.models.placement.expert_use import Used, experts_read, hit_rate, tiles_read
 from vkbackend.models.placement.layout import Layout, slot_nbytes_of, weight_nbytes
 
-# Bytes per second of expert weights that a CPU reads from two channels, of at most 51 GB/s (DDR4-3200) and 96
-# GB/s (DDR5-6000).
+# Bytes per second of expert weights that a CPU reads from two memory channels. The channels deliver at most
+# 51 GB/s (DDR4-3200) and 96 GB/s (DDR5-6000).
 RAM = {"DDR4": 40e9, "DDR5": 70e9}
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """`nbytes` of device memory for `n_slots` experts per layer. `bus` is what the busiest device reads over
-    its bus for a token."""
+    """`nbytes` of device memory hold `n_slots` experts per layer. `bus` is the number of bytes that the
+    busiest device reads over its bus for a token."""
 
     nbytes: int
     n_slots: int
@@ -39,10 +39,11 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Steps of `n_rows` tokens of a prompt. `bus` is what the busiest device reads per token, without and
-    with the cache, and `at_most` the tokens per second that the bus allows (None: no limit). They assume that
-    a step reads an expert once. `bus_of_tiles` and `at_most_of_tiles`, without the cache, assume that every
-    tile of pairs reads its expert over the bus, because the GPU does not cache host memory."""
+    """Steps of `n_rows` tokens of a prompt. `bus` is the number of bytes that the busiest device reads per
+    token, without and with the cache. `at_most` is the tokens per second that the bus allows (None: no
+    limit). Both assume that a step reads an expert once. `bus_of_tiles` and `at_most_of_tiles` assume that
+    every tile of pairs reads its expert over the bus, because the GPU does not cache host memory, and that
+    there is no expert cache."""
 
     n_rows: int
     scratch: int
@@ -92,7 +93,7 @@ class MixturePlan:
         return CacheRow(n_slots * self.slot_nbytes, n_slots, share, max(host), taken, cpu)
 
     def steps(self, n_rows: int, n_slots: int, scratch: int, tile: int) -> StepRow:
-        """`tile` is the most pairs (row, expert) of a tile."""
+        """`tile` is the maximum number of (row, expert) pairs of a tile."""
         without, cached = (
             self._bus_of_step(n_rows, [experts_read(used, n_rows, slots) for used in self.used])
             for slots in (0, n_slots)

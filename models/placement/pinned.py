@@ -10,14 +10,14 @@ from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import Budget, Sizes, fits, largest, mib, shortfall
 from vkbackend.models.placement.layout import Layout, host_nbytes
 
-# Of the memory that could be pinned, at least this part is left, mostly for pages of the file.
+# At least this part of the memory that could be pinned is left free, mostly for pages of the file.
 SPARE = 0.1
 
 
 def with_pinned_size(options: Options, layout: Layout, sizes_of: Sizes, budgets: Sequence[Budget]) -> Options:
-    """Replace a `pinned_mib` of "auto" by the most that fits, if not all weights fit. `layout` has all of
-    them pinned. `budgets` are the host's. Without a mapped file, or if even no pinned weights would fit, the
-    options do not change."""
+    """Replace a `pinned_mib` of "auto" by the most that fits, if not all weights fit. In `layout`, all
+    weights are pinned. `budgets` are for host memory. Without a mapped file, or if even no pinned weights
+    would fit, the options do not change."""
     if options.pinned_mib != "auto" or not options.use_mmap or shortfall(sizes_of(options), budgets) is None:
         return options
     total = -(-sum(host_nbytes(layout).values()) // 2**20)

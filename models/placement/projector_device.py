@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ABOUT = 0.9  # Speeds, and free memories, are about equal from this ratio on.
+ABOUT = 0.9  # Two speeds, or two amounts of free memory, are about equal if their ratio is at least this.
 
 
 def fastest_with_room(speeds: Sequence[float], left: Sequence[int]) -> int:
-    """Return the index of the fastest device that has room. Of devices that are about as fast, take the one
-    with the most memory left; if that is about equal, too, the first. If no device has room, take the one
-    that lacks the least.
+    """Return the index of the fastest device that has room. Among devices of about the same speed, return the
+    one with the most memory left, or the first if that is about equal, too. If no device has room, return the
+    one that lacks the least.
 
     `left` are the bytes that the model and the projector leave free on each device, negative if they do not
     fit.

@@ -24,7 +24,7 @@ from vkbackend.models.options import Options
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.step import Run
 
-ROW_STATES_SHARE = 1 / 8  # of the weights' bytes, which states after rows may take at most
+ROW_STATES_SHARE = 1 / 8  # States after rows may take at most this share of the weights' bytes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def with_cells(states: Sequence[StatePlan], weight_nbytes: int, options: Options
 
 def _row_cells(cell_nbytes: int, weight_nbytes: int, options: Options) -> int:
     """Return how many cells the rows of drafts need, or 0 for undo cells. Several nodes use undo cells,
-    because steps of other slots may be in flight, which would need cells as well."""
+    because steps of other slots may be in flight and would need cells as well."""
     if not options.speculation or any(options.nodes or ()):
         return 0
     most = options.draft_max

@@ -1,6 +1,6 @@
-"""Decides on open devices what the options leave open: the rows of a step, the layers on the devices, pinned
-weights and copies of experts. Loading and `vkbackend plan` share these decisions, so a plan shows what is
-loaded. Shares of the devices are decided before."""
+"""Chooses, on open devices, the options that the user left open: the rows of a step, the layers on the
+devices, pinned weights and copies of experts. Loading and `vkbackend plan` share these decisions, so a plan
+shows what is loaded. The devices' shares are chosen earlier."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def settle(
     residents: Sequence[Resident] = (),
     alone: bool = True,
 ) -> Settled:
-    """`budgets` replace the free memory of the devices, which `residents` share. Nodes of a group do not
-    know each other's memory, so they are not `alone`. Raises InvalidArgument for options that need this
+    """`budgets` replace the free memory of the devices, which `residents` share. `alone` is False for nodes
+    of a group, which do not know each other's memory. Raises InvalidArgument for options that need this
     memory."""
     limits, notes = [device.limits for device in devices], list[str]()
     if not options.n_ubatch:

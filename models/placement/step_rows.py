@@ -1,8 +1,9 @@
 """Chooses the rows of a step if the user does not.
 
-A step reads every weight of a dense layer once, and with 512 rows nearly every expert. Weights in host memory
-cross the bus in each step, so steps with four times as many rows transfer a quarter of the bytes per row.
-Weights in device memory are read so fast that larger steps only need more scratch memory.
+A step reads every weight of a dense layer once. A step of 512 rows also reads nearly every expert. Weights in
+host memory cross the bus in each step, so steps with four times as many rows transfer a quarter of the bytes
+per row. Weights in device memory are read so fast that larger steps would save no time and need more scratch
+memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
 
 OVER_BUS = 2048, 1024  # Rows to try, if weights of layers are in host memory.
-KEPT_LAYERS = 0.9  # With more rows, `-ngl auto` must keep this part of its layers on the devices.
+KEPT_LAYERS = 0.9  # With more rows, `-ngl auto` must still keep this part of its layers on the devices.
 
 
 def reads_over_bus(layout: Layout) -> bool:
@@ -43,7 +44,7 @@ def chosen_rows(
     limits, layout_of = [device.limits for device in devices], layouts(model, types, len(devices))
 
     def planned(n: int) -> tuple[Options, bool]:
-        """Return the options of steps with `n` rows, and whether they fit."""
+        """Return the options with steps of `n` rows, and whether they fit."""
         wanted = replace(options, n_ubatch=n)
         layout = layout_of(wanted)
         shape, steps = fitting_steps(model, layout, wanted, limits, n, halves=halves)

@@ -157,8 +157,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return how many leading layers represent the model. These layers contain every pair of neighbouring
-    layers up to REPEATS times, and end with the same kind of layer as the model."""
+    """Return how many of the first layers represent the model. These layers contain every pair of
+    neighbouring layers up to REPEATS times, and end with the same kind of layer as the model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -211,7 +211,7 @@ def trace_reduces(
 def unadapted(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[str]:
-    """Return the weights with adapters that no product of a step, or of a step of the head, applies."""
+    """Return the adapted weights whose adapters no product of a step applies, including steps of the head."""
     devices, build = _traced(model, layout, limits)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     # Unequal numbers distinguish rows from output rows.

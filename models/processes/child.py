@@ -24,7 +24,7 @@ from vkbackend.system.process_tree import APART
 START = "import sys; sys.path += sys.argv[1:]; from {} import main; main()"
 START_S = 60.0  # A start takes 0.2 s on two cores.
 END_S = 5.0  # A killed process must end within this time.
-WATCH_S = 0.25  # The child's use of the machine is read so often during a request.
+WATCH_S = 0.25  # During a request, the child's use of the machine is read at this interval.
 
 
 class Ended(Exception):
@@ -98,7 +98,8 @@ class Child:
     ) -> tuple[int, int, bytearray]:
         """Send the pieces of a frame and return kind, number and bytes of the reply, which has the `expected`
         kind or is a refusal. Any failure kills the process, because a late reply would answer the next
-        request. Raises TimeoutError, and Ended also after `cpu_s` seconds of the child's CPU time."""
+        request. Raises TimeoutError, and Ended if the child ends or uses more than `cpu_s` seconds of CPU
+        time."""
         deadline = time.monotonic() + limit_s
         self._confinement.begin()
         try:
@@ -144,7 +145,7 @@ class Child:
     def _watched(
         self, transfer: Callable[[memoryview, float], int], data: memoryview, deadline: float, cpu_s: float
     ) -> int:
-        """Return how many bytes `transfer` moves, and meanwhile end a child that uses too much. Raises
+        """Return how many bytes `transfer` moves. Meanwhile, end the child if it uses too much. Raises
         TimeoutError at the deadline, and EOFError for such a child."""
         while (seconds := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):

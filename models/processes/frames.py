@@ -2,7 +2,7 @@
 
 import struct
 
-# A head contains the number of bytes, a number that depends on the kind, and the kind.
+# A head contains the number of bytes, the kind, and a number whose meaning depends on the kind.
 HEAD = struct.Struct("<IIB")
 # ASKED contains a request, ANSWERED the reply to it, REFUSED an error message, and ENDED the error message of
 # a process that ends. READY is empty.

@@ -1,4 +1,5 @@
-"""A child process that threads share. It is started on use, and again after it ended."""
+"""A child process that threads share. The child is started on first use, and again on the next use after it
+has ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The child's side of child.py: limits of memory and processor time, and frames on stdin and stdout.
 
-Few imports make the start fast and leave most of the memory limit to the work.
+The module imports little, so that it starts fast and leaves most of the memory limit for the work.
 """
 
 from __future__ import annotations

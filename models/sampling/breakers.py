@@ -1,4 +1,4 @@
-"""Converts DRY's sequence breakers to tokens. A breaker is a text at which a repetition ends. As in llama.cpp
+"""Converts DRY's sequence breakers to tokens. A breaker is a text that ends a repetition. As in llama.cpp
 (src/llama-sampler.cpp), the text may be inside one token, or span several tokens."""
 
 from __future__ import annotations

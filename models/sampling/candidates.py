@@ -6,8 +6,8 @@ import numpy as np
 
 
 class Candidates:
-    """ids int64 [n], scores float64 [n]. If `ordered`, the best candidate is first, and on ties the lower id.
-    If `whole`, the ids are 0..n-1. A score of -inf is never chosen."""
+    """`ids` is int64 [n], `scores` float64 [n]. If `ordered`, the best candidate is first; on ties, the lower
+    id is first. If `whole`, the ids are 0..n-1. A score of -inf is never chosen."""
 
     __slots__ = ("ids", "ordered", "scores", "whole")
 

@@ -28,8 +28,8 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> None:
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # First remove unlikely tokens with a total probability up to 1 - p. Sorting all 152k scores would
-        # take 15 ms.
+        # First remove unlikely tokens with a total probability of at most 1 - p, because sorting all 152k
+        # scores would take 15 ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()

@@ -254,7 +254,8 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """Return how many of the most likely tokens can be chosen, besides lowered tokens. 0 means any."""
+        """Return how many of the most likely tokens can be chosen, without counting lowered tokens. 0 means
+        that any token can be chosen."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0

@@ -12,8 +12,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# For this many rows or more, one array is faster than separate rows: 45 us plus 2.3 us per row, against 12 us
-# per row (tools/studies/sampling.py).
+# From this many rows on, one array is faster than separate rows. An array takes 45 us plus 2.3 us per row,
+# separate rows take 12 us each (tools/studies/sampling.py).
 TOGETHER = 5
 
 Choice = int | VkbackendError

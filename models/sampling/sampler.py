@@ -66,8 +66,8 @@ class Sampler:
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def resume(self, n: int) -> None:
-        """Continue after `n` tokens that another sampler with these parameters has chosen. The random numbers
-        are then the same, except with xtc and mirostat, which depend on the logits of all tokens."""
+        """Continue after the `n` tokens that another sampler with the same parameters has chosen. The random
+        numbers are then the same, except with xtc and mirostat, which depend on the logits of all tokens."""
         self._n_chosen = n
         if not self.greedy:
             self.random.random(n)  # One number per token.
@@ -126,8 +126,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Choose in two thirds of the time of `_choose`, because each filter only keeps the first few
-        candidates."""
+        """Choose like `_choose`, in two thirds of its time. Each filter keeps the first few candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])

@@ -87,7 +87,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
     return Scheme(
         encode,
         spell_spaced,
-        # Early Gemma 4 files have a wrong flag, which `always_bos` ignores.
+        # The flag is wrong in early Gemma 4 files, so `always_bos` ignores it.
         add_bos=bos is not None if lines.always_bos else vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
         bos=bos,

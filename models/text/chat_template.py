@@ -29,7 +29,7 @@ CHATML = """\
 {% endif -%}
 """
 REASONING = ("reasoning_content", "thinking", "reasoning")  # Templates read a thought by one of these keys.
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # A template that trims contents removes the final space.
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # If a template trims contents, it removes the final space.
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
@@ -52,7 +52,7 @@ class ChatTemplate:
     """A compiled template. Equal templates share a process.
 
     Raises InvalidArgument if the template is too long, invalid, or exceeds its limits. Raises Timeout or
-    VkbackendError if its process cannot be started.
+    VkbackendError if the template's process cannot be started.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:

@@ -2,8 +2,8 @@
 `<|im_end|>` to end a message and continue in another role.
 
 A second rendering has a random sentinel next to each special token of these texts, which shows its position
-in the prompt. Templates may inspect how contents begin and end, so the sentinels are trusted only if removing
-them yields the first rendering.
+in the prompt. A template may test how contents begin and end. So the sentinels are trusted only if the second
+rendering without them equals the first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Return the plain spans, or none if the sentinels changed the rendering or were moved."""
+        """Return the plain spans, or None if the sentinels changed the rendering or were moved."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -120,7 +120,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Return the spans of `contents` in `text`, or none if the numbers of occurrences differ."""
+    """Return the spans of `contents` in `text`, or None if the numbers of occurrences differ."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()

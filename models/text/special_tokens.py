@@ -37,7 +37,7 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # The lookahead for a second character excludes most positions if tokens begin with letters. The
+        # If tokens begin with letters, the lookahead for a second character excludes most positions. The
         # pattern reads `_ahead` characters after the first.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
@@ -46,8 +46,8 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """Link every token to its longest proper prefix that is a token (`_prefix`). A second link to a
-        shorter prefix (`_jump`) lets a search take O(log length) steps (Myers 1983)."""
+        """Link every token to its longest proper prefix that is a token (`_prefix`). A second link, to a
+        shorter prefix (`_jump`), reduces a search to O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1

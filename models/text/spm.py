@@ -1,7 +1,7 @@
 """Merges characters by token scores, as SentencePiece does. Unknown characters become byte tokens.
 
 The pair with the highest token score is merged first; on a tie the leftmost pair. BPE in the `tokenizers`
-library cannot express this tie, and listing all merges takes 0.2 s for 32,000 tokens.
+library cannot express this rule for ties, and listing all merges takes 0.2 s for 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern splits text before a run of
-    spaces, unless a token has the same character before its spaces, and the same character or its end after
-    them. Gemma has a few tokens with inner spaces."""
+    spaces, unless a token has the same character before its spaces, and after them either the same character
+    or its end. Gemma has a few tokens with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

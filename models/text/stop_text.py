@@ -9,8 +9,8 @@ class StopText:
 
     def push(self, piece: str, *, last: bool = False) -> str:
         """Add `piece`, and return the text that cannot begin a stop string. At a stop string, return only the
-        text before it and set `found`. If `last`, hold back nothing. Of several stop strings, the one that
-        begins first counts, even if another is complete earlier."""
+        text before it and set `found`. If `last`, hold back nothing. If several stop strings occur, the one
+        that begins first counts, even if another is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
         n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)

@@ -56,7 +56,7 @@ class _Worker(Child):
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
         """Send a request, whose messages follow the first `kept` messages of the last request. Return how
-        many characters of the last rendered text are unchanged, and the text after these."""
+        many characters of the last rendered text are unchanged, and the text after these characters."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -100,6 +100,6 @@ def _started(template: dict[str, Any]) -> _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Return whether two messages are equal and contain only texts. Other values may change in place,
-    unnoticed."""
+    """Return whether two messages are equal and contain only texts. Other values could be changed in place
+    without a difference."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])

@@ -1,7 +1,7 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
-The first request is a template; all later requests are conversations. A request's number is the number of
-messages unchanged since the last one, a reply's the number of characters.
+The first request is a template; all later requests are conversations. The number in a request is how many
+messages are unchanged since the last request. The number in a reply is how many characters are unchanged.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def today() -> dict[str, Any]:
-    """Return the dates that templates read, in llama.cpp's formats. Without them, Llama 3.1's template writes
-    a date in 2024."""
+    """Return the dates that templates read, in llama.cpp's formats. Without these dates, Llama 3.1's template
+    writes a date in 2024."""
     now = datetime.now()
     return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
 

@@ -28,8 +28,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# Tokens that models write at the end of a file, which a GGUF key names. Without the key, the first of these
-# texts that is a token has the role.
+# Models write these tokens at the end of a file. A GGUF key names the token. Without the key, the first of
+# these texts that is a token has the role.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),

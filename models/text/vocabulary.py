@@ -17,8 +17,8 @@ _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens come from
-    the file, or else are the defaults of this kind of tokenizer. `add_eos` appends `close`, or `eos` if
-    `close` is None."""
+    the file. If the file lacks them, they are the defaults of this kind of tokenizer. `add_eos` appends
+    `close`, or `eos` if `close` is None."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]

@@ -1,6 +1,6 @@
-"""WordPiece (`tokenizer.ggml.model` "bert"), by the `tokenizers` library with BERT's normalizer. A word is
-split into the longest tokens. GGUF files mark tokens that begin a word with U+2581; BERT marks tokens that
-continue a word with ##.
+"""WordPiece (`tokenizer.ggml.model` "bert"), by the `tokenizers` library with BERT's normalizer. From left to
+right, a word is split into the longest tokens. GGUF files mark tokens that begin a word with U+2581; BERT
+marks tokens that continue a word with ##.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts arguments from plain text to values by the tool's JSON Schema."""
+"""Converts arguments from plain text to values, as the tool's JSON Schema requires."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class CallGrammar:
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Return a rule for a call whose markers around each value include the key."""
+        """Return a rule for a call in which the markers around each value include the key."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -268,7 +268,8 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     token = special(mark)
     if token is not None:
-        # The text must not spell the marker in other tokens, which a parser could not distinguish from it.
+        # The text must not spell the marker in other tokens, because a parser could not distinguish them from
+        # the marker.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

@@ -14,7 +14,7 @@ TYPES = ("image/", "application/octet-stream")
 def picture_bytes(url: str, limits: ImageLimits = IMAGE_LIMITS) -> bytes:
     """Return the decoded bytes of data:[type];base64,TEXT.
 
-    The declared type must be an image's, or missing. Which image format it is, the decoder reads from the
+    The declared type must be an image type, or missing. The decoder determines the image format from the
     bytes. Raises InvalidArgument for another URL, another type, or text that is not base64 (RFC 4648, with
     padding, without line breaks).
     """

@@ -20,7 +20,7 @@ from vkbackend.models.processes.worker import Refused, first_line, limit_cpu, re
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION = 0x0112
-# By EXIF's orientation: what turns the stored picture upright.
+# EXIF orientation -> the operation that turns the stored picture upright.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

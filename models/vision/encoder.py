@@ -34,9 +34,9 @@ POSITION_TABLE = "v.position_embd.weight"
 class Encoder:
     """A family's weights and graph. Subclasses override the attributes and hooks below."""
 
-    text_architectures: tuple[str, ...] = ()  # that a file of this family belongs to
+    text_architectures: tuple[str, ...] = ()  # text models that may use a file of this family
     marks: tuple[str, ...] = ()  # tokens of the text model around the rows of a picture
-    patch_weights: tuple[str, ...] = ("v.patch_embd.weight",)  # Qwen's cut their 3-D convolution into two
+    patch_weights: tuple[str, ...] = ("v.patch_embd.weight",)  # Qwen splits a 3-D convolution into two
     gated = False  # the FFN has a gate
     both_ways = False  # rows of a picture see each other in the text model
     has_grid = False  # the text model has M-RoPE, so rows have a height and a width
@@ -83,12 +83,12 @@ class Encoder:
 
     @property
     def merge(self) -> int:
-        """Return the patches of the side of a square that becomes a row."""
+        """Return the side, in patches, of the square that becomes a row."""
         return self.config.merge
 
     @property
     def n_merged(self) -> int:
-        """Return the patches of a row of the result."""
+        """Return how many patches become a row of the result."""
         return self.merge**2
 
     @property
@@ -108,11 +108,11 @@ class Encoder:
         return 1, height * width // self.n_merged
 
     def n_results(self, tile: Tile) -> int:
-        """Return the rows of a tile that the projector computes."""
+        """Return how many rows of a tile the projector computes."""
         return len(tile.patches) // self.n_merged
 
     def most_patches(self, max_tokens: int) -> int:
-        """Return the patches of the largest tile: of a square of image_size, or of `max_tokens` rows."""
+        """Return the number of patches of the largest tile: a square of image_size, or `max_tokens` rows."""
         return (self.config.image_size // self.config.patch_size) ** 2
 
     # ---- tables that the host computes ----

@@ -25,7 +25,7 @@ MAX_F32 = float(np.finfo(np.float32).max)
 
 
 class Model(Encoder):
-    """Files of the E models clip the inputs and outputs of products."""
+    """The files of the E models (E2B, E4B) clip the inputs and outputs of products."""
 
     text_architectures = ("gemma4",)
     marks = ("<|image>", "<image|>")

@@ -25,8 +25,8 @@ NORM_EPS = 1e-5  # of the projector's norm
 
 
 class Model(QwenVL):
-    """The file's `feed_forward_length` is the width of the projector's FFN. The encoder's is as wide as the
-    text model."""
+    """The file's `feed_forward_length` is the width of the projector's FFN. The width of the encoder's FFN
+    equals the text model's width."""
 
     text_architectures = ("glm4", "glm4moe")
     marks = ("<|begin_of_image|>", "<|end_of_image|>")

@@ -26,7 +26,7 @@ _URL = re.compile(r"data:|file:|[a-z][a-z0-9+.-]{1,31}://", re.IGNORECASE)
 @dataclass(frozen=True, eq=False, slots=True)
 class Image:
     """The bytes of an image's file, or pixels u8 [height, width, 3]. `digest` is a hash of these, in
-    hexadecimal digits. `path` is the file's, for errors, or empty."""
+    hexadecimal digits. `path` is the file's path, for errors, or empty."""
 
     data: bytes | np.ndarray
     digest: str

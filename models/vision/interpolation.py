@@ -8,9 +8,9 @@ import numpy as np
 
 
 def resized(table: np.ndarray, grid: tuple[int, int], *, align_corners: bool, antialias: bool) -> np.ndarray:
-    """Interpolate a square table [side^2, n] linearly to a grid (height, width), as torch does.
-    Return f32 [height * width, n]. If `align_corners`, the corners keep their values; otherwise pixels are
-    areas, and `antialias` widens the filter when it shrinks the table."""
+    """Interpolate a square table [side^2, n] linearly to a grid (height, width), as torch does. Return f32
+    [height * width, n]. If `align_corners`, the corners keep their values; otherwise pixels are areas, and
+    `antialias` widens the filter when the table shrinks."""
     side = round(len(table) ** 0.5)
     rows, columns = (linear_weights(side, n, align_corners, antialias) for n in grid)
     return _applied(table, rows, columns)
@@ -49,8 +49,8 @@ CUBIC = -0.75  # torch's parameter of the cubic filter
 
 @lru_cache(64)
 def cubic_weights(n_in: int, n_out: int) -> np.ndarray:
-    """Return the weights of the inputs in each output, float64 [n_out, n_in]. Four inputs count. Beyond the
-    ends, the inputs are as the last ones."""
+    """Return the weights of the inputs in each output, float64 [n_out, n_in]. Each output depends on four
+    inputs. Inputs beyond the ends equal the first or the last input."""
     at = (np.arange(n_out) + 0.5) * n_in / n_out - 0.5
     first = np.floor(at).astype(int) - 1
     weights = np.zeros((n_out, n_in))

@@ -41,8 +41,8 @@ class Model(Encoder):
         return super().tables(tile) | {ROPE: self.rope(axial_rope(at, self.config.head_dim, ROPE_BASE))}
 
     def rope(self, rows: np.ndarray) -> np.ndarray:
-        """Order the pairs of a head, f32 [n, head_dim / 2, 2], of which the first half rotates by the column.
-        Here, pairs of columns and of lines are in turn."""
+        """Reorder the pairs of a head, f32 [n, head_dim / 2, 2]. In the input, the first half rotates by the
+        column. In the result, pairs for columns and lines alternate."""
         return np.ascontiguousarray(rows.reshape(len(rows), 2, -1, 2).swapaxes(1, 2)).reshape(rows.shape)
 
     def projector_weights(self) -> list[WeightSpec]:

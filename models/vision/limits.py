@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits of a picture, whose header is checked before any pixel is decoded, and of a request."""
+    """Limits of a picture and of a request. A picture's header is checked before any pixel is decoded."""
 
     n_bytes: int = 20 << 20  # of the file
     n_pixels: int = 32_000_000

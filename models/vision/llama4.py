@@ -44,7 +44,7 @@ class Model(WithClassToken):
         return ops.rope(x, self.config.head_dim, ROPE)
 
     def activate(self, x: Tensor) -> Tensor:
-        return ops.gelu_erf(x)  # files with `use_gelu` mean the exact form here
+        return ops.gelu_erf(x)  # in these files, `use_gelu` means the exact form
 
     def project(self, h: Tensor, w: Weights) -> Tensor:
         h = ops.joined_rows(self.norm(h, w, "v.post_ln"), self.n_merged)

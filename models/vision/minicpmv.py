@@ -27,7 +27,8 @@ HOST = ("resampler.query", "resampler.ln_q", "resampler.attn.q", "resampler.pos_
 
 
 class Model(Encoder):
-    """The queries do not depend on the picture, so the host computes them, norm and projection included."""
+    """The queries do not depend on the picture, so the host computes them, including their norm and
+    projection."""
 
     text_architectures = ("qwen2", "qwen3", "llama")
     marks = ("<image>", "</image>", "<slice>", "</slice>")
@@ -68,7 +69,8 @@ class Model(Encoder):
         return self.config.n_queries
 
     def most_patches(self, max_tokens: int) -> int:
-        """Return the patches of a tile with the area of a square, whose sides are rounded to patches."""
+        """Return the number of patches of a tile. The tile has about the area of a square, and its sides are
+        rounded to patches."""
         patch = self.config.patch_size
         sides = SIDE * (MAX_ASPECT**0.5 + MAX_ASPECT**-0.5)
         return math.ceil((SIDE**2 + patch / 2 * sides) / patch**2) + 1
@@ -83,7 +85,7 @@ class Model(Encoder):
         return super().tables(tile) | {QUERIES: queries, PLACES: self._places(tile.grid)}
 
     def position_rows(self, grid: tuple[int, int]) -> np.ndarray:
-        """Return the rows of the table at the patches' fractions of the height and the width."""
+        """For each patch, return the row of the table at the same fraction of the height and the width."""
         assert self.positions is not None
         side = math.isqrt(len(self.positions))
         rows, columns = (side * np.arange(n) // n for n in grid)

@@ -22,7 +22,7 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """`layout` lists the text around the rows, and the index of each tile at the place of its rows, such as
+    """`layout` lists the text around the rows, and in the place of each tile's rows the tile's index, such as
     ("<fake_token_around_image><row_1_col_1>", 0, ..., "\\n\\n<fake_token_around_image><global-img>", 4, ...).
     """
 

@@ -52,8 +52,8 @@ class Model(Encoder):
         return super().table_widths() | {ROPE: self.config.head_dim}
 
     def tables(self, tile: Tile) -> dict[str, np.ndarray]:
-        """Pair p of a head of d rotates by the line, of the first half of the pairs, or the column. The
-        frequencies are base^(-2i / d), of which lines have the even i and columns the odd i."""
+        """The first half of a head's pairs rotates by the line, the second half by the column. The
+        frequencies are base^(-2i / d) for a head of d; lines have the even i, columns the odd i."""
         d = self.config.head_dim
         frequencies = (ROPE_BASE ** (-np.arange(d // 2) / (d // 2))).reshape(-1, 2).T
         at = patch_positions(tile.grid, self.merge)
@@ -80,7 +80,7 @@ class Model(Encoder):
         return ops.rope(x, self.config.head_dim, ROPE)
 
     def activate(self, x: Tensor) -> Tensor:
-        return ops.gelu_erf(x)  # files with `use_gelu` mean the exact form here
+        return ops.gelu_erf(x)  # in these files, `use_gelu` means the exact form
 
     def norm(self, x: Tensor, w: Weights, name: str) -> Tensor:
         return ops.rms_norm(x, w(name), self.config.eps)

@@ -59,8 +59,8 @@ class ProjectorPlan:
         return Resident("projector", (self.device,), (self.held,))
 
     def check_fit(self, residents: Sequence[Resident] = ()) -> None:
-        """Raise OutOfDeviceMemory if the projector does not fit its device, on which `residents` may have
-        memory, or the host."""
+        """Raise OutOfDeviceMemory if the projector does not fit its device or the host. `residents` may have
+        memory on the device."""
         devices = [self.device]
         budgets = [*without(budgets_of(devices), devices, residents), *host_budgets(devices, residents)]
         full = shortfall([self.held], budgets)
@@ -157,7 +157,7 @@ def step_kind(encoder: Encoder, n_rows: int) -> StepKind:
 
 
 def check_text_model(encoder: Encoder, text: GGUF) -> None:
-    """Raise UnsupportedModel, which names both files, if the projector is for another text model."""
+    """If the projector is for another text model, raise UnsupportedModel with the names of both files."""
     c, arch, files = encoder.config, text.architecture, f"{encoder.config.path} and {text.paths[0]}"
     if arch not in encoder.text_architectures:
         raise UnsupportedModel(

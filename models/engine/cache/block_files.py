@@ -1,7 +1,7 @@
 """Keeps parts of blocks in files, which later processes find again.
 
-The folder has a folder per model, and there a file per part. Threads read and write the files. If the files
-of all models exceed the limit, the least recently used are removed. Several processes may use a folder.
+The folder has a sub-folder per model, which has a file per part. Threads read and write the files. If the
+files of all models exceed the limit, the least recently used are removed. Several processes may use a folder.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BlockFiles:
         return True
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes may wait to be written, besides those that wait already."""
+        """Return whether `nbytes` more bytes may wait to be written."""
         return self._n_waiting + nbytes <= QUEUE_NBYTES
 
     def begin_read(self, name: str, nbytes: int, used_ns: int) -> Future[bytes | None]:
@@ -137,7 +137,7 @@ class BlockFiles:
                 with suppress(OSError):
                     os.unlink(path)
                     total -= nbytes
-        # Files that are not usable count as known, so that a request reports and replaces them.
+        # Unusable files are listed as well, so that a request reports and replaces them.
         known = {entry.name for entry in _entries(self.folder) if _FILE.fullmatch(entry.name)}
         with self._changed:
             self._known = known

@@ -24,7 +24,7 @@ from vkbackend.models.placement.recurrent_state import SlotStates
 
 BATCH_NBYTES = 16 << 20  # of parts that are read from the devices at once
 BATCH_NODES = 64
-ROOM_S = 0.05  # between two looks at files that wait to be written
+ROOM_S = 0.05  # how long to wait for files to be written, before asking again
 CLOSE_S = 6.0  # for writing at the end; the engine's process is killed after 10 s
 
 
@@ -47,7 +47,7 @@ class HostTier:
         self._parts, self._store, self._cache = parts, store, cache
         self.restoring = Restoring(parts, store, cache, states)
         self._state = len(parts.nbytes) - 1  # the part with the recurrent state
-        self._kept_at = -1  # `cache.n_made` when all blocks were stored
+        self._kept_at = -1  # `cache.n_made` when all blocks were last stored
         self._n_kept, self._keep_s = 0, 0.0
         self._is_reported = False
         cache.leaving, cache.snapshots.leaving = self._leaving, self._state_leaving
@@ -81,7 +81,8 @@ class HostTier:
             self._keep([(node, (self._state, node.state))])
 
     def _missing(self, node: Node, group: int = 0) -> Iterator[Cell]:
-        """Yield the node's cells that are not stored, of one group with a window or of the whole node."""
+        """Yield the node's cells that are not stored. If `group` is 0, yield the cells of all groups and the
+        state."""
         for part in range(len(node.blocks)) if group == 0 else (group,):
             if node.blocks[part] >= 0 and self._parts.nbytes[part]:
                 if self._name(node, part) not in self._store:
@@ -133,7 +134,7 @@ class HostTier:
         return False
 
     def close(self, keeps: bool) -> None:
-        """Store what is on the devices if `keeps`, and write files, for a limited time."""
+        """If `keeps`, store the blocks that are on the devices. Write files for a limited time."""
         deadline = time.monotonic() + CLOSE_S
 
         def is_over() -> bool:

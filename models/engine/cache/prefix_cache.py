@@ -55,7 +55,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Blocks of idle slots can be evicted."""
+        """Return whether the slot has blocks. Blocks of idle slots can be evicted."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -149,7 +149,7 @@ class PrefixCache:
         if group.group:
             group.evict(node)
             return
-        # Children are evicted before their parent, so this node has none.
+        # Children are evicted before their parent, so this node has no children.
         self.tree.remove(node)
         for blocks in self.groups:
             blocks.evict(node)

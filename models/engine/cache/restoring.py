@@ -24,7 +24,7 @@ from vkbackend.ops import CELL_BLOCK
 BATCH_NBYTES = 16 << 20  # of parts that are written to the devices at once
 SLICE_NBYTES = 64 << 20  # of parts that are restored between two steps
 AHEAD_NBYTES = 64 << 20  # of parts that are read from files ahead
-READ_S = 10.0  # A file system that takes longer for a part does not answer.
+READ_S = 10.0  # If reading a part takes longer, the file system counts as hanging.
 
 
 @dataclass(slots=True)
@@ -95,15 +95,16 @@ class Restoring:
         return is_here or self._states is None or f"{name}.{self._state}" in self._store
 
     def begin(self, restore: Restore, slot: int, n_known: int) -> bool:
-        """Allocate the blocks of a slot that has `n_known` blocks. Return False if too few are left."""
+        """Allocate the blocks of a slot that has `n_known` blocks. Return False if too few blocks are
+        free."""
         restore.slot, restore.at = slot, n_known
         for group in self._cache.groups:
             group.move_window(slot, self._cache.nodes[slot], restore.end * CELL_BLOCK)
         return self._cache.reserve(slot, restore.end * CELL_BLOCK)
 
     def advance(self, restore: Restore, tokens: Sequence[int], mark: Mark) -> bool:
-        """Restore a slice, no step may be in flight. Return whether the slot can continue after block
-        `restore.at`. Otherwise a part could not be read, and blocks before it were restored."""
+        """Restore a slice. No step may be in flight. If a part cannot be read, only the blocks before it are
+        restored. Return whether the slot can continue after block `restore.at`."""
         nbytes = 0
         while restore.at < restore.end and nbytes < SLICE_NBYTES:
             writes: list[tuple[Cell, bytes]] = []
@@ -146,7 +147,7 @@ class Restoring:
         return parts
 
     def _take(self, restore: Restore, node: Node | None) -> list[tuple[Cell, bytes]] | None:
-        """Return the cells and bytes of the next block's parts, or None if one cannot be read."""
+        """Return the cells and bytes of the next block's parts, or None if a part cannot be read."""
         index, block = restore.at, []
         self._read_ahead(restore)
         read: dict[int, Future[bytes | None]] = {}

@@ -48,7 +48,7 @@ def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
     """Merge copies of consecutive blocks. `blocks` [2, n] lists sources and targets. Return (first source,
-    first target, count) of each merged copy. Barriers for single blocks of a long context would take minutes.
+    first target, count) of each merged copy. In a long context, a barrier for each block would take minutes.
     """
     breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1
     return [(int(run[0, 0]), int(run[1, 0]), run.shape[1]) for run in np.split(blocks, breaks, axis=1)]

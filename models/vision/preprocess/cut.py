@@ -1,4 +1,4 @@
-"""How pictures of one size are resized and cut into tiles, and the arithmetic on their pixels."""
+"""Describes how pictures of one size are resized and cut into tiles, and computes their pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BILINEAR, BICUBIC, LANCZOS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The complete picture in one more tile, resized from the last resized picture or from the original."""
+    """One more tile with the complete picture, resized from the last resized picture or from the original."""
 
     size: Size
     from_original: bool
@@ -22,7 +22,8 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`sizes` are of the resized pictures, one made from the other. The last is cut into a grid of tiles."""
+    """`sizes` are the sizes of successively resized pictures. The last picture is cut into a grid of
+    tiles."""
 
     filter: Image.Resampling
     sizes: tuple[Size, ...]
@@ -34,7 +35,7 @@ class Cut:
     n_marks: int = 0  # rows of marks that the projector adds to a tile's rows
     n_queries: int = 0  # rows of each tile, if they do not depend on its size
     square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
-    canvas: Size | None = None  # of a black canvas, at whose top left the last resized picture is
+    canvas: Size | None = None  # size of a black canvas, with the last resized picture at its top left
 
     @property
     def tile(self) -> Size:

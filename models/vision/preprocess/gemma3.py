@@ -1,5 +1,5 @@
-"""Gemma 3: the picture is stretched to a square. As transformers' Gemma3ImageProcessorPil, without pan and
-scan, which its models do not use by default.
+"""Gemma 3: the picture is stretched to a square. The rules are Gemma3ImageProcessorPil's (transformers),
+without pan and scan, which is off by default.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Gemma 4: the largest size within a budget of patches that keeps the aspect ratio.
 
-As transformers' Gemma4ImageProcessorPil. `gemma4uv` has no encoder: its patches are the merged squares.
+The rules are Gemma4ImageProcessorPil's (transformers). `gemma4uv` has no encoder, so its patches are the
+merged squares.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """GLM-4.1V and later: one picture of any size in multiples of merged patches, as qwen_vl.py. A picture
-smaller than one row is enlarged first. As transformers' Glm4vImageProcessorPil, with other limits.
+smaller than one row is enlarged first. The rules are Glm4vImageProcessorPil's (transformers), with other
+limits.
 """
 
 from __future__ import annotations

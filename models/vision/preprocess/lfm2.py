@@ -1,6 +1,8 @@
-"""LFM2-VL: one picture of 64 to 256 rows. A larger one is cut into 2 to 10 tiles, and added whole.
+"""LFM2-VL: one picture of 64 to 256 rows. A larger picture is cut into 2 to 10 tiles, and the complete
+picture is added.
 
-As transformers' Lfm2VlImageProcessor, which resizes with torch; here Pillow does, so pixels may differ by 2.
+The rules are Lfm2VlImageProcessor's (transformers). Pillow resizes instead of torch, so pixels may differ by
+2.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from vkbackend.models.vision.preprocess.rules import nearest_grid, tile_texts, w
 MIN_TOKENS = 64  # rows of a picture that is not cut
 TILE = 512  # pixels
 MIN_TILES, MAX_TILES = 2, 10
-TOLERANCE = 2.0  # A picture with more pixels than this times the limit is cut.
+TOLERANCE = 2.0  # A picture is cut if its pixels exceed the limit by more than this factor.
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:

@@ -1,7 +1,7 @@
 """Llama 4: up to 16 square tiles, on which the picture keeps its aspect ratio, then the complete picture.
 
-As transformers' Llama4ImageProcessor, which resizes with torch and rounds pixels to BF16. Here Pillow
-resizes, so pixels may differ by 2, and nothing is rounded.
+The rules are Llama4ImageProcessor's (transformers), which resizes with torch and rounds pixels to BF16. Here,
+Pillow resizes and nothing is rounded, so pixels may differ by 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
 
 def canvas(height: int, width: int, tile: int, most: int) -> Size:
     """Return the rows and columns of tiles that enlarge the picture the least, or shrink it the least if all
-    shrink it. Of equal factors, the smallest area is taken. Factors are F32, as in the reference."""
+    shrink it. If factors are equal, the smallest area is taken. Factors are F32, as in the reference."""
     grids = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
     sides = np.array(grids, np.float32) * np.float32(tile)
     factors = (sides / np.array([height, width], np.float32)).min(axis=1)

@@ -1,5 +1,5 @@
-"""LLaVA 1.5: the picture is centered on a square of the mean color, which is then resized. As transformers'
-LlavaImageProcessorPil with `do_pad`, and as LLaVA's own code.
+"""LLaVA 1.5: the picture is centered on a square of the mean color, which is then resized. The rules are
+LlavaImageProcessorPil's (transformers) with `do_pad`, and LLaVA's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """MiniCPM-V: the complete picture, and up to 9 slices of a larger one, each with about the area of a square.
 
-As transformers' MiniCPMV4_6ImageProcessorPil for sides in multiples of a patch. Rows: 64 or 96 per tile.
+For sides in multiples of a patch, the rules are MiniCPMV4_6ImageProcessorPil's (transformers). A tile has 64
+or 96 rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
 
 def slices(height: int, width: int) -> Size | None:
     """Return the rows and columns of slices whose ratio is nearest to the picture's, or None if the picture
-    has at most the area of one tile. Of equally near grids, the one with more rows is taken."""
+    has at most the area of one tile. If grids are equally near, the one with more rows is taken."""
     n = min(math.ceil(width * height / SIDE**2), MAX_SLICES)
     if n <= 1:
         return None

@@ -1,8 +1,8 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one picture of any size in multiples of merged patches.
 
-As transformers' Qwen2VLImageProcessorPil, with other limits (`token_range`). Pictures of Qwen2.5-VL also
-shrink to MAX_RUNS windows, because a step has a table of so many runs. This changes only pictures above 1,024
-rows.
+The rules are Qwen2VLImageProcessorPil's (transformers), with other limits (`token_range`). Pictures of
+Qwen2.5-VL also shrink to MAX_RUNS windows, because a step has a table of MAX_RUNS runs. This changes only
+pictures above 1,024 rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def n_windows(size: tuple[int, int]) -> int:
 
 def token_range(config: VisionConfig, limits: TokenLimits, area: int) -> tuple[int, int]:
     """Return the least and the most rows: the caller's, else the file's, else the defaults. `area` is the
-    pixels of a row. The file's most is bounded by the default, because it sets the memory of the encoder."""
+    pixels of a row. The file's maximum is bounded by the default, because the maximum determines the memory
+    of the encoder."""
     most = config.most_tokens(limits)
     if not limits.max_tokens:
         most = min(most, config.max_pixels // area or most)

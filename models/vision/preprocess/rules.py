@@ -10,8 +10,8 @@ from vkbackend.models.vision.preprocess.cut import Size
 def within_limits(height: int, width: int, side: int, least: int, most: int, n_min: int = 0) -> Size:
     """Return the nearest size in multiples of `side` with `least` to `most` pixels and about a picture's
     aspect ratio. This is `smart_resize` of Qwen2-VL (Wang et al. 2024, arXiv:2409.12191), whose rounding is
-    half to even. `n_min` is the least multiple before the limits are applied. Unlike there, the result never
-    has more than `most` pixels, not even of pictures that are small or nearly a line."""
+    half to even. `n_min` is the least multiple before the limits are applied. Unlike `smart_resize`, the
+    result never has more than `most` pixels, even if the picture is small or very narrow."""
     rows, columns = max(n_min, round(height / side)), max(n_min, round(width / side))
     if rows * columns * side**2 > most:
         shrink = math.sqrt(height * width / most)
@@ -28,9 +28,9 @@ def within_limits(height: int, width: int, side: int, least: int, most: int, n_m
 
 
 def nearest_grid(height: int, width: int, tile: int, least: int, most: int) -> Size:
-    """Return the rows and columns, `least` to `most` tiles, whose aspect ratio is nearest to a picture's. Of
-    equal ratios, the larger grid is taken if the picture has more than half of its pixels. This is InternVL
-    1.5's rule (Chen et al. 2024, arXiv:2404.16821)."""
+    """Return the rows and columns, `least` to `most` tiles, whose aspect ratio is nearest to a picture's. If
+    ratios are equal, the larger grid is taken if the picture has more than half of that grid's pixels. This
+    is InternVL 1.5's rule (Chen et al. 2024, arXiv:2404.16821)."""
     grids = [
         (columns, rows)
         for columns in range(1, most + 1)
