@@ -92,7 +92,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // Recount for earlier threads only.
+    equal = 0; // count again, but only the scores of earlier threads
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

@@ -2,10 +2,10 @@
 #extension GL_GOOGLE_include_directive : require
 // Write each row of x to the row's cache cell. For F32, F16 and BF16 a thread stores two elements. The first
 // n_rot dimensions of a head are rotated. If NORM is set, a workgroup first norms one head. For quantized
-// types a thread quantizes two blocks of 32 elements (lib/cache_blocks.glsl). Q4_1 and Q5_1 have whole words.
-// A block of another type has an odd number of 16-bit units, so two neighbouring blocks share a word. One
-// thread stores both blocks, even of different rows. Two threads would need atomics, which host memory may
-// lack.
+// types a thread quantizes two blocks of 32 elements (lib/cache_blocks.glsl). A block of Q4_1 or Q5_1
+// consists of whole words. A block of another type has an odd number of 16-bit units, so two neighbouring
+// blocks share a word. One thread stores both blocks, even if they belong to different rows. Two threads
+// would need atomics, which host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"

@@ -78,7 +78,7 @@ void main() {
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW
-                    MATRIX_SUM low; // an earlier load spills registers
+                    MATRIX_SUM low; // loading it earlier would spill registers
                     LOAD_COLUMN(low, w_low, block * TM + own_i + f * M);
                     for (uint e = 0; e < low.length(); ++e) sum[g * FM + f][e] += low[e] * sum_x[e];
 #endif

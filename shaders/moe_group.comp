@@ -16,8 +16,8 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// Per expert: the number of pairs, then the index in order[] of the expert's first pair, then of its next
-// pair.
+// An entry first counts an expert's pairs. It then holds the index in order[] of the expert's first pair, and
+// later of its next pair.
 shared uint place[MAX_EXPERTS + 1];
 shared uint tile_of[MAX_EXPERTS + 1];
 

@@ -13,7 +13,7 @@ layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2, SPARSE_MIXER = 3;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
 const uint LANES = 128; // number of partial sums; constant, so that the order is fixed
-const float MIXED_BELOW = 0.02; // lower logits, relative to the larger of the two, are no part of a sparse mixer
+const float MIXED_BELOW = 0.02; // a sparse mixer excludes a logit that is lower by a larger share
 const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled to 1
 
 layout(push_constant) uniform Push {
@@ -99,8 +99,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups remain
-// whose two largest keys have the largest sums.
+// Set each expert's key to its probability plus its selection bias. Only n_groups_used groups remain, in
+// which the sum of the two largest keys is the largest.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();

@@ -82,7 +82,7 @@ def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
 # Assignments in a frozen class take three times as long, and recording a model makes millions of views.
 @dataclass(slots=True, unsafe_hash=True)
 class View:
-    """An array in `buffer` at byte `offset`, which is a multiple of 4. Nothing changes it."""
+    """An array in `buffer` at byte `offset`, which is a multiple of 4. A view is never changed."""
 
     buffer: Buffer | Virtual
     offset: int

@@ -40,8 +40,8 @@ def refusal(subject: str) -> ForkedProcess:
 
 
 def exit_before_drivers() -> None:
-    """Make this forked child end before the exit handlers of drivers run. With NVIDIA's driver (580), the
-    child crashed, and the parent's model gave wrong results."""
+    """Make this forked child end before the exit handlers of drivers run. Otherwise, with NVIDIA's driver
+    (580), the child crashed and the parent's model gave wrong results."""
     with suppress(AttributeError, OSError):  # only glibc has on_exit, which passes on the exit code
         libc = ctypes.CDLL(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)

@@ -59,7 +59,7 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
     """Quantize float32 [n, 32] to blocks of IQ4_NL, uint8 [n, 18], with the sums in ggml's order. If a sum
-    could overflow or lose bits, d is 0 or inf in F16, and its fit is omitted."""
+    could overflow or lose bits, d is not fitted, because it is 0 or inf in F16."""
     from gguf.quants import IQ4_NL
 
     levels = np.array(IQ4_NL.kvalues, np.float32)

@@ -94,8 +94,8 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
 
 
 class _Place(NamedTuple):
-    """An offset that the same value of several layers shares: its name in a layer, the number among values of
-    this name, the size, and the number among values that live at once."""
+    """Identifies the offset that a value has in every layer: by the value's name in a layer, its number among
+    values of this name, its size, and its number among values that live at the same time."""
 
     name: str
     number: int

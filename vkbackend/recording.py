@@ -154,7 +154,7 @@ Access = Dispatch | Copy
 
 
 def apart(a: Access, b: Access) -> bool:
-    """Return whether the writes of two commands conflict in no word, although their ranges overlap."""
+    """Return whether two commands write different words, although the ranges that they write overlap."""
     return isinstance(a, Dispatch) and isinstance(b, Dispatch) and a.apart == b.apart > 0
 
 

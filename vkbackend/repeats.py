@@ -62,7 +62,7 @@ class Repeat:
     sections: Mapping[str, tuple[str, ...]]
 
     def command(self, command: Command, at: int, i: int) -> Command:
-        """Return stored command number `at` as repeat i has it."""
+        """Return stored command number `at` with the views of repeat i."""
 
         def view(arg: int, old: View) -> View:
             places = self.moves.get((at, arg))
@@ -91,7 +91,7 @@ def name_in_layer(label: str) -> str:
 
 
 def moved(view: View, base: View, to: View) -> View:
-    """Return the part of `to` that `view` is of `base`."""
+    """Return the range of `to` that corresponds to `view`, a range of `base`."""
     return View(to.buffer, to.offset + view.offset - base.offset, view.shape, view.dtype)
 
 

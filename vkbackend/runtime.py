@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vkbackend.pages import Pages
 
 
-# How the host learns that a segment has ended, and how a segment learns that it may begin. Semaphores do both
-# by default. A flag in host memory replaces the first, an event the second.
+# Semaphores signal to the host that a segment has ended, and to a segment that it may begin. A flag in host
+# memory can replace the first, an event the second.
 SIGNALS = ("semaphore", "flag", "event", "flag+event")
 
 
@@ -47,7 +47,7 @@ class Queue(ABC):
 
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
     submitted: int = 0  # Number of the last submitted segment.
-    signals: tuple[str, ...] = SIGNALS[:1]  # The supported ones of SIGNALS.
+    signals: tuple[str, ...] = SIGNALS[:1]  # The SIGNALS that the queue supports.
     signal: str = SIGNALS[0]  # For executables built from now on.
 
     @abstractmethod
@@ -59,8 +59,8 @@ class Queue(ABC):
         """Return the number of the last finished segment. Raises DeviceLost."""
 
     def arrived(self, number: int) -> bool:
-        """Return whether the host may read what segment `number` wrote, without a call of the driver if a
-        flag says so. The segment may still hold its command buffers. Raises DeviceLost."""
+        """Return whether the host may read what segment `number` wrote. If a flag signals this, the driver is
+        not called. The segment may still hold its command buffers. Raises DeviceLost."""
         return self.completed() >= number
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Device(ABC):
         first. Requesting a pipeline raises its compile error."""
 
     def has_compiled(self, recording: Recording) -> bool:
-        """Return whether the recording's pipelines, which `compile_ahead` got, are ready."""
+        """Return whether the recording's pipelines, which were passed to `compile_ahead`, are ready."""
         return True
 
     def stop_compiling(self) -> None:  # noqa: B027 - as above

@@ -50,10 +50,10 @@ class Run:
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     second: int = 0
-    # Of an encoder's text or picture, in positions, if the run is a part of it (0: the run is the text). In a
-    # causal step, rows attend to later rows up to this position.
+    # The end position of an encoder's text or picture if the run is a part of it (0: the run is the complete
+    # text). In a causal step, rows attend to later rows up to this position.
     end: int = 0
-    begin: int = 0  # Of an encoder's window: the first position to which its rows attend.
+    begin: int = 0  # The first position to which the rows of an encoder's window attend.
 
 
 class Mix(IntEnum):
@@ -63,7 +63,7 @@ class Mix(IntEnum):
     DECODE = 1  # Only runs of one row.
     PREFILL = 2  # Only longer runs.
     BOTH = 3  # Runs of one row, then longer runs.
-    FEW = 4  # Few rows, some of one run: the kernels of DECODE, but attention reads K and V once for these.
+    FEW = 4  # Few rows, several from one run. Uses DECODE's kernels; attention reads K and V once per run.
 
     @property
     def decodes(self) -> bool:

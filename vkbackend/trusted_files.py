@@ -21,7 +21,7 @@ class Untrusted(Exception):
 
 
 def open_folder(path: Path, *, make: bool, tighten: bool = False) -> Folder | None:
-    """Return an open folder, or None if the folder is missing and not to be made. `tighten` removes the
+    """Return an open folder, or None if the folder is missing and must not be created. `tighten` removes the
     permissions of others from this user's folder. Raises Untrusted and OSError."""
     if make and not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def read(folder: Folder, name: str, kind: bytes, most_nbytes: int) -> bytes:
         if status.st_size > head_nbytes(kind) + most_nbytes:
             raise Untrusted(f"it has {status.st_size} bytes, more than it can have")
         with open(descriptor, "rb", closefd=False) as file:
-            # `read` allocates what it is asked for, so it is asked for the file's size. A file that grew
+            # `read` allocates the requested size, so only the file's size is requested. A file that grew
             # meanwhile has another checksum.
             head, data = file.read(head_nbytes(kind)), file.read(status.st_size)
     finally:

@@ -14,7 +14,7 @@ const float DIVISOR = TYPE == CACHE_Q8_0 || TYPE == CACHE_IQ4_NL ? 127.0 : (TYPE
 struct Scale {
     uint bits; // d, and m in the upper half
     float inverse; // 1 / d before rounding
-    float minimum; // what codes are relative to
+    float minimum; // the value of code 0
     bool used; // false: all values are coded as 0
 };
 

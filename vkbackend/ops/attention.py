@@ -219,7 +219,7 @@ class AttentionOps(Target):
         attn_decode. If `causal` is False, a row also attends to later rows of its run; a window then covers
         window / 2 positions on each side. If `sees_end`, a row attends to later rows only in a run that
         states an end (step.Run). If `sees_all`, a row attends to all of the step's rows, which are positions
-        0, 1, 2, ... of one slot. `n_runs` is the most runs of a step (0: one per slot)."""
+        0, 1, 2, ... of one slot. `n_runs` is the maximum number of runs of a step (0: one per slot)."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )

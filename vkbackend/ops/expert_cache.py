@@ -2,7 +2,7 @@
 host memory.
 
 A product with experts becomes two `mat_id`: the cached experts with `hits`, and the others with `misses`. An
-id of NONE is in no piece of a stack and in no group, so both products skip its pair.
+id of NONE is in no piece of a stack and in no group, so each product skips the pairs of the other.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ class ExpertsOp:
             {name: values[name] for name in spec.consts},
             (*target.fold(grid.along_w), n_tiles),
             flops=2 * min(n_rows * n_used, n_tiles * tile) * x_stride * y_stride,
-            # Products with other experts write other rows of y. Validation knows only the ranges.
+            # Products with other experts write other rows of y. The validation layer sees only ranges, which
+            # overlap.
             apart=0 if env.validation() else y.buffer.uid,
         )
 

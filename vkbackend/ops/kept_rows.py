@@ -8,8 +8,8 @@ from vkbackend.ops.target import Target, rows_of
 
 class KeptRowOps(Target):
     def rows_before(self, x: View | None, kept: View, y: View, step: View) -> None:
-        """Copy to row r of y the row of x before r in its sequence, or for the first row of a run the row
-        that the slot kept. A row at position 0 becomes zero.
+        """Copy the previous row of r's sequence to row r of y: the row before r in x, or if r is the first
+        row of a run, the row that the slot kept. A row at position 0 becomes zero.
 
         Shapes: x and y [n_rows, n], kept [n_slots, n_kept, n]. Without `x`, every run has one row.
         """
@@ -22,8 +22,8 @@ class KeptRowOps(Target):
         self.record("rows_before", "f32", (x or kept, kept, y), push, consts, groups, step)
 
     def keep_rows(self, x: View, kept: View, step: View) -> None:
-        """Store row r of x [n_rows, n] as kept[slot, position % n_kept], kept [n_slots, n_kept, n]. Of a run
-        with more than n_kept rows, the last rows are stored."""
+        """Store row r of x [n_rows, n] as kept[slot, position % n_kept], kept [n_slots, n_kept, n]. If a run
+        has more than n_kept rows, only its last n_kept rows are stored."""
         _, n_kept, n = kept.shape
         n_rows = rows_of(x, n)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "n_kept": n_kept}

@@ -79,7 +79,8 @@ class CacheOps(Target):
         self.record("rope", "f32", args, push, consts, groups, flops=flops)
 
     def hadamard(self, x: View, y: View) -> None:
-        """Multiply blocks of 32 elements of each head by the orthonormal Hadamard matrix, its own inverse.
+        """Multiply blocks of 32 elements of each head by the orthonormal Hadamard matrix, which is its own
+        inverse.
 
         The shapes are x [n_rows, n_heads, head] and y [n_rows, n_heads, head_out]. If `head` is not a
         multiple of 32, the last block ends with zeros. y may contain or omit these elements. Rounding to a

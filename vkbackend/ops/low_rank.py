@@ -35,7 +35,8 @@ class LowRankOps(Target):
         the adapters e = ids[p, u] and i < n. `y` may be `x`.
 
         Row p of x and y starts at element p * y_stride, by default the width of y. If y_stride is larger than
-        n, x and y are slices of wider rows. So is t, if t_stride is larger than `rank`, by default its width.
+        n, x and y are slices of wider rows. If t_stride (by default the width of t) is larger than `rank`, t
+        is a slice of wider rows, too.
 
         Shapes: ids u32 [n_rows, n_terms], t [n_rows, n_terms, rank], scales f32 [n_rows / n_used, any]. `b`
         contains floats of any type.

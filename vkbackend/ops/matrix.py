@@ -91,7 +91,8 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # A branch on `has_bias` costs little, and a specialization constant would need a second pipeline.
+        # `has_bias` is a push constant, because a branch costs little and a specialization constant would
+        # need a second pipeline.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:

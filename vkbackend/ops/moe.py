@@ -24,9 +24,9 @@ class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
     Probabilities are softmax(l) or sigmoid(l). If `softmax_weight`, probabilities are l, and weights are the
-    softmax over the chosen experts' l. If `sparse_mixer`, probabilities are l too. An expert's weight is then
-    a softmax over the experts that are not better, and whose l is below its own by at most 2 % of max(|l|,
-    its own) (Liu et al. 2024, arXiv:2409.12136). Experts with the largest probability + `select` are chosen.
+    softmax over the chosen experts' l. If `sparse_mixer`, probabilities are l too. The weight of an expert
+    with the logit m is then its softmax over the experts that are not better and have m - l <= 0.02 max(|l|,
+    m) (Liu et al. 2024, arXiv:2409.12136). Experts with the largest probability + `select` are chosen.
     `select` does not change the weights. If experts have groups, only experts of the n_group_used best groups
     are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
     sum, 2^-14), except for `sparse_mixer`. `scale` then multiplies the weights. The id of expert e is e //

@@ -88,8 +88,9 @@ class StreamOps(Target):
         self._weighted("streams_spread", (x, a, mixes, scale, base, y), push, m)
 
     def streams_attend(self, x: View, a: View, w: View, y: View, *, eps: float) -> None:
-        """Write the sum of m streams x [n_rows, m, n] and the stream `a` [n_rows, n], weighted by the softmax
-        of the scores w . s / sqrt(mean(s^2) + eps) of the streams s, to y [n_rows, n]. w is [n]."""
+        """Write to y [n_rows, n] a weighted sum of the m streams x [n_rows, m, n] and the stream `a` [n_rows,
+        n]. The weights are the softmax over the streams s of the scores w . s / sqrt(mean(s^2) + eps). w is
+        [n]."""
         n = w.shape[0]
         n_rows = rows_of(a, n)
         m = rows_of(x, n) // n_rows
