@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vkbackend.errors import InvalidArgument, PlanError
-from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, split_experts
+from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, on_holders, split, split_experts
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """How a weight is split along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
-    `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab",
-    "draft_vocab", or "experts" for the FFN columns of a stack [n_expert, n_out, n_in]. All matrices of a
-    stack with the dimension "ffn" have the same split. `segments` lists the relative sizes of an axis's
-    consecutive parts. All parts are split in the same proportions."""
+    `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "index" for a copy on
+    every device with kv heads, "ffn", "vocab", "draft_vocab", or "experts" for the FFN columns of a stack
+    [n_expert, n_out, n_in]. All matrices of a stack with the dimension "ffn" have the same split. `segments`
+    lists the relative sizes of an axis's consecutive parts. All parts are split in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -61,7 +61,7 @@ class Plan:
         if role.dim == "experts":
             # The adapters of experts are stacked, so the experts repeat.
             return split_experts(role.axis, self.experts * (shape[0] // len(self.experts)))
-        ranges = self.ranges[role.dim]
+        ranges = on_holders(self.ranges["kv_heads"]) if role.dim == "index" else self.ranges[role.dim]
         if len(shape) == 3:  # a stack whose matrices are all split alike
             return split_experts(role.axis, (ranges,) * shape[0])
         units, size = max(end for _, end in ranges), shape[role.axis]

@@ -235,6 +235,21 @@ def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> 
         raise _no_rule("index_scores", q=q, w=w, keys=keys)
 
 
+def choose_blocks(q: State, keys: State, head_dim: int, top_k: int) -> State:
+    """Every device with heads of q holds the complete keys. The result has `top_k` elements per head."""
+    heads = heads_of("choose_blocks", q, head_dim) if q != MIRRORED else ()
+    if q == keys == MIRRORED:
+        return MIRRORED
+    if keys.kind is Kind.SPLIT and keys.ranges == scaled(on_holders(heads), head_dim):
+        return split(1, scaled(heads, top_k))
+    raise _no_rule("choose_blocks", q=q, keys=keys)
+
+
+def on_holders(ranges: Ranges) -> Ranges:
+    """Return the range 0..1 for devices that hold any unit, and an empty range for other devices."""
+    return tuple((0, 1) if end > begin else (min(begin, 1),) * 2 for begin, end in ranges)
+
+
 def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
     want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))
     if w != want:

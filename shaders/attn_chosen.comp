@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Like attn_decode, but each row attends only to the positions that index_top_k chose. The cells of 32
-// positions are looked up together. A row outside all runs gets zeros.
+// Like attn_decode, but each row attends only to the blocks of positions that index_top_k chose, for all kv
+// heads together or for each. The cells of 32 positions are looked up together. A row outside all runs gets
+// zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -15,7 +16,7 @@ const uint ROWS = 1; // rows attend to different positions
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, chosen_off, part_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, n_chosen;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, n_chosen, n_lists, block_size, tail;
     float scale;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -34,7 +35,11 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and the previous block
 uint half_of; // index of this block's first cell in key_cells
 
-uint n_keys_of(uint row, uint pos) { return row < step_n_rows() ? min(pos + 1, n_chosen) : 0; }
+// Only the row's own block, the last one, may be incomplete. With `tail` it is chosen only if it is incomplete.
+uint n_keys_of(uint row, uint pos) {
+    const uint in_own = tail != 0 ? (pos + 1) % block_size : pos % block_size + 1;
+    return row < step_n_rows() ? min(pos + 1, (n_chosen - 1) * block_size + in_own) : 0;
+}
 
 uint first_key_of(uint n_keys) { return 0; }
 
@@ -46,7 +51,10 @@ bool begin_together(uint first_key, uint other_first_key) { return true; }
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {
-        const uint position = chosen[chosen_off + gl_WorkGroupID.x * n_chosen + min(block * CELL_BLOCK + j, n_keys - 1)];
+        const uint at = min(block * CELL_BLOCK + j, n_keys - 1);
+        const uint of_head = n_lists == 1 ? 0 : gl_WorkGroupID.y / ((group + HEADS - 1) / HEADS); // the kv head
+        const uint list = gl_WorkGroupID.x * n_lists + of_head;
+        const uint position = chosen[chosen_off + list * n_chosen + at / block_size] * block_size + at % block_size;
         key_cells[half_of + j] = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
     }
     barrier();

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556). A score
-// is the sum over the indexer's heads of w * max(q . k, 0). The workgroup ID is (block of LOCAL positions, -,
-// row). Each thread scores one position. A thread reads a key once for HEADS heads.
+// Compute the indexer's scores of the complete blocks of `block_size` positions up to pos for each row
+// (DeepSeek-AI 2025, arXiv:2512.02556). A score is the sum over the indexer's heads of w * max(q . k, 0), with
+// the key of the block's last position. The workgroup ID is (LOCAL blocks, -, row). Each thread scores one
+// block. A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"
@@ -14,7 +15,7 @@ layout(constant_id = 4) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;
-    uint n_heads, n_rows, first_row, blocks_per_slot, n_positions;
+    uint n_heads, n_rows, first_row, blocks_per_slot, n_positions, block_size;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
@@ -45,9 +46,10 @@ void main() {
     const uvec2 place = step_place(first_row + row);
     const uint pos = place.x;
     const uint slot = place.y;
-    if (gl_WorkGroupID.x * LOCAL > pos) return;
+    const uint n = (pos + 1) / block_size;
+    if (gl_WorkGroupID.x * LOCAL >= n) return;
     const uint own = gl_WorkGroupID.x * LOCAL + thread;
-    const uint seen = min(own, pos); // cells of later positions may be uninitialised
+    const uint seen = min(own + 1, n) * block_size - 1; // cells of later positions may be uninitialised
     const uint base = (block_cell(slot, seen / CELL_BLOCK) + seen % CELL_BLOCK) * QUADS;
 
     float sum = 0.0;
@@ -74,5 +76,5 @@ void main() {
         }
         [[unroll]] for (uint a = 0; a < HEADS; ++a) sum += w_tile[a] * max(s[a], 0.0);
     }
-    if (own <= pos) y[y_off + row * n_positions + own] = sum;
+    if (own < n) y[y_off + row * n_positions + own] = sum;
 }

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write the positions of each row's n_chosen largest scores among positions 0..pos, in ascending order. Among
-// equal scores the lowest positions are chosen. NaN counts as the largest score. One workgroup per row
-// determines the smallest chosen score byte by byte, the highest byte first. For each byte the workgroup
+// Write the numbers of each list's n_chosen largest scores among the blocks of `block_size` positions up to pos,
+// in ascending order. A row has n_lists lists. Among equal scores the lowest blocks are chosen. NaN counts as
+// the largest score. With `tail` only complete blocks are chosen, n_chosen - 1 of them, and the row's own block
+// follows if it is incomplete. One workgroup per list determines the smallest chosen score byte by byte, the highest byte first. For each byte the workgroup
 // builds a histogram of the scores with the same higher bytes.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
@@ -11,7 +12,7 @@ layout(constant_id = 1) const uint BATCH = 1; // scores in flight
 
 layout(push_constant) uniform Push {
     uint x_off, ids_off;
-    uint n_positions, n_rows, first_row, n_chosen;
+    uint n_positions, n_rows, first_row, n_chosen, n_lists, block_size, tail;
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
@@ -32,18 +33,22 @@ shared uint equal_of[LOCAL];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.z;
-    if (first_row + row >= step_n_rows_from_buffer()) return;
-    const uint n = step_position(first_row + row) + 1;
+    if (first_row + row / n_lists >= step_n_rows_from_buffer()) return;
+    const uint pos = step_position(first_row + row / n_lists);
+    const uint n = tail != 0 ? (pos + 1) / block_size : pos / block_size + 1;
+    const bool has_tail = tail != 0 && (pos + 1) % block_size != 0;
+    const uint n_best = n_chosen - tail;
     const uint base = x_off + row * n_positions;
     const uint to = ids_off + row * n_chosen;
-    if (n <= n_chosen) {
-        for (uint i = thread; i < n; i += LOCAL) ids[to + i] = i;
+    if (n <= n_best) {
+        for (uint i = thread; i < n + uint(has_tail); i += LOCAL) ids[to + i] = i;
         return;
     }
+    if (has_tail && thread == 0) ids[to + n_best] = n;
 
     uint least = 0; // known bytes of the smallest chosen score
     uint known = 0;
-    uint need = n_chosen; // scores still to choose
+    uint need = n_best; // scores still to choose
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;

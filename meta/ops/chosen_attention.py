@@ -7,6 +7,7 @@ positions. Devices of different kinds may choose differently among nearly equal 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from vkbackend import ops as device_ops
 from vkbackend.formats import padded
@@ -45,6 +46,33 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
     return chosen
 
 
+def choose_blocks(q: Tensor, keys: Weight, cells: Weight, *, top_k: int, block: int, n_local: int) -> Tensor:
+    """Return the top_k blocks of `block` positions for each row and kv head in ascending order, u32 [rows,
+    kv_heads * top_k]. Every kv head has an indexer's head in q [rows, kv_heads * head]. A block's score is
+    the largest q . k of its positions. The row's own block and the n_local - 1 blocks before it are always
+    chosen. `keys` is [n_cells, head]."""
+    graph, rows, head = q.graph, q.rows, keys.shape[1]
+    state = split.choose_blocks(q.state, keys.state, head, top_k)
+    if is_rotated(keys):
+        q = hadamard(q, head, padded(head, keys.dtype))
+    chosen = graph.new(rows, q.width // head * top_k, state, "chosen", holders_of(q))
+    for d in holders_of(chosen):
+        on, step, table = graph.on(d, "index"), graph.inputs[d].step, cells.whole(d)
+        queries = q.on(d).reshape(rows, q.on(d).shape[1] // head, head)
+        lists, n_blocks = queries.shape[1], -(-table.shape[1] * device_ops.CELL_BLOCK // block)
+        ids = replace(chosen.on(d), dtype="u32").reshape(rows * lists, top_k)
+        most = max(1, SCORES_NBYTES // (4 * lists * n_blocks))
+        for first in range(0, rows, most):
+            end = min(first + most, rows)
+            maxima = graph.scratch((end - first, lists, n_blocks), "index scores")
+            place: dict[str, Any] = {"first_row": first, "block": block}
+            args = queries.rows(first, end), keys.whole(d), table, maxima, step
+            on.index_maxima(*args, n_local=n_local, **place)
+            by_list = maxima.reshape((end - first) * lists, n_blocks)
+            on.index_top_k(by_list, ids.rows(first * lists, end * lists), step, n_lists=lists, **place)
+    return chosen
+
+
 def attend_chosen(
     q: Tensor,
     k: Weight,
@@ -56,16 +84,21 @@ def attend_chosen(
     head_dim_k: int,
     head_dim_v: int,
     scale: float,
+    kv_heads: int = 1,
+    block: int = 1,
+    tail: bool = False,
     sinks: Weight | None = None,
 ) -> Tensor:
-    """Compute `attention` with one kv head over each row's chosen positions. `sinks` [heads] adds a logit per
-    head to the softmax's denominator."""
-    graph, rows, top_k = q.graph, q.rows, chosen.width
+    """Compute `attention` over each row's chosen blocks of `block` positions. There is one list of blocks for
+    all kv heads, or one for each (`choose_blocks`). With `tail`, the last block of a list may be incomplete.
+    `sinks` [heads] adds a logit per head to the softmax's denominator."""
+    graph, rows, group = q.graph, q.rows, heads // kv_heads
+    top_k = chosen.width if chosen.state == MIRRORED else chosen.width // kv_heads
     head_dim = head_dim_v
     if is_rotated(k):
         q = hadamard(q, head_dim_k, padded(head_dim_k, k.dtype))
     head_dim_k, head_dim_v = padded(head_dim_k, k.dtype), padded(head_dim_v, v.dtype)
-    state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
+    state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")
@@ -75,13 +108,17 @@ def attend_chosen(
         local, on, step = out.shape[1] // head_dim_v, graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
-        args = q_view, k.whole(d), v.whole(d), cells.whole(d), replace(chosen.on(d), dtype="u32")
-        n_blocks = min(-(-top_k // device_ops.CELL_BLOCK), cells.shape[1])
-        n_splits = device_ops.attn_splits(on.limits, rows, local, 1, n_blocks)
+        lists = replace(chosen.on(d), dtype="u32")
+        lists = lists.reshape(rows * lists.shape[1] // top_k, top_k)
+        args = q_view, k.whole(d), v.whole(d), cells.whole(d), lists
+        n_blocks = min(-(-top_k * block // device_ops.CELL_BLOCK), cells.shape[1])
+        n_kv = k.whole(d).shape[1] // head_dim_k
+        n_splits = device_ops.attn_splits(on.limits, rows, local, n_kv, n_blocks)
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
         final = n_splits == 1 and not sinks
         result = out if final else part
-        on.attn_chosen(*args, result, step, scale=scale, group=heads, q_first=first_head)
+        how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
+        on.attn_chosen(*args, result, step, block=block, tail=tail, **how)
         if not final:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y

@@ -88,6 +88,7 @@ MODELS = {
     "olmo2": "OLMo 2, OLMo 3",
     "bitnet": "BitNet b1.58, BitNet 2B4T",
     "minimax-m2": "MiniMax-M2",
+    "minimax-m3": "MiniMax M3, its text part",
     "mimo2": "MiMo V2 Flash",
     "step35": "Step 3.5 Flash, Step 3.7 Flash, its text part",
     "lfm2": "LFM2",

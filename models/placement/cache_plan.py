@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.formats import block_of, padded, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
-from vkbackend.meta.split import Ranges
+from vkbackend.meta.split import Ranges, on_holders
 from vkbackend.models.architectures.memory_specs import KEPT_ROWS, KVSpec, MemorySpec, kv_of
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.ops import CELL_BLOCK
@@ -47,9 +47,18 @@ class CachePlan:
         return 0."""
         return self.spec.window if self.ring < self.width else 0
 
+    def heads_of(self, name: str) -> Ranges:
+        """Return each device's heads in an array. Every device with kv heads has all index keys."""
+        return on_holders(self.heads) if name == "index" else self.heads
+
+    def n_heads(self, name: str) -> int:
+        return 1 if name == "index" else self.spec.n_head_kv
+
     def nbytes(self, device: int) -> list[int]:
-        begin, end = self.heads[device]
-        nbytes = [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
+        nbytes = []
+        for name, width, dtype in self.arrays:
+            begin, end = self.heads_of(name)[device]
+            nbytes.append(self.n_cells * row_nbytes(dtype, (end - begin) * width))
         return [*nbytes, 4 * math.prod(self.kept)] if self.spec.n_kept else nbytes
 
     @property

@@ -74,9 +74,9 @@ class KVCache:
                 stores.cache(
                     f"cache_{name}_l{plan.layer}",
                     plan.n_cells,
-                    plan.spec.n_head_kv * width,
+                    plan.n_heads(name) * width,
                     dtype,
-                    split(1, plan.heads, [width]),
+                    split(1, plan.heads_of(name), [width]),
                     plan.home,
                 )
                 for name, width, dtype in plan.arrays

@@ -297,8 +297,8 @@ def _caches(layout: Layout) -> list[LayerMemory]:
         shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
         k, v, *index = (
-            _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
-            for _, width, dtype in plan.arrays
+            _cache(plan.n_cells, split(1, plan.heads_of(name), [width]), dtype, layout.n_devices)
+            for name, width, dtype in plan.arrays
         )
         kept = None
         if plan.spec.n_kept:

@@ -78,6 +78,13 @@ OWN: dict[str, dict[str, Any]] = {
         "embedding_length_per_layer_input": 32,
         "activation_sparsity_scale": [1.6] + [-np.inf] * (N_LAYER - 1),
     },
+    "minimax-m3": {
+        "attention.indexer.head_count": 4,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.block_size": 32,
+        "attention.indexer.top_k": 8,
+        "attention.indexer.local_blocks": 1,
+    },
     "grovemoe": {"experts_per_group": 2, "expert_chunk_feed_forward_length": 32},
     "cohere2moe": {"attention.layer_norm_rms_epsilon": 0.0, "attention.sliding_window_pattern": 4},
     "llama4": {"expert_used_count": 1, "interleave_moe_layer_step": 1},

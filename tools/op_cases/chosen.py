@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class IndexScores(Case):
     head: int = 32
     type_k: str = "f16"
     first_row: int = 0
+    block: int = 1
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1 - self.first_row
@@ -39,14 +40,45 @@ class IndexScores(Case):
             "w": uniform(rng, rows, self.n_heads),
             "k": cache(rng, self.type_k, cells, n_cells, self.head, self.runs),
             "cells": cells,
-            "y": output(rows, cells.shape[1] * CELL_BLOCK),
+            "y": output(rows, cells.shape[1] * CELL_BLOCK // self.block),
         }
 
         def record(r: Recorder, v: Views) -> None:
             args = (v[name] for name in ("q", "w", "k", "cells", "y", "step"))
-            r.index_scores(*args, first_row=self.first_row)
+            r.index_scores(*args, first_row=self.first_row, block=self.block)
 
         return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
+class IndexMaxima(Case):
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 2
+    head: int = 32
+    block: int = 8
+    n_local: int = 1
+    type_k: str = "f16"
+    first_row: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1 - self.first_row
+        cells, n_cells = cell_table(rng, self.runs)
+        tensors = {
+            "q": uniform(rng, rows, self.n_heads, self.head),
+            "k": cache(rng, self.type_k, cells, n_cells, self.head, self.runs),
+            "cells": cells,
+            "y": output(rows, self.n_heads, -(-cells.shape[1] * CELL_BLOCK // self.block)),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("q", "k", "cells", "y", "step"))
+            r.index_maxima(*args, block=self.block, n_local=self.n_local, first_row=self.first_row)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: np.where(array == np.finfo(np.float32).max, np.float32(1e3), array)}
 
 
 @dataclass(frozen=True)
@@ -60,21 +92,26 @@ class IndexTopK(Case):
     values: int = 1000
     nan: bool = False
     first_row: int = 0
+    n_lists: int = 1
+    block: int = 1
+    tail: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        rows = n_rows_of(self.runs) + 1 - self.first_row
+        rows = (n_rows_of(self.runs) + 1 - self.first_row) * self.n_lists
         n = -(-max(first + n for _, first, n in self.runs) // CELL_BLOCK) * CELL_BLOCK
         x = (rng.integers(-self.values // 2, self.values // 2 + 1, (rows, n)) / 16).astype(np.float32)
         x *= rng.choice(np.array([-1, 1], np.float32), x.shape)
         if self.nan:
             x[:, ::7], x[:, 1::7], x[:, 2::7] = np.nan, np.inf, -np.inf
         step = step_of(rng, self.runs)
-        for row in range(rows - 1):
-            x[row, int(step.rows[self.first_row + row, 0]) + 1 :] = 1e30
+        for row in range(rows - self.n_lists):
+            end = int(step.rows[self.first_row + row // self.n_lists, 0]) + 1
+            x[row, end // self.block if self.tail else -(-end // self.block) :] = 1e30
         tensors = {"x": Tensor(x.shape, "f32", x), "ids": output(rows, self.k, dtype="u32")}
 
         def record(r: Recorder, v: Views) -> None:
-            r.index_top_k(v["x"], v["ids"], v["step"], first_row=self.first_row)
+            how: dict[str, Any] = {"n_lists": self.n_lists, "block": self.block, "tail": self.tail}
+            r.index_top_k(v["x"], v["ids"], v["step"], first_row=self.first_row, **how)
 
         return Setup(tensors, record, step)
 
@@ -96,15 +133,22 @@ class AttnChosen(Case):
     type_v: str = "f16"
     group: int | None = None
     q_first: int = 0
+    n_lists: int = 1
+    block: int = 1
+    tail: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
         cells, n_cells = cell_table(rng, self.runs)
         step = step_of(rng, self.runs)
-        chosen = np.full((rows, self.k), 0x7FFFFFFF, np.uint32)
-        for row in range(rows - 1):
-            n = int(step.rows[row, 0]) + 1
-            chosen[row, : min(n, self.k)] = np.sort(rng.permutation(n)[: self.k])
+        chosen = np.full((rows * self.n_lists, self.k), 0x7FFFFFFF, np.uint32)
+        for i in range((rows - 1) * self.n_lists):
+            end = int(step.rows[i // self.n_lists, 0]) + 1
+            n, own = -(-end // self.block), not self.tail or end % self.block > 0
+            k = self.k - (self.tail and not own)
+            others = np.sort(rng.permutation(n - own)[: k - own])
+            ids = [*others, n - 1] if own and self.block > 1 else np.sort(rng.permutation(n)[:k])
+            chosen[i, : len(ids)] = ids
         splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head_k, span=8.0),
@@ -118,7 +162,8 @@ class AttnChosen(Case):
         def record(r: Recorder, v: Views) -> None:
             args = (v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
             group = self.group or self.n_heads // self.n_kv
-            r.attn_chosen(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first)
+            how: dict[str, Any] = {"block": self.block, "tail": self.tail}
+            r.attn_chosen(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first, **how)
 
         return Setup(tensors, record, step)
 
@@ -139,7 +184,16 @@ def quick() -> list[Case]:
         IndexScores(_RUNS, 3, 256, "bf16"),
         IndexScores(_LONG, 8, 32, "q4_0"),
         IndexScores(_RUNS, 9, 128, "q5_0"),
+        IndexScores(_LONG, 5, 32, block=4),
+        IndexScores(_RUNS, 3, 64, "f32", first_row=1, block=32),
+        IndexMaxima(),
+        IndexMaxima(_RUNS, 4, 40, 7, 2, "f32"),
+        IndexMaxima(_LONG, 17, 32, 64, 1, "q8_0", first_row=1),
+        IndexMaxima(_RUNS, 3, 256, 128, 1, "bf16"),
         IndexTopK(((0, 0, 1),), 1),
+        IndexTopK(_LONG, 5, n_lists=3, block=7),
+        IndexTopK(_LONG, 9, values=9, n_lists=2, block=4, tail=True, first_row=1),
+        IndexTopK(_RUNS, 31, block=4, tail=True),
         IndexTopK(_RUNS, 31),
         IndexTopK(_LONG, 64, values=9),
         IndexTopK(_LONG, 127, nan=True),
@@ -148,6 +202,9 @@ def quick() -> list[Case]:
         IndexTopK(((0, 4999, 1), (1, 2999, 1)), 2048, values=10**7),
         AttnChosen(((0, 0, 1),), 1, 1, 8, 8, k=1),
         AttnChosen(_RUNS, 6, 2, 64, 64, n_splits=3),
+        AttnChosen(_LONG, 6, 2, 32, 32, 5, 2, n_lists=2, block=7),
+        AttnChosen(_LONG, 4, 2, 16, 16, 9, block=4, tail=True),
+        AttnChosen(_RUNS, 3, 1, 40, 24, 4, block=16, tail=True),
         AttnChosen(_LONG, 4, 1, 128, 128, k=129, n_splits=4),
         AttnChosen(((0, 40, 1),), 3, 1, 576, 512, 33, None, "f16", "f32"),
         AttnChosen(_LONG, 2, 1, 16, 24, 97, 2, "f32", "f16"),

@@ -18,16 +18,26 @@ INDEX_HEADS = 16  # heads per tile of index_scores, whose q need up to 16 KiB of
 
 class ChosenOps(Target):
     def index_scores(
-        self, q: View, w: View, k: View, cells: View, y: View, step: View, *, first_row: int = 0
+        self,
+        q: View,
+        w: View,
+        k: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        first_row: int = 0,
+        block: int = 1,
     ) -> None:
-        """Compute y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for positions p = 0..pos.
-        Row r is row first_row + r of the step. Later positions of y do not change.
+        """Compute y[r, b] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for the complete blocks b of
+        `block` positions up to pos, where p is the block's last position. Row r is row first_row + r of the
+        step. Later blocks of y do not change.
 
-        Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]. The cache `k`
-        [n_cells, head] has a type in CACHE_TYPES.
+        Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_blocks]. The cache `k` [n_cells,
+        head] has a type in CACHE_TYPES.
         """
         n_rows, n_heads, head = q.shape
-        n_positions = cells.shape[1] * CELL_BLOCK
+        n_positions = cells.shape[1] * CELL_BLOCK // block
         assert w.shape == (n_rows, n_heads) and y.shape == (n_rows, n_positions), (q, w, y)
         assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
         assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
@@ -35,7 +45,7 @@ class ChosenOps(Target):
         local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
         consts = {"LOCAL": local, "HEAD": head, "HEADS": heads, "K_TYPE": CACHE_TYPES.index(k.dtype)}
         push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
-        push |= {"blocks_per_slot": cells.shape[1], "n_positions": n_positions}
+        push |= {"blocks_per_slot": cells.shape[1], "n_positions": n_positions, "block_size": block}
         self.record(
             "index_scores",
             "f32",
@@ -47,18 +57,71 @@ class ChosenOps(Target):
             flops=2 * n_rows * n_heads * n_positions * head,
         )
 
-    def index_top_k(self, x: View, ids: View, step: View, *, first_row: int = 0) -> None:
-        """Write the positions of the k largest values of x[r, 0..pos] in ascending order. `pos` is the
-        position of row first_row + r of the step. Of equal values the lower position is chosen. NaN is the
-        largest value.
+    def index_maxima(
+        self,
+        q: View,
+        k: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        block: int,
+        n_local: int,
+        first_row: int = 0,
+    ) -> None:
+        """Compute y[r, h, b] = maximum of q[r, h] . k[p] over the positions p of block b up to pos. Row r is
+        row first_row + r of the step, and pos its position. The block of pos and the n_local - 1 blocks
+        before it get the largest number instead. Later blocks of y do not change.
 
-        Shapes: x [n_rows, n_positions], ids u32 [n_rows, k]. If pos + 1 < k, the last ids do not change.
+        Shapes: q [n_rows, n_heads, head], y [n_rows, n_heads, n_blocks]. The cache `k` [n_cells, head] has a
+        type in CACHE_TYPES.
+        """
+        (n_rows, n_heads, head), n_blocks = q.shape, y.shape[2]
+        assert y.shape[:2] == (n_rows, n_heads) and n_blocks * block >= cells.shape[1] * CELL_BLOCK, (q, y)
+        assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
+        assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
+        heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
+        local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
+        consts = {"LOCAL": local, "HEAD": head, "HEADS": heads, "K_TYPE": CACHE_TYPES.index(k.dtype)}
+        push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
+        push |= {"blocks_per_slot": cells.shape[1], "n_blocks": n_blocks}
+        self.record(
+            "index_maxima",
+            "f32",
+            (q, k, cells, y),
+            {**push, "block_size": block, "n_local": n_local},
+            {**consts, "BATCH": batch},
+            (n_blocks, -(-n_heads // heads), n_rows),
+            step,
+            flops=2 * n_rows * n_heads * n_blocks * block * head,
+        )
+
+    def index_top_k(
+        self,
+        x: View,
+        ids: View,
+        step: View,
+        *,
+        first_row: int = 0,
+        n_lists: int = 1,
+        block: int = 1,
+        tail: bool = False,
+    ) -> None:
+        """Write the numbers of the k largest values of list x[r * n_lists + i, 0..b] in ascending order,
+        where b is the block of `block` positions of row first_row + r of the step. Of equal values the lower
+        number is chosen. NaN is the largest value. With `tail`, only complete blocks are chosen, k - 1 of
+        them, and the row's own block follows if it is incomplete.
+
+        Shapes: x [n_rows * n_lists, n_blocks], ids u32 [n_rows * n_lists, k]. If there are fewer blocks than
+        k, the last ids do not change.
         """
         (n_rows, n_positions), k = x.shape, ids.shape[1]
+        assert n_rows % n_lists == 0 and k > tail, (x, ids)
         assert rows_of(ids, k, "u32") == n_rows and rows_of(x, n_positions) == n_rows, (x, ids)
         local, batch = (32, 1) if self.limits.is_cpu else (1024, 8)
         push: dict[str, int | float] = {"n_positions": n_positions, "n_rows": n_rows}
-        push |= {"first_row": first_row, "n_chosen": k}
+        push |= {"first_row": first_row, "n_chosen": k, "n_lists": n_lists}
+        push |= {"block_size": block, "tail": int(tail)}
         consts = {"LOCAL": min(local, floor_pow2(self.limits.max_invocations)), "BATCH": batch}
         self.record("index_top_k", "f32", (x, ids), push, consts, (1, 1, n_rows), step)
 
@@ -75,17 +138,22 @@ class ChosenOps(Target):
         scale: float,
         group: int,
         q_first: int = 0,
+        block: int = 1,
+        tail: bool = False,
     ) -> None:
-        """Compute attn_decode for every row of the step, over the positions in `chosen` u32 [n_rows,
-        n_chosen]. Row r reads the first min(pos + 1, n_chosen) entries."""
+        """Compute attn_decode for every row of the step, over the blocks of `block` positions in `chosen` u32
+        [n_rows * n_lists, n_chosen] up to the row's position. There is a list for all kv heads or one for
+        each. `tail` is as in index_top_k. Without it, the row's own block must be chosen."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
         push, head_k, types = attn_push(q, k, v, cells, head_v, group, q_first)
         n_rows, n_heads = part.shape[:2]
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q, part)
-        assert rows_of(chosen, chosen.shape[1], "u32") == n_rows, (q, chosen)
-        push |= {"n_splits": n_splits, "n_chosen": chosen.shape[1], "scale": scale}
+        n_lists = rows_of(chosen, chosen.shape[1], "u32") // n_rows
+        assert chosen.shape[0] == n_rows * n_lists and n_lists in (1, push["n_kv"]), (q, chosen)
+        push |= {"n_splits": n_splits, "n_chosen": chosen.shape[1], "n_lists": n_lists}
+        push |= {"block_size": block, "tail": int(tail), "scale": scale}
         consts = {"LOCAL": cut.local, "HEAD_K": head_k, "HEAD_V": head_v, "HEADS": cut.heads, **types}
         self.record(
             "attn_chosen",
@@ -95,5 +163,5 @@ class ChosenOps(Target):
             {**consts, "FINAL": int(final), "BATCH": cut.batch},
             (n_rows, int(push["n_kv"]) * cut.tiles, n_splits),
             step,
-            flops=2 * math.prod(q.shape[:2]) * chosen.shape[1] * (head_k + head_v),
+            flops=2 * math.prod(q.shape[:2]) * chosen.shape[1] * block * (head_k + head_v),
         )

@@ -125,18 +125,32 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "attn_chosen",
             "q:r k:r v:r cells:r chosen:r part:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen scale:f",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen n_lists block_size tail"
+            " scale:f",
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
             rows=True,
         ),
         op_spec(
             "index_scores",
             "q:r w:r k:r cells:r y:w",
-            "n_heads n_rows first_row blocks_per_slot n_positions",
+            "n_heads n_rows first_row blocks_per_slot n_positions block_size",
             "HEAD HEADS K_TYPE BATCH",
             rows=True,
         ),
-        op_spec("index_top_k", "x:r ids:w", "n_positions n_rows first_row n_chosen", "BATCH", rows=True),
+        op_spec(
+            "index_maxima",
+            "q:r k:r cells:r y:w",
+            "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local",
+            "HEAD HEADS K_TYPE BATCH",
+            rows=True,
+        ),
+        op_spec(
+            "index_top_k",
+            "x:r ids:w",
+            "n_positions n_rows first_row n_chosen n_lists block_size tail",
+            "BATCH",
+            rows=True,
+        ),
         op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r slopes:r y:w",

@@ -270,7 +270,7 @@ def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], Cell
     for plan in runner.kv.plans:
         layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
         for (name, width, dtype), cache in zip(plan.arrays, layer.arrays, strict=True):
-            shape = plan.spec.n_head_kv, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
+            shape = plan.n_heads(name), row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
             yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
 
 

@@ -27,7 +27,7 @@ from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
-NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared")
+NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared", "minimax-m3")
 FULL = [0, 1, 4]
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
@@ -90,10 +90,10 @@ def test_a_token_and_a_prompt_in_one_step(folder: Path) -> None:
         runner.close()
 
 
-@pytest.mark.parametrize("name", some(("glm-dsa+shared", "deepseek32"), 2))
+@pytest.mark.parametrize("name", some(("glm-dsa+shared", "minimax-m3", "deepseek32"), 2))
 def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
-    layers = FULL if "shared" in name else range(4)
+    layers = {"glm-dsa+shared": FULL, "minimax-m3": [1, 2, 3]}.get(name, range(4))
     with safe_open(tmp_path / "state", "numpy") as file:
         assert {key for key in file.keys() if "index" in key} == {f"cache_index_l{il}" for il in layers}
 

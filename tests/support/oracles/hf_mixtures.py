@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from oracles.fixture import Fixture
 from oracles.hf_dense import HUNYUAN, multipliers
 from oracles.hf_parts import (
+    MAKERS,
     SHARED,
     SKIP,
     State,
@@ -20,11 +22,18 @@ from oracles.hf_parts import (
     halves_from_pairs,
     kinds_by_four,
     layers,
+    minus_one,
     renamed,
     rope,
     selection_bias,
     yarn,
 )
+from transformers.models.minimax_m3_vl import MiniMaxM3VLTextConfig, modeling_minimax_m3_vl
+
+INDEX = (
+    ("head_count", "n_heads"), ("key_length", "head_dim"), ("block_size", "block_size"),
+    ("top_k", "topk_blocks"), ("local_blocks", "local_blocks"),
+)  # fmt: skip
 
 
 @builder("llama+experts")
@@ -303,3 +312,40 @@ def afmoe(m: Fixture) -> tuple[Any, State]:
     fused_experts(m, state)
     selection_bias(m, state, "mlp.expert_bias")
     return config, state
+
+
+@builder("minimax-m3", "minimax-m3+all")
+def minimax_m3(m: Fixture) -> tuple[Any, State]:
+    k, n_dense = m.keys, m.keys["leading_dense_block_count"]
+    n_sparse = k["block_count"] - n_dense
+    index = {f"attention.indexer.{old}": f"index_{new}" for old, new in INDEX}
+    config = MiniMaxM3VLTextConfig(
+        **common(m, rope_parameters=rope(m, partial_rotary_factor=0.5)),
+        **{new: k[old] for old, new in index.items()},
+        num_local_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        dense_intermediate_size=k["feed_forward_length"],
+        shared_intermediate_size=k["expert_feed_forward_length"],
+        routed_scaling_factor=k["expert_weights_scale"],
+        rotary_dim=k["rope.dimension_count"],
+        layer_types=["full_attention"] * n_dense + ["minimax_m3_sparse"] * n_sparse,
+        mlp_layer_types=["dense"] * n_dense + ["sparse"] * n_sparse,
+    )
+    config.intermediate_size = k["expert_feed_forward_length"]
+    names = {f"indexer.{x}": f"self_attn.indexer.{x}" for x in ("q_proj", "k_proj", "q_norm", "k_norm")}
+    state = renamed(m, names, rf"{SKIP}|ffn_(gate|up)(_shexp)?\.|ffn_down_shexp")
+    minus_one(state)
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.gate.e_score_correction_bias")
+    for il in range(k["block_count"]):
+        suffix, where = ("", "") if il < n_dense else ("_shexp", "shared_experts.")
+        p, b = f"model.layers.{il}.mlp.{where}", f"blk.{il}.ffn_"
+        parts = [m[f"{b}{name}{suffix}.weight"] for name in ("gate", "up")]
+        state[f"{p}gate_up_proj.weight"] = np.concatenate(parts)
+        state[f"{p}down_proj.weight"] = m[f"{b}down{suffix}.weight"]
+    return config, state
+
+
+MAKERS[MiniMaxM3VLTextConfig] = lambda config: modeling_minimax_m3_vl.MiniMaxM3VLForCausalLM._from_config(
+    config, dtype=torch.float32
+)

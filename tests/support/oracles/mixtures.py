@@ -147,6 +147,43 @@ def minimax_m2(m: Fixture) -> None:
         selection_bias(m, il)
 
 
+def minimax_m3_layers(m: Fixture, n_layer: int, top_k: int) -> None:
+    n_index = 16
+    base(
+        m, n_layer, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_gating_func=2,
+        expert_shared_count=1, leading_dense_block_count=1, expert_weights_scale=2.0,
+        expert_weights_norm=True, attention__indexer__head_count=2, attention__indexer__key_length=n_index,
+        attention__indexer__block_size=8, attention__indexer__top_k=top_k,
+        attention__indexer__local_blocks=1,
+    )  # fmt: skip
+    for il in range(n_layer):
+        attention(m, il, head_norms=True)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+        p = f"blk.{il}.indexer."
+        for name, n in (("q", 2 * n_index), ("k", n_index)):
+            m.matrix(f"{p}{name}_proj", n, N_EMBD)
+            m.norm(f"{p}{name}_norm", n_index)
+    m.unread = tuple(f"blk.{il}.indexer." for il in range(1, n_layer))
+
+
+@fixture("minimax-m3")
+def minimax_m3(m: Fixture) -> None:
+    """Build a model in which a row attends to three of up to six blocks."""
+    m.alone = "llama.cpp attends to all positions"
+    minimax_m3_layers(m, 4, 3)
+
+
+@fixture("minimax-m3+all")
+def minimax_m3_all(m: Fixture) -> None:
+    """Build a model in which a row attends to all blocks."""
+    minimax_m3_layers(m, 2, 8)
+
+
 def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
     base(m, n_layer, **{**EXPERTS, "expert_used_count": 1}, interleave_moe_layer_step=2, **keys)
     for il in range(n_layer):
