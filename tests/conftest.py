@@ -15,8 +15,8 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
-# Set this before the import of numpy. numpy's threads would compete with a software driver's threads for
-# cores. A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
+# Set this before numpy is imported, because numpy's threads would compete with a software driver's threads
+# for cores. A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # xdist sets COLUMNS in its workers, which would narrow the tables that tests read from pipes
 os.environ.pop("COLUMNS", None)
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("untimed")
-    gc.disable()  # The garbage collector took a tenth of a run's time.
+    gc.disable()  # the garbage collector took a tenth of the time of a test run
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     os.environ["VKBACKEND_AHEAD"] = "0"  # Idle servers would take the processor from other tests.

@@ -74,7 +74,8 @@ def test_quantized_files_hold_the_trained_weights(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["wide-F16", "wide-Q8_0"])
 def test_a_widened_model_is_the_same_function(models: Path, name: str) -> None:
-    """Multiplied by a power of two, F16 values lose bits only if they are small. Q8_0 rounds to 1e-5."""
+    """F16 values that are multiplied by a power of two lose bits only if they are small. Q8_0 has a rounding
+    error of 1e-5."""
     want = forward(models / "stories-narrow-F16.gguf", TOKENS)
     got = forward(models / f"stories-{name}.gguf", TOKENS)
     assert nmse(got, want) <= (1e-8 if name.endswith("F16") else 1e-3)

@@ -4,7 +4,7 @@
 rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read" is its ratio
 to the rate at which the file is read again. The formats csv and json use llama-bench's fields. Every test is
 warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and devices,
-and adds its rate and the ratio.
+and adds columns with llama.cpp's rate and the ratio.
 """
 
 from __future__ import annotations

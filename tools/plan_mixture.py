@@ -1,5 +1,5 @@
-"""Shows what experts in host memory cost, for `vkbackend plan`: with and without a cache of the most used
-experts, in prompts by rows of a step, and if the CPU computed the experts."""
+"""Shows the cost of experts in host memory, for `vkbackend plan`. One table compares tokens with and without
+a cache of the most used experts, and with experts on the CPU. Another shows prompts by rows of a step."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ VENDORS = {
     "floor": Limits.floor(),
     "lavapipe": Limits(1024, 32_768, subgroup_size=8, is_cpu=True, features=GPU),
 }
-# Measurements that prefer different ops for one row and for several.
+# These measurements prefer different ops for one row and for several.
 TUNED = (("one", ("mat_vec",)), ("few", ("mat_wave", "mat_lane")))
 # 8 rows of 4096 elements are the smallest sums that two devices send as F16. 8 rows of 2 experts are the
 # fewest pairs that 8 experts compute in tiles.
@@ -45,9 +45,9 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
         "block_count": 4, "embedding_length": 4096, "attention.head_count": 16, "feed_forward_length": 1024,
     }),
 }  # fmt: skip
-# Constants and push constants that count rows, or say whether rows are read in tiles. No order of additions
-# depends on them. A thread of a product computes a sum for each of its N rows. mat_lane_id adds in the same
-# order for pairs in tiles, which it reads through `moe_group`.
+# These constants and push constants count rows, or state whether rows are read in tiles. The order of
+# additions does not depend on them. A thread of a product computes a sum for each of its N rows. mat_lane_id
+# adds in the same order for pairs in tiles, which it reads through `moe_group`.
 OF_ROWS = frozenset({"N", "GROUPED", "n_rows", "n_pairs"})
 OF_ROWS_IN = {
     **{"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}},  # numbers of elements, of output rows

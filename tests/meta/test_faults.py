@@ -104,8 +104,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If an interrupt stops a step between two calls that belong together, the runner can only be closed. An
-    interrupt in a caller of LLM never stops a step, because the engine runs in its own thread."""
+    """If an interrupt stops a step halfway, the runner can only be closed. An interrupt in a caller of LLM
+    never stops a step, because the engine runs in its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []

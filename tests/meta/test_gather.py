@@ -1,5 +1,5 @@
-"""Slices on devices are gathered into a tensor, and rows are written back, for every format, split and
-alignment."""
+"""Slices on devices are joined to a tensor, and rows are written back to the slices, for every format, split
+and alignment."""
 
 from __future__ import annotations
 

@@ -140,7 +140,8 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
     """The f16 format of exchanges rounds each number above 2^-29 of the block's largest number to 11 bits,
-    and preserves infinities and NaN. If u is the last of these bits, the mean squared error is u^2 / 12."""
+    and preserves infinities and NaN. If u is the value of the last of these bits, the mean squared error is
+    u^2 / 12."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -163,8 +164,8 @@ def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
 
 @pytest.mark.no_vulkan
 def test_slots_hold_the_scales_too() -> None:
-    """Slots also hold F32 sums, so they have four bytes per element. Only a message with one element needs
-    more bytes."""
+    """A slot also holds F32 sums, so it has four bytes per element. Only the f16 message of a single element
+    needs more."""
     assert [wire_words("f16", n) for n in (0, 1, 2, 127, 128, 129, 256)] == [0, 2, 2, 65, 65, 67, 130]
     assert all(wire_words("f16", n) <= n for n in range(2, 1000))
     for shape, slot in (((1, 1), 8), ((1, 2), 8), ((3, 43), 516)):

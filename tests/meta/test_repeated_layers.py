@@ -128,7 +128,8 @@ def test_layers_with_expert_caches_repeat(
 def test_layers_that_stay_in_the_file_repeat(
     name: str, n_ends: int, shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They alternate between two regions of memory. Simulated devices have no memory to copy to."""
+    """Layers that stay in the file alternate between two regions of memory. Simulated devices have no memory
+    to copy to."""
     monkeypatch.setattr(stores, "Stream", Mock())
     runner = opened(name, shares, n_gpu_layers=0, pinned_mib=0.0)
     for kind in KINDS:
@@ -158,7 +159,7 @@ def test_layers_in_different_allocations_repeat(shapes: None) -> None:
 
 
 def test_a_layer_that_differs_is_recorded(shapes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sixth layer has a scale of its own, which no array shows."""
+    """The sixth layer has another scale, which is not stored in an array."""
     load = loading.load_model
 
     def scaled(*how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Memory is planned for only one of several equal devices, with the same result as for all."""
+"""Of several equal devices, memory is planned for only one. The result is the same as if all were planned."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ QUICK = [
 def test_equal_bits(
     tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is pinned, or the first layer is. Nothing is allocated or recorded after the first text, and a
-    token copies only what it reads."""
+    """No layer is pinned, or only the first. After the first text, nothing is allocated or recorded, and each
+    token copies only the bytes that it reads."""
     path, options = write(build(name), tmp_path / "model.gguf"), PLACES[place]
     plain = opened(path, devices, **options)
     if plain.encodes:

@@ -1,6 +1,6 @@
 """Public functions accept or refuse arguments of any type and value. Scalars and arrays of numpy count as
-numbers and lists, and -1 has llama.cpp's meaning. For other values they raise InvalidArgument, with one line
-that names the argument.
+numbers and lists, and -1 has llama.cpp's meaning. Other values raise InvalidArgument, with one line that
+names the argument.
 """
 
 from __future__ import annotations

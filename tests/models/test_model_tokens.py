@@ -56,7 +56,7 @@ def test_ends(llm: LLM) -> None:
     third = without.index(without[2])
     named = llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[without[2]], **GREEDY)
     assert named.tokens == without[: third + 1] and named.finish_reason == "stop"
-    # stop_token_ids allows an end token that ignore_eos would forbid
+    # stop_token_ids allows an end token although ignore_eos forbids end tokens
     assert llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[2], **GREEDY).tokens == [2]
 
 

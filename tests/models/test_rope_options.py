@@ -1,4 +1,5 @@
-"""RoPE options override the values of the model file, and a saved state fits only the same RoPE options."""
+"""RoPE options override the values of the model file. A saved state can be loaded only with the same RoPE
+options."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ MULTI = DEVICE_SETS[1:]
 _SETS = {p.id: p for p in DEVICE_SETS} | {
     f"numpy*{n}": pytest.param(["numpy"] * n, id=f"numpy*{n}") for n in (1, 2, 3)
 }
-# Sets of one device, of two, and of three. Of each row of in_turn(), some set has Vulkan devices.
+# Sets of one device, of two, and of three. In each row of in_turn(), at least one set has Vulkan devices.
 SIZES = [
     [_SETS[id_] for id_ in ids]
     for ids in (("numpy*1", "0"), ("numpy*2", "0,1", "0,0", "1,0"), ("0,0,0", "numpy*3"))
@@ -109,7 +109,7 @@ def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list
 
 def in_turn(rows: Iterable[Any], columns: Iterable[Any], each: int = 1) -> list[Any]:
     """Pair each row with `each` columns: the first row with the first columns, the second with the next, and
-    so on. Each column is in some pair."""
+    so on. Each column is in at least one pair."""
     rows, columns = [*rows], [*columns]
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     chosen = [[columns[(i * each + k) % len(columns)] for k in range(each)] for i in range(len(rows))]

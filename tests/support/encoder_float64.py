@@ -1,5 +1,5 @@
-"""BERT-like encoders in float64, an oracle for families that only llama.cpp supports, whose GELU has errors
-of 1e-4. The formulas come from the papers that models/architectures names.
+"""BERT-like encoders in float64, an oracle for families that only llama.cpp supports. llama.cpp's GELU has
+errors of 1e-4. The formulas come from the papers that models/architectures names.
 """
 
 from __future__ import annotations

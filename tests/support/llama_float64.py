@@ -16,7 +16,8 @@ ADJACENT_PAIRS = ("llama",)
 
 
 def components(n_pairs: int, sections: Sequence[int]) -> list[int]:
-    """Return which of time, height and width turns each pair in Qwen3-VL, where they take turns."""
+    """Return for each pair whether time, height or width rotates it in Qwen3-VL, where the three
+    alternate."""
     return [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(n_pairs)]
 
 

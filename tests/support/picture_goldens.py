@@ -13,7 +13,7 @@ from vkbackend.models.vision.picture import Tile
 
 N_SAMPLES = 16  # of each tile
 STRETCHED = "qwen3vl_merger", "qwen2.5vl_merger", "glm4v"  # to multiples of merged patches within limits
-WITH_MARGIN = "kimivl", "kimik25"  # Their references exceed the limit by a margin; pictures here shrink.
+WITH_MARGIN = "kimivl", "kimik25"  # References may exceed the limit by a margin; pictures here shrink.
 LIMITS = dict.fromkeys(STRETCHED, TokenLimits(8, 100)) | dict.fromkeys(WITH_MARGIN, TokenLimits(None, 100))
 BY_TORCH = "lfm2", "llama4", *WITH_MARGIN  # Their references resize with torch.
 PUBLISHED = "idefics3", *STRETCHED, "pixtral", "gemma4v", "lfm2", "internvl", "llama4", "kimivl"

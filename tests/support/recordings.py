@@ -1,4 +1,4 @@
-"""Random recordings for property tests, and small handwritten ones."""
+"""Random recordings for property tests, and small handwritten recordings."""
 
 from __future__ import annotations
 

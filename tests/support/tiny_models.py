@@ -1,4 +1,5 @@
-"""Tiny random models of every architecture, written with gguf-py, with biases and norms that matter."""
+"""Tiny random models of every architecture, written with gguf-py. Their biases and norms change the
+logits."""
 
 from __future__ import annotations
 

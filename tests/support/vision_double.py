@@ -1,4 +1,5 @@
-"""A projector without a model: the rows of an image are its mean color, and their number its height."""
+"""A projector without a model. The rows of an image contain its mean color, and the number of rows is its
+height."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_uuids_never_wrap(width: int) -> None:
 
 
 def test_hints_name_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--no-slots` would be the opposite."""
+    """A hint of `--no-slots` would have the opposite meaning."""
     with pytest.raises(SystemExit):
         parse("serve", "--slot", "--contex-shift", "--xyz")
     line = capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_scenes_have_all_words_and_one_or_two_shapes() -> None:
 
 
 def test_training_never_draws_shapes_that_are_held_out() -> None:
-    """They are 12 of 72, in which each colour, form and place occurs equally often."""
+    """Training holds out 12 of 72 shapes, in which each colour, form and place occurs equally often."""
     every = list(product(COLOURS, SHAPES, PLACES))
     held_out = {shape for shape in every if is_held_out(shape)}
     assert len(held_out) == 12

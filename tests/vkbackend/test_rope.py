@@ -116,7 +116,8 @@ def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still:
 
 
 def test_interleaved_sections_of_an_image() -> None:
-    """Qwen3-VL has 24, 20 and 20 of 64 pairs: height and width have pairs 1 to 59, the others are time's."""
+    """Qwen3-VL has the sections 24, 20 and 20 of 64 pairs. Among pairs 1 to 59, some rotate by height and
+    some by width; all other pairs rotate by time."""
     table = RopeTable(128, sections=(24, 20, 20, 0), interleaved=True)
     at = np.array([3, 50, 700])
     component = [pair % 3 if pair < 60 else 0 for pair in range(64)]

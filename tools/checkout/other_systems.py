@@ -1,8 +1,9 @@
 """Type errors of other systems: `python -m vkbackend.tools.checkout.other_systems TREE CACHE`.
 
-mypy knows which attributes of the standard library a system has. The files that use such modules are checked
-for Windows, macOS and Linux, without the modules that they import, which takes a quarter of a complete check.
-An error counts if Linux does not have it too. TREE is linked_tree's folder, CACHE a folder for mypy.
+mypy knows which attributes of the standard library a system has. The files that use system-dependent modules
+are checked for Windows, macOS and Linux. The modules that they import are not checked, so this takes a
+quarter of the time of a complete check. An error counts if Linux does not have it too. TREE is linked_tree's
+folder, CACHE a folder for mypy.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ STRING_OR_COMMENT = re.compile(
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
     """Yield each docstring, each block of comments, and each comment after code. A docstring is a string that
-    begins a line after a colon, or the file. Parsing a checkout's files would take ten times as long."""
+    begins the file, or that begins a line after a colon. Parsing a checkout's files would take ten times as
+    long."""
     block: list[str] = []
     first = last = -1
     number, end, before = 1, 0, ":"  # `before` is the last character of code

@@ -1,4 +1,4 @@
-"""The packages of the container, and the checks of what is deployed. Needs the extra `supply`.
+"""Locks the packages of the container, and checks the files in docs/deploy. Needs the extra `supply`.
 
     python -m vkbackend.tools.checkout.supply_chain lock    # docs/deploy/requirements.txt, with hashes
     python -m vkbackend.tools.checkout.supply_chain bom     # docs/deploy/bom.json: versions and licences

@@ -25,7 +25,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield `tree` and all nodes below it besides expressions, breadth first."""
+    """Yield `tree` and all nodes below it except expressions, breadth first."""
     waiting = deque([tree])
     while waiting:
         node = waiting.popleft()

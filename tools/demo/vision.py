@@ -19,7 +19,7 @@ MEAN = STD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class VisionSizes:
-    """36 patches, of which a square of four becomes a row: 9 rows."""
+    """A picture has 36 patches. A square of four patches becomes a row, so a picture has 9 rows."""
 
     image: int = 48
     patch: int = 8

@@ -39,6 +39,6 @@ def settle_fit(args: argparse.Namespace, words: Iterable[str], known: Mapping[st
     given = {SETS.get(action.dest, action.dest) for action in actions}
     if args.fit is None:
         args.fit = bool(given & {"fit_target", "fit_ctx"})
-    # A destination of another name has a value that leaves nothing open.
+    # An option that is set through SETS counts as given, whatever its value.
     values = {name: getattr(args, name, True) if name not in SETS.values() else True for name in given}
     args.fit = not_given(values) if args.fit else ()

@@ -103,7 +103,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
     if getattr(args, "max_tokens", None) == -2:
         args.max_tokens, args.context_shift = -1, False  # -2: until the context is full
     if args.top_k < 0:
-        args.top_k = 0  # llama.cpp takes both for all tokens
+        args.top_k = 0  # in llama.cpp, negative numbers and 0 mean all tokens
     if args.temperature < 0:
         note(args, f"--temp {args.temperature:g} is 0: the likeliest token")
         args.temperature = 0.0

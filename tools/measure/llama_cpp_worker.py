@@ -50,7 +50,7 @@ class Loaded:
             raise SystemExit("llama.cpp does not load the file")
         context: Any = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
-        # llama-cpp-python uses as many. The C interface's default of four host threads is too many for few
+        # llama-cpp-python uses this many host threads. The C interface's default of four is too many for few
         # cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]

@@ -15,7 +15,8 @@ StateRun = tuple[int, ...]  # a run: first position, rows, cell to read, cell to
 # The first run writes the cell that it reads, and the second run writes another cell. The third run begins a
 # new sequence, so its cell contains NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
-# The rows of the first and last run write cells of their own, the last one the cell that the run reads.
+# Each row of the first and the last run writes a separate cell. Their last rows write the cell that the run
+# reads.
 ROW_RUNS: tuple[StateRun, ...] = ((5, 3, 2, 4, 5, 2), (9, 1, 0, 3), (0, 2, 1, 1), (8, 2, 6, 7, 6))
 
 

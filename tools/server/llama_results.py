@@ -106,7 +106,7 @@ class LlamaResults:
     def _prompt(self, job: Job) -> str:
         if isinstance(job.ids, MediaPrompt):
             return job.text or ""
-        # The engine that began the answer may be lost, so this is not `LLM.detokenize`.
+        # `LLM.detokenize` cannot be used, because the engine that began the answer may be lost.
         return self.llm.tokenizer.decode(without_images(job.ids), skip_special=False)
 
     def _is_full(self, job: Job, tally: Tally) -> bool:

@@ -146,8 +146,8 @@ class Model:
         raise self.not_ready()
 
     async def recovered(self, error: VkbackendError) -> bool:
-        """Return whether an error means that the model was lost, after it has been opened again. The loss may
-        be of an engine that is already replaced. Raises Refusal (503)."""
+        """Return whether an error means that the model was lost. If so, first wait until it has been opened
+        again. The lost engine may already have been replaced. Raises Refusal (503)."""
         llm, refuses = self._llm, getattr(error, "code", "") == NOT_READY
         if llm is not None and not llm.is_open:
             self.failed(error, llm)

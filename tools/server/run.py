@@ -22,8 +22,9 @@ from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.sockets import BACKLOG
 
 LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s`.
-# asyncio accepts so many connections before it calls their protocols, which count and refuse them. Without a
-# file descriptor, asyncio of Python 3.11 fails and schedules another attempt for each of them.
+# asyncio accepts this many connections before it calls their protocols, which count and refuse them. If file
+# descriptors run out, asyncio of Python 3.11 fails for each of these connections, and schedules another
+# attempt for each.
 ACCEPTS_AT_ONCE = 1
 
 log = logging.getLogger("vkbackend.serve")

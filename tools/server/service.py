@@ -118,7 +118,7 @@ class Service(Front):
         return await compute(await self.model.reopened(llm))
 
     def _is_lost(self, error: VkbackendError, llm: LLM) -> bool:
-        """Return whether an error means that the model must be opened again, which then begins."""
+        """Return whether an error means that the model must be opened again. If so, begin to open it."""
         self.model.failed(error, llm)
         return isinstance(error, DeviceLost | Timeout) or not llm.is_open
 
@@ -145,7 +145,7 @@ class Service(Front):
                 return
             except VkbackendError as error:
                 is_lost = self._is_lost(error, llm)
-                # A request that ends each engine must not end the engine of others for ever.
+                # A request that crashes every engine must not interrupt other requests forever.
                 n_stuck = n_stuck + 1 if n_resumed and len(tokens) == n_before else 0
                 if not is_lost or n_stuck == MOST_STUCK or n_resumed == MOST_RESUMES:
                     raise

@@ -1,10 +1,11 @@
 """Times the first requests of a new server: `python -m vkbackend.tools.studies.cold_clients [-m MODEL]`.
 
-Starts a server for each way to record steps, in turns: every layer of every step, equal layers once, and
-also steps ahead while the server is idle. Then `-np` clients ask at once, and later again with other words,
-when all steps are known. The columns are the milliseconds to the first token and between tokens, the kinds
-of steps that were recorded while the clients waited, the seconds of recording, the failed answers, and the
-machine's load. `--layers N` replaces the model by N small random layers with the model's vocabulary.
+Starts servers in turns, one for each way to record steps: every layer of every step; equal layers once; and
+equal layers once with steps ahead while the server is idle. Then `-np` clients send requests at once. When
+all steps are recorded, they send requests with other words. The columns are the milliseconds to the first
+token and between tokens, the kinds of steps that were recorded while the clients waited, the seconds of
+recording, the failed answers, and the machine's load. `--layers N` replaces the model by N small random
+layers with the model's vocabulary.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, seed: int) 
 
 
 async def recorded(endpoint: Endpoint) -> tuple[int, float]:
-    """Return how many kinds of steps the engine has recorded, and the seconds of that. llama-server records
-    none."""
+    """Return how many kinds of steps the engine has recorded, and the seconds that this took. llama-server
+    records none."""
     status, _, lines = await endpoint.ask("GET", "/stats")
     text = b"".join([line async for line in lines])
     engine = json.loads(text)["engine"] if status == 200 else {}

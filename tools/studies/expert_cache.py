@@ -2,9 +2,9 @@
 text.txt`.
 
 Replays routing through the cache's own counts and replacements, without a GPU. The routing is recorded from a
-model that reads a text, a token per step, or drawn from Zipf's law, where each text of `TEXT` tokens likes
-other experts. Prints hit rates, copies per token, and the bytes that a token reads over the bus for published
-shapes on a 24 GB card.
+model that reads a text, a token per step. Or it is drawn from Zipf's law, and each text of `TEXT` tokens
+prefers other experts. Prints hit rates, copies per token, and the bytes that a token reads over the bus for
+published shapes on a 24 GB card.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vkbackend.tools.measure.turns import exit_on_errors, table
 
 PERCENTS = 10, 20, 30, 40, 50, 60, 70, 80
 TEXT, N_TEXTS, N_LAYERS = 1000, 6, 6  # of a trace by Zipf's law
-TASTE = 0.7  # Standard deviation of the logarithm by which a text likes an expert more than others.
+TASTE = 0.7  # Standard deviation of the logarithm of a text's preference for an expert.
 GB = 1e9
 STEP_ROWS = 2048
 RESERVED_GB = 24 * 0.02 + 1.5  # for the driver, scratch memory and a KV cache
@@ -98,7 +98,8 @@ def recorded(path: str, text: str, device: str, most: int) -> tuple[np.ndarray, 
 
 
 def drawn(s: float, n_experts: int, n_used: int, seed: int = 0) -> np.ndarray:
-    """Return the experts of tokens, whose popularity by rank r is r^-s, times a factor of the text."""
+    """Return the experts of tokens. The popularity of the expert of rank r is r^-s, times a factor per
+    text."""
     rng = np.random.default_rng(seed)
     popularity = np.stack([rng.permutation(np.arange(1, n_experts + 1.0) ** -s) for _ in range(N_LAYERS)])
     texts = []
@@ -112,8 +113,8 @@ def drawn(s: float, n_experts: int, n_used: int, seed: int = 0) -> np.ndarray:
 def replayed(
     trace: np.ndarray, n_experts: int, n_slots: int, half_life: float, margin: float
 ) -> tuple[float, float]:
-    """Return (hit rate, copies per token and layer). The first slots hold the first experts. A copy ends at
-    the turn after its begin."""
+    """Return (hit rate, copies per token and layer). The first slots hold the first experts. A copy that
+    begins at one turn ends at the next."""
     n_layers = trace.shape[1]
     uses = Uses([str(i) for i in range(n_layers)], [n_experts] * n_layers, half_life)
     slots = [np.arange(n_slots) for _ in range(n_layers)]
@@ -184,8 +185,8 @@ def report(
 
 
 def on_a_card(shape: Shape, trace: np.ndarray, args: argparse.Namespace) -> None:
-    """Print what a token reads over the bus. Without a cache, the same memory holds all experts of as many
-    layers (-ncmoe). A prompt's step reads every expert without a slot once, whichever these are."""
+    """Print how many bytes a token reads over the bus. Without a cache, the same memory holds all experts of
+    as many layers as fit (-ncmoe). A step of a prompt reads every expert without a slot once."""
     n_slots, gb = shape.n_slots(24), shape.token_gb
     hit, copies = replayed(trace, shape.n_experts, n_slots, args.half_life[0], args.margin[0])
     copied = copies * shape.n_layer * shape.expert_nbytes / GB

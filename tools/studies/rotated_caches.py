@@ -3,8 +3,8 @@
 
 Runs the model on the numpy device. Each stored head is quantized and dequantized, either as it is or rotated
 (Ashkboos et al. 2024, arXiv:2404.00456) and then rotated back. This equals rotating q, K and V and rotating
-the attention's result back, as llama.cpp does for heads of 64 or more. Heads below 32 are blocks by
-themselves.
+the attention's result back, as llama.cpp does for heads of 64 or more. A head of less than 32 values is a
+block by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def hadamard(n: int) -> np.ndarray:
-    """Return the orthonormal Hadamard matrix [n, n], its own inverse. `n` is a power of two (Sylvester)."""
+    """Return the orthonormal Hadamard matrix [n, n], which is its own inverse. `n` is a power of two
+    (Sylvester)."""
     matrix = np.ones((1, 1))
     while len(matrix) < n:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

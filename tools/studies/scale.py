@@ -1,8 +1,8 @@
 """Computes the demands of large models, without a card: `python -m vkbackend.tools.studies.scale`.
 
 Plans, lays out and records models of 8B, 70B and 235B weights on 1, 2, 4 and 8 simulated devices
-(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start and of recording a
-step, with equal layers recorded once and with every layer in turns, the memory of a card, and the longest
+(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start, and of recording a
+step with equal layers once and with every layer (in turns). Also prints the memory of a card, and the longest
 context that fits in 8, 16 and 24 GiB.
 """
 

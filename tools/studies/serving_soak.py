@@ -35,7 +35,7 @@ from vkbackend.tools.studies.soak_requests import Known, known_requests, piece_o
 N_CLIENTS = 8
 N_KNOWN = 60
 READY_S, QUIET_S = 120.0, 20.0
-BUSY_S = 30.0  # So long all clients send, then so long only two of them, because drafts pay in small batches.
+BUSY_S = 30.0  # all clients send, then only two, because drafts pay in small batches
 COUNTERS = "n_requests", "n_steps", "n_drafted", "n_accepted", "n_blocks_restored", "n_preempted"
 BAD: list[Any] = [
     b"{", b"", b"[" * 100_000, b"\xff\xfe", {"prompt": 3}, {"prompt": []}, {"prompt": "a", "n": 10_000},
@@ -166,7 +166,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def count(self) -> None:
-        """Add what the engine counted since the last call. A new engine process begins at 0."""
+        """Add the engine's counts since the last call. A new engine process begins at 0."""
         stats = (await self.get("/stats"))[1].get("engine", {})
         now = {name: int(stats[name]) for name in COUNTERS if name in stats}
         for name, value in now.items():

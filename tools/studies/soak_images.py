@@ -31,7 +31,8 @@ BAD_URLS: tuple[Any, ...] = (
 
 
 def files_of_images(n: int = N_IMAGES) -> list[bytes]:
-    """Return files of drawn pictures. The second of two neighbors of one size differs in a single pixel."""
+    """Return files of drawn pictures. Pictures come in pairs of equal size, which differ in a single
+    pixel."""
     files = []
     for i in range(n):
         pixels, _ = new_picture(i // 2)

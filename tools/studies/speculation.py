@@ -5,9 +5,9 @@
 No small model can edit, so a logits processor forces the tokens of the edits and of the random text. Steps,
 drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
 is the file after the commit. "always" verifies all drafts, and "chosen" only tokens that save time. If other
-programs run, software devices' CPU time is steadier than wall time. Two equal models differ by up to 10 %, so
---one-model decodes on one model in all ways, a text each. The first table counts n-gram drafts for additional
-edits, without running a model.
+programs run, software devices' CPU time is steadier than wall time. Two equal models differ in speed by up to
+10 %, so with --one-model all ways use the same model, in turns of a text each. The first table counts n-gram
+drafts for additional edits, without running a model.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _tokens(news: News) -> list[int]:
 
 
 def in_turns(going: Sequence[Iterator[None]]) -> None:
-    """Run every iterator to its end, a turn of each after a turn of the others. The order changes."""
+    """Run all iterators to their ends, in turns whose order changes."""
     left = list(going)
     while left := [it for it in left if next(it, left) is None]:
         left = left[1:] + left[:1]
@@ -246,8 +246,8 @@ def show_counts(tokenizer: Tokenizer) -> None:
 
 
 def measured(case: Case, n_rounds: int, one_model: bool = False) -> list[tuple[str, ...]]:
-    """Return a row of the table for each way. Every way has a model of its own, and the plain one knows
-    nothing of drafts, unless `one_model`."""
+    """Return a row of the table for each way. Unless `one_model` is set, every way has a separate model, and
+    the model of plain decoding has no drafts."""
     plain = replace(case.options, speculation=(), draft=None)
     runners: dict[str, Runner] = {"plain": Runner(case.options if one_model else plain)}
     drafts: dict[str, Runner | None] = {}

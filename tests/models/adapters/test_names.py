@@ -24,8 +24,8 @@ from vkbackend.models.adapters.peft_names import PeftNames
 
 pytestmark = pytest.mark.no_vulkan
 
-# (architecture, part of the module's name): modules of products that are refused by name. In some cases
-# transformers lacks the model, and the oracle's stand-in has modules of its own.
+# (architecture, part of the module's name): modules of products that are refused by name. If transformers
+# lacks a model, the oracle uses a stand-in with other modules.
 REFUSED = {
     ("qwen35", "linear_attn"), ("qwen35moe", "linear_attn"), ("qwen3next", "in_proj_qkvz"),
     ("gemma3n", "altup"), ("granitemoe", "shared_mlp.input_linear"), ("granitemoe", "router"),

@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_golden(runner: Runner, name: str) -> None:
-    """Compare the last prompt rows and the chained drafts. A drafted row is then computed by the model,
-    which must replace what the draft left."""
+    """Compare the last prompt rows and the chained drafts. The model then computes the drafted rows, which
+    must replace the draft's K and V."""
     golden = np.load(DATA / "heads" / f"{name}.npz")
     first = N - len(golden["logits"])
     runner.step(PROMPT[:first], [Run(1, 0, first, 0)], [])

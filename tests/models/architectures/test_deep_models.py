@@ -27,7 +27,7 @@ from vkbackend.step import Mix
 pytestmark = pytest.mark.no_vulkan
 TIMES = 7
 FEW_TIMES = 4
-MORE_TIMES = {"openelm": 10}  # two devices split its layers alike after six, and halves need four periods
+MORE_TIMES = {"openelm": 10}  # on two devices, its splits repeat after six layers; halves need four periods
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"
 KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
 FEW = ("qwen3moe",)
@@ -94,7 +94,8 @@ def check_repeats(path: Path, name: str, kinds: Sequence[StepKind], **options: A
         for a, b in zip(once.executables, every.executables, strict=True):
             assert a.recording.commands == b.recording.commands
             assert {hazard.kind for hazard in hazards.check(a.recording)} <= {"in-place"}
-            # This model's layers repeat only after 12, three experts' layers times four windows.
+            # This model's layers repeat only after 12 layers: experts have a period of three, and windows a
+            # period of four.
             repeats = not none_repeat and not (name == "cohere2moe+rms" and kind.halves)
             assert isinstance(a.recording, RepeatingRecording) is repeats
     runner.close()

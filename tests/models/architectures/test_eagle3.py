@@ -57,7 +57,7 @@ def opened_with(folder: Path, name: str, devices: list[str], **options: Any) -> 
 
 
 def expected(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the logits after each token but the first, and the logits and tokens of a chain of drafts."""
+    """Return the logits after each token except the first, and the logits and tokens of a chain of drafts."""
     head, states = Reference(eagle3(llama(), **HEADS[name]), llama()), list[np.ndarray]()
     logits = llama_float64.forward(folder / "llama.gguf", PROMPT[:N], states=states)
     g = head.fused(np.concatenate([states[il] for il in head.m.keys["target_layers"]], -1))
@@ -146,11 +146,11 @@ def test_halves_hand_states_on(folder: Path) -> None:
 
 @pytest.mark.wide
 def test_layers_are_repeated_around_the_inputs_that_are_kept(tmp_path: Path) -> None:
-    """Of 24 equal layers, most are recorded once. The layers whose inputs are kept are not among them."""
+    """Of 24 equal layers, most are recorded once. Layers whose inputs are kept are recorded separately."""
     m = deep(24)
     path, head = write(m, tmp_path / "m.gguf"), write(eagle3(m, states=[2, 12, 21]), tmp_path / "h.gguf")
     rows = []
-    for keeps in (False, True):  # Values that can be read are of layers that are all recorded.
+    for keeps in (False, True):  # values can be read only if all layers are recorded
         with opened(path, ["numpy"] * 2, **OPTIONS, draft=head, keep_values=keeps) as runner:
             runner.step(PROMPT[:9], [Run(0, 0, 9, 0)], [8])
             rows.append(draft(runner, [7], [0], [9]))

@@ -25,7 +25,7 @@ from vkbackend.models.placement import encoders, settled
 from vkbackend.tools.cli import main
 
 N_FIRST = 20  # as in make_encoders.py
-# llama.cpp's GELU has errors of 1e-4. transformers has none of these families.
+# llama.cpp's GELU has errors of 1e-4, and transformers supports none of these families.
 ONLY_LLAMA_CPP = "nomic-bert-moe", "jina-bert-v2"
 FLOAT64 = (*ONLY_LLAMA_CPP, "jina-bert-v3")
 SHARES = {1: [1], 2: [3, 1], 3: [1, 2, 1]}

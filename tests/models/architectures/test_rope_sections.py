@@ -18,7 +18,7 @@ EXACT: dict[str, Any] = {"n_ubatch": 512, "reduce_type": "f32"}
 
 @pytest.mark.wide
 def test_sections_of_glm4moe_do_not_change_texts(tmp_path: Path) -> None:
-    """As in GLM-4.5V, whose RoPE is half-split in any case."""
+    """The model is like GLM-4.5V, whose RoPE is half-split with and without sections."""
     fixture = build("glm4moe")
     want = prefilled(write(fixture, tmp_path / "plain.gguf"), ["numpy"], PROMPT, **EXACT)
     fixture.keys["rope.dimension_sections"] = [2, 1, 1, 0]

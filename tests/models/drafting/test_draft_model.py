@@ -22,7 +22,8 @@ def after(tokens: Sequence[int]) -> int:
 
 
 class Cells:
-    """A slot can continue only at multiples of `step`, like a recurrent model, which stores few states."""
+    """A slot can continue only at multiples of `step`, as in a recurrent model, which stores only some
+    states."""
 
     def __init__(self, n_ctx: int = 64, n_ubatch: int = 16, step: int = 1, n_slots: int = 3) -> None:
         self.n_ctx, self.n_vocab, self.n_ubatch, self._step = n_ctx, N_VOCAB, n_ubatch, step
@@ -195,7 +196,7 @@ def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
     while not draft.tokens:
         [draft] = drafter.draft([want(more, 2)._replace(spend_s=199)])
     assert list(draft.tokens) == drafted(more, 2)
-    # Much later, the first tokens are kept, and a price pays for some of the last.
+    # Much later, the first tokens are still stored, and the price pays for some of the last tokens.
     later = [*more, *draft.tokens]
     for spend_s, n in ((0, least), (127, least), (128, 128)):
         later += tokens
@@ -208,7 +209,7 @@ def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
 @pytest.mark.parametrize("step", [1, 4, 90])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_text_costs_few_rows(seed: int, step: int) -> None:
-    """Texts grow by accepted tokens and by many others, lose tokens in the middle, and are replaced."""
+    """Texts grow by accepted tokens and by many other tokens, lose tokens in the middle, and are replaced."""
     rng, (drafter, model) = random.Random(seed), timed(step)
     tokens, number = [1], 0
     for _ in range(60):

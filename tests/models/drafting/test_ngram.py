@@ -18,7 +18,7 @@ def ask(ngrams: Ngrams, tokens: list[int], n: int, slot: int = 0, number: int = 
 
 
 def searched(tokens: list[int], n_max: int) -> list[int]:
-    """Return what a linear search finds: the continuation of the last occurrence of the longest end."""
+    """Return the tokens after the last earlier occurrence of the longest matching end, by linear search."""
     end = len(tokens)
     for n in LENGTHS:
         for at in range(end - 1, n - 1, -1):

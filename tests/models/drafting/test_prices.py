@@ -83,8 +83,8 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts save time, an old time is assumed to be short. Otherwise a try measures it if drafts would
-    save time in a short step."""
+    """While drafts save time, an old time is assumed to be short. If drafts save no time, a try measures the
+    step again if a short step would save time."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41
@@ -126,7 +126,7 @@ def test_a_time_measured_under_load_is_corrected() -> None:
 
 
 def test_a_size_with_few_times_is_not_cheaper_than_smaller_sizes() -> None:
-    """Steps of one row were measured under load, and a step of two rows without."""
+    """Steps of one row were measured under load, and a step of two rows without load."""
     prices = StepPrices()
     for _ in range(40):
         prices.learn(1, 2.0)

@@ -1,4 +1,4 @@
-"""Drafts leave the distribution of tokens as it is, whether they are right or wrong.
+"""Drafts do not change the distribution of tokens, whether the drafts are right or wrong.
 
 The test counts the third token of many short answers, whose exact probabilities follow from the fake runner's
 logits. The third token comes from a step that verifies a draft.
@@ -79,7 +79,7 @@ def third_tokens(weights: Weights) -> dict[int, float]:
 
 
 class Likely:
-    """Drafts a token from the likeliest three, so that a share of the drafts is right."""
+    """Drafts one of the three likeliest tokens, so that some drafts are right."""
 
     source, seconds, spent_s, stores = "likely", 0.0, 0.0, False
 

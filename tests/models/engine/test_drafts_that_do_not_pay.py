@@ -73,8 +73,8 @@ class Smaller:
 def seconds_of(
     monkeypatch: pytest.MonkeyPatch, n_texts: int = 1, n_prompts: Sequence[int] = (), **of_draft: Any
 ) -> tuple[list[float], float]:
-    """Return the seconds of each text's answer, relative to decoding without drafts, and of the draft
-    model."""
+    """Return the seconds of each text's answer relative to decoding without drafts, and the draft model's
+    seconds."""
     clock = Clock()
     monkeypatch.setattr(step_times, "time", SimpleNamespace(perf_counter=clock.perf_counter))
     runner = Timed(clock, n_ctx=1024, n_ubatch=512, undoes=True)
@@ -119,8 +119,8 @@ def test_wrong_drafts_cost_the_first_tries(monkeypatch: pytest.MonkeyPatch, row_
 
 
 def test_drafts_after_skipped_tokens_do_not_judge_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts are too expensive, and without their middle all drafts are wrong. The last one is short,
-    so its drafts are right."""
+    """Two prompts are too expensive to compute completely, and without their middle all drafts are wrong. The
+    third prompt is short, so its drafts are right."""
     monkeypatch.setitem(globals(), "N_TOKENS", 100)
     shares, _ = seconds_of(monkeypatch, n_prompts=(400, 400, 20), right=True, step_s=0.2, row_s=0.02)
     assert min(shares[:2]) > 1 and shares[2] < 0.6

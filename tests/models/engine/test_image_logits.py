@@ -57,7 +57,7 @@ def model_sets() -> list[Any]:
 @pytest.mark.parametrize(("name", "devices"), model_sets())
 @pytest.mark.parametrize("n_ubatch", [24, wide(pytest.param(96))])
 def test_logits_after_two_images(tmp_path: Path, name: str, devices: list[str], n_ubatch: int) -> None:
-    """24 rows hold neither both images nor all text."""
+    """A step of 24 rows holds neither both images nor all of the text."""
     c = image_cases.case(name)
     prompt: list[int | ImageRows] = []
     for at, token in enumerate(c.tokens):
@@ -146,7 +146,7 @@ def test_logits_from_pixels_in_slices(tmp_path: Path, devices: list[str]) -> Non
 @pytest.mark.wide
 @pytest.mark.parametrize(("name", "devices"), product(image_cases.TEXT_OF, DEVICES))
 def test_pictures_and_texts_in_one_batch(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """A batch gives the logits of each prompt alone, after the prompt and in four more steps."""
+    """In a batch, each prompt has the same logits as alone, after the prompt and in four more steps."""
     how: dict[str, Any] = {"n_slots": 4, "n_ubatch": 256, "prefix_cache": False}
     with with_picture(tmp_path, name, devices, **how) as (w, prompt):
         [picture] = [part for part in prompt if isinstance(part, ImageRows)]

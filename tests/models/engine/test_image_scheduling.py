@@ -49,7 +49,7 @@ class Seeing(FakeRunner):
 
 
 def image_of(number: int, n_rows: int, both_ways: bool) -> ImageRows:
-    """Return an image whose values are odd thousands if its rows attend to each other. The last ends in
+    """Return an image. If its rows attend to each other, its values are odd thousands. Its last value ends in
     99."""
     values = FIRST * (2 * number + both_ways) + np.arange(100 - n_rows, 100)
     return ImageRows(bytes([number] * 16), values.astype(np.float32)[:, None], (1, n_rows), both_ways)

@@ -41,12 +41,12 @@ NUMPY = pytest.param(["numpy"], id="numpy")
 
 
 def sets(*default: str) -> list[Any]:
-    """Return all sets of devices, of which the others run with --all."""
+    """Return all sets of devices. By default, only some of them run."""
     return [p if p.id in default else wide(p) for p in (NUMPY, *DEVICE_SETS)]
 
 
 def products(rows: Any, name: str, devices: str) -> list[Any]:
-    """Return the products of `rows` and all sets of devices, of which one runs without --all."""
+    """Pair each of `rows` with all sets of devices. Without --all, one set runs."""
     return [p if p.id == f"{name}-{devices}" else wide(p) for p in product(rows, (NUMPY, *DEVICE_SETS))]
 
 
@@ -119,7 +119,7 @@ def test_the_prefix_cache_shares_equal_images_only(small: Path, devices: list[st
 
 
 def test_without_the_hash_images_would_mix(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test before this one needs ids that depend on the image's key."""
+    """If ids did not depend on the image's key, different images of equal size would share cells."""
     monkeypatch.setattr(image_spans, "row_ids", lambda key, n_rows: row_ids(b"", n_rows))
     with watched(small, ["numpy"], n_ctx=128) as w:
         w.run([*LONG, image_of(1, 50, 64), 11])
@@ -362,7 +362,7 @@ def test_a_head_drafts_at_the_positions_after_an_image(tmp_path: Path) -> None:
 
 
 def test_blocks_with_images_are_kept_in_files(small: Path, tmp_path: Path) -> None:
-    """Another process finds the blocks of an image, and none for another image."""
+    """Another process finds the blocks of the same image, but no blocks for another image."""
     prompts = [[*LONG, image_of(seed, 50, 64), 11, 12] for seed in (1, 2)]
     kept: dict[str, Any] = {"cache_disk": str(tmp_path), "cache_disk_mib": 64, "n_ctx": 128}
     with watched(small, ["numpy"], **kept) as w:

@@ -85,7 +85,7 @@ def test_other_numbers_of_devices(model: Path, stored: tuple[Path, Answer], fold
 def test_a_killed_process_has_stored_its_blocks(
     model: Path, stored: tuple[Path, Answer], tmp_path: Path
 ) -> None:
-    """An idle engine process stores blocks, so it needs no orderly end."""
+    """An idle engine process stores its blocks, so they survive if the process is killed."""
     with LLM(model, devices=["numpy"] * 2, cache_disk=tmp_path, process=True, **OPTIONS) as llm:
         llm.generate(PROMPT, max_tokens=1, temperature=0)
         deadline = time.monotonic() + 60
@@ -171,7 +171,8 @@ def test_adapters_and_scales_have_other_blocks(model: Path, folder: Path) -> Non
 def test_damaged_and_foreign_files(
     model: Path, stored: tuple[Path, Answer], folder: Path, damage: Callable[[Path], None], capfd: Any
 ) -> None:
-    """The blocks before the file are used, the others are computed, and the file is written again."""
+    """The blocks before the damaged file are used, later blocks are computed, and the file is written
+    again."""
     if damage is give and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     by_age = sorted(files_of(folder), key=lambda path: -path.stat().st_mtime_ns)

@@ -31,7 +31,7 @@ IDLE_SHARE = 0.01  # measurements of a draft model that saves no time
 
 
 class World:
-    """A step of one row takes a second. `row_s` is added for each further row, to the power `bend`."""
+    """A step of one row takes a second. n more rows add `row_s` times n to the power `bend`."""
 
     def __init__(self, rng: random.Random, n_sequences: int) -> None:
         self.now, self.rng, self.n = 0.0, rng, n_sequences
@@ -43,7 +43,7 @@ class World:
 
 
 class Repeats:
-    """Drafts with several sources, as n-grams have, or as a head if a token takes `seconds`."""
+    """A drafter with several sources, as n-grams have. If a token takes `seconds`, it acts like a head."""
 
     stores, spent_s = False, 0.0
 
@@ -99,7 +99,8 @@ def drafter_of(world: World, kind: str) -> Any:
     return drafter
 
 
-# How many of k drafted tokens are accepted. Most choose what is worst for the drafts' acceptance and account.
+# These functions return how many of k drafted tokens are accepted. Most of them try to deceive the acceptance
+# and the account.
 Judge = Callable[[Speculation, World, int, int], int]
 
 
@@ -154,7 +155,8 @@ def most_lost(world: World, kind: str, judge: Judge) -> float:
 
 
 def bound(world: World, kind: str) -> float:
-    """Return the bound that account.py states, and what a draft model may spend on tokens that it lacks."""
+    """Return the bound that account.py states, plus the time that a draft model may spend on tokens that it
+    lacks."""
     token_s = 0.0 if kind == "ngram" else world.token_s
     n_steps, plain_s = N_TOKENS / world.n, world.plain_s
 

@@ -75,7 +75,7 @@ def test_requests_wait_for_no_recording_after_steps_were_recorded_ahead(models: 
 
 
 def test_a_request_stops_the_recording(models: Path) -> None:
-    """The request arrives at every place where a recording looks for one."""
+    """The request arrives each time that a recording checks for requests."""
     runner = open_runner(models, ["0"])
     want = logits(runner)
     objects = counts(runner)

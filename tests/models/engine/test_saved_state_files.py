@@ -133,7 +133,7 @@ def test_files_with_wrong_metadata(
 
 
 def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
-    """The data of two tensors is swapped; names, types and shapes stay."""
+    """The data of two tensors is swapped. Their names, types and shapes do not change."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(

@@ -44,7 +44,8 @@ from vkbackend.tools.measure.twin_nodes import twin_runner
 
 @pytest.mark.parametrize(("name", "devices"), on_devices(("qwen3moe", "0,0")))
 def test_equal_bits(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """No slots, slots for one expert, for a third and for all, with random experts in each step's slots."""
+    """The cache has no slots, or slots for one expert, for a third, or for all. Each step's slots hold random
+    experts."""
     options = {"tensor_split": SHARES[: len(devices)]}
     path = write(build(name), tmp_path / "model.gguf")
     plain = opened(path, devices, **options)
@@ -151,7 +152,7 @@ serve(there, Options.of(sys.argv[1], devices=["numpy"], n_ctx=64, override_tenso
 
 @pytest.mark.wide
 def test_a_killed_server_keeps_the_counts(tmp_path: Path) -> None:
-    """An idle engine process stores them. It is killed as soon as the file exists."""
+    """An idle engine process stores the counts. The test kills it as soon as the file exists."""
     path, cache = write(build("qwen3vlmoe"), tmp_path / "model.gguf"), tmp_path / "cache"
     words = [sys.executable, "-c", KILLED, str(path), "1"]
     server = subprocess.Popen(words, env=os.environ | {"VKBACKEND_CACHE": str(cache)})
@@ -240,7 +241,7 @@ def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
     ),
 )
 def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """And a state saved without a cache is loaded with one."""
+    """A state that was saved without an expert cache is also loaded with one."""
     path, saved = write(build(name), tmp_path / "model.gguf"), tmp_path / "state.safetensors"
     options = {"tensor_split": SHARES[: len(devices)]}
     plain = opened(path, devices, **options)

@@ -47,7 +47,7 @@ def streamed(path: Path, devices: list[str], place: str, mib: float = 0.0, **opt
 
 
 def cases() -> list[Any]:
-    """Pair every mixture with sets of one, two and three devices. Where its weights are alternates."""
+    """Pair every mixture with sets of one, two and three devices. The placement of the weights alternates."""
     every = []
     for i, p in enumerate(on_devices(("qwen3moe", "numpy*2"))):
         name, devices = p.values
@@ -59,8 +59,8 @@ def cases() -> list[Any]:
 def test_equal_bits(
     tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slots for one expert, for a third and for all, with random experts in each step's slots. With all
-    experts in slots, steps copy none."""
+    """There are slots for one expert, for a third, or for all. Each step's slots hold random experts. If all
+    experts have slots, steps copy no experts."""
     path = write(build(name), tmp_path / "model.gguf")
     plain = streamed(path, devices, place)
     if plain.encodes:

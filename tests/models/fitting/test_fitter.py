@@ -1,4 +1,5 @@
-"""What `--fit` chooses on simulated cards: the order of preference, exact sizes, and given values."""
+"""On simulated cards, `--fit` keeps its order of preference, computes exact sizes, and respects given
+values."""
 
 from __future__ import annotations
 

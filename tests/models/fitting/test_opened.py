@@ -1,4 +1,4 @@
-"""A model opened with `fit` starts at once, and takes less where less memory is free."""
+"""A model opened with `fit` starts at once, and takes less memory if less is free."""
 
 from __future__ import annotations
 

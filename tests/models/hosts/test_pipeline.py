@@ -102,8 +102,8 @@ def test_each_step_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_does_not_wait_for_others() -> None:
-    """With one or two steps in flight, a single sequence needs the same number of steps and gets its tokens
-    in the same calls."""
+    """A single sequence needs as many steps with two steps in flight as with one, and gets its tokens in the
+    same calls."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)

@@ -57,7 +57,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        # two nodes send complete slots, because parts would need as many bytes and a second exchange
+        # two nodes send complete slots, because parts would need equally many bytes and a second exchange
         (TWO, "host-sum", [1, 1]),
         # complete slots would need 2 slots per node
         pytest.param(HOSTS, "host-sum", [4 / 3] * 3, marks=pytest.mark.wide),

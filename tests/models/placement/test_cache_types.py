@@ -156,8 +156,8 @@ def test_filled_heads_on_vulkan(tmp_path: Path, devices: list[str], head_dim: in
     "name", ["deepseek2", "deepseek2+heads", "deepseek32", "gemma4+shared", "olmo2", "gpt-oss"]
 )
 def test_architectures_with_quantized_caches(tmp_path: Path, name: str) -> None:
-    """Latent attention, an indexer, shared caches, wide norms and sinks. In some rows the rounding changes
-    the choice of an expert or position, as it does with bf16."""
+    """The models have latent attention, an indexer, shared caches, wide norms and sinks. In some rows,
+    rounding changes the choice of an expert or position, as it does with bf16."""
     path = write(build(name), tmp_path / "model.gguf")
     with opened(path, ["numpy"], "f32", "f32") as runner:
         want = logits(runner)
@@ -168,8 +168,8 @@ def test_architectures_with_quantized_caches(tmp_path: Path, name: str) -> None:
 
 
 def test_rotation_reduces_the_error_of_large_channels() -> None:
-    """Keys of trained models have channels of 20 times the others' magnitude. The error of the others is set
-    by the block's scale, which the rotation divides."""
+    """Keys of trained models have channels that are 20 times larger than the others. They set the block's
+    scale, and so the error of the other channels. The rotation makes the scale smaller."""
     keys = np.random.default_rng(1).standard_normal((64, 1, 32))
     keys[..., 5] *= 20
     errors = []

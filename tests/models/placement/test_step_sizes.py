@@ -1,4 +1,4 @@
-"""The kinds of steps that `step_kinds` leaves out need no more memory than the others."""
+"""Kinds of steps that `step_kinds` omits need no more memory than the kinds that it returns."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2"])
 def test_llama_cpp_finds_the_same(name: str) -> None:
-    """The penalty depends on the length of a repetition, and so shows which tokens are breakers in
+    """The penalty depends on the length of a repetition, so it shows which tokens are breakers in
     llama.cpp."""
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")

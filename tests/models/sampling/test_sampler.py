@@ -237,7 +237,7 @@ def test_invalid_sampler_names(name: object) -> None:
 
 
 def test_dry_after_a_rejected_draft() -> None:
-    """Candidates are counted for drafted tokens, which may not become the history."""
+    """The number of candidates is computed for drafted tokens, but these may be rejected."""
     params = SamplingParams(temperature=0, dry_multiplier=5.0, dry_allowed_length=1, dry_sequence_breakers=())
     sampler, fresh = Sampler(params), Sampler(params)
     logits = np.linspace(1, 0, 50, dtype=np.float32)

@@ -49,7 +49,7 @@ def test_ids(name: str, tmp_path: Path) -> None:
     for text, ids, parsed in rows:
         assert tokenizer.encode(text, add_special=False) == ids, repr(text)
         assert tokenizer.encode(text, parse_special=True) == parsed, repr(text)
-    if name != "words":  # For this kind, llama.cpp decodes characters as bytes.
+    if name != "words":  # llama.cpp decodes the characters of this kind as bytes.
         assert [tokenizer.piece(i).hex() for i in range(tokenizer.n_vocab)] == vocabulary["pieces"]
 
 

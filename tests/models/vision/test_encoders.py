@@ -155,7 +155,8 @@ def test_rows_of_files_of_other_types(
     [p if p.id == "idefics3-numpy" else wide(p) for p in product(["idefics3", "pixtral"], DEVICES)],
 )
 def test_values_beyond_f16(tmp_path: Path, golden: Any, name: str, on: str) -> None:
-    """q, v and the FFN's product are 131,072 times as large, and what follows them is smaller."""
+    """q, v and the FFN's product are 131,072 times as large as usual. k and the matrices that read v and the
+    product are smaller by the same factor."""
     fixture = build(name)
     factors = {"attn_q": 1, "attn_k": -1, "attn_v": 1, "attn_out": -1}
     if name == "pixtral":
@@ -370,7 +371,8 @@ def test_pictures_that_are_too_large(models: Path) -> None:
 
 @pytest.mark.parametrize("most", [900_000, *(wide(pytest.param(n)) for n in (1 << 20, 600_000))])
 def test_values_that_a_device_cannot_bind(models: Path, most: int) -> None:
-    """The advice is the largest that fits. Rows are recorded in steps, which a proportion would exceed."""
+    """The error names the largest value that fits. The number of rows of a step is rounded up, so a
+    proportional value would not fit."""
     path = models / "qwen2vl.gguf"
     if not path.exists():
         write(build("qwen2vl"), path)

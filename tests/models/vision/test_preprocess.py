@@ -117,7 +117,8 @@ def test_pictures_stay_within_the_most_tokens(projector: str, most: int) -> None
 
 @pytest.mark.parametrize("size", [(1500, 2000), (2000, 1504), (3000, 3000), (500, 8000), (90, 9000)])
 def test_windows_of_qwen25_fit_a_step(size: tuple[int, int]) -> None:
-    """With 2,048 rows, a picture of 3 x 4 would have 130 windows. With the default, no picture changes."""
+    """With 2,048 rows, a picture with the ratio 3 : 4 would have 130 windows, so it shrinks. With the default
+    number of rows, no picture shrinks."""
     windowed = vision_config("qwen2.5vl_merger", n_wa_pattern=8)
     height, width = cut_of(*size, windowed, TokenLimits(None, 2048)).tile
     assert -(-height // 112) * -(-width // 112) <= MAX_RUNS

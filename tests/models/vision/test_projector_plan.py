@@ -1,4 +1,4 @@
-"""A projector's memory is known before it is loaded, and the model gets the rest."""
+"""A projector's memory is known before the projector is loaded, and the model gets the remaining memory."""
 
 from __future__ import annotations
 

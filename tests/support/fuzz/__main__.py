@@ -2,8 +2,9 @@
 
 Kinds: gguf and metadata (model files), adapter, state (saved states), block (files of the prefix cache),
 grammar (also schemas and regular expressions), template, header and body (HTTP), picture, image (bodies with
-images). A finding is an exception without a type, a crash, a hang, a wrong answer, or memory and files that
-grow. Its seed is printed, and its smallest case is kept. The exit code is 1 after a finding.
+images). A finding is an exception other than a `VkbackendError`, a crash, a hang, a wrong answer, or growth
+of memory or open files. Its seed is printed, and its smallest case is kept. The exit code is 1 after a
+finding.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
 
 
 def keep_short(body: Any, full: dict[str, Any]) -> None:
-    """Set limits of an answer's length to one token if `full` has them, so that a case takes little time."""
+    """Set the limits of an answer's length that `full` contains to one token, so that a case takes little
+    time."""
     if isinstance(body, dict):
         for name in {"max_tokens", "max_output_tokens", "n_predict"} & set(full):
             if body.get(name) is None or isinstance(body[name], int):

@@ -22,7 +22,7 @@ NUMBERS = (
     1 << 63,
     (1 << 64) - 1,
 )
-HEADER_NBYTES = 600  # Half of the damage is near the begin, where files have their sizes.
+HEADER_NBYTES = 600  # Half of the damage is in the first bytes, where files store sizes.
 
 
 def damaged(rng: random.Random, raw: bytes, pieces: Sequence[bytes] = ()) -> bytes:

@@ -40,7 +40,7 @@ def read_text(gguf: GGUF) -> None:
 
 
 class Files:
-    """GGUF files of which everything is read, with the tokenizer."""
+    """Damaged GGUF files. A case reads all of the file, including the tokenizer."""
 
     deadline_s = 20.0
 
@@ -64,7 +64,7 @@ class Files:
 
 
 class Blocks:
-    """A file of the prefix cache is refused, or has the content that was written."""
+    """A damaged file of the prefix cache must be refused, or must still have the content that was written."""
 
     deadline_s = 20.0
 

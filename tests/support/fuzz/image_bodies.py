@@ -24,7 +24,7 @@ N_EMBD = 64  # of the text model
 SQUARE = b64encode(encoded(picture("RGB", 24, 24), "PNG")).decode()
 KNOWN = json.dumps({"prompt": {"prompt_string": f"a {MARK} b", "multimodal_data": [SQUARE]}, "n_predict": 3,
                     "temperature": 0}).encode()  # fmt: skip
-ROW = -34438478134891761  # A row of an image has such an id, which no client may send.
+ROW = -34438478134891761  # A row of an image has an id like this, which clients must not send.
 URLS: tuple[Any, ...] = (
     "data:", "data:,", "data:;base64,", "data:image/png;base64,!", "data:image/png;base64,AAAA",
     "DATA:;BASE64,QQ==", "data:image/png;charset=utf-8;base64,QQ==", "data:text/html;base64,PGI+",

@@ -41,7 +41,7 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
 
     def status(self, path: str, body: bytes) -> int:
-        """Return the answer's status. Raises Wrong after an answer that no body may cause."""
+        """Return the answer's status. Raises Wrong if no body may cause this answer."""
         return self.answer(path, body)[0]
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -128,11 +128,11 @@ PATHS = (
     b"/lora-adapters",
 )  # fmt: skip
 BODY = b'{"prompt":"a","content":"a","max_tokens":1}'
-WAIT_S = 0.1  # The server waits so long for the rest of a request.
+WAIT_S = 0.1  # The server waits this long for the rest of a request.
 
 
 class Headers:
-    """A case is what a client sends before a valid request and the end of its stream."""
+    """A case is the bytes that a client sends before a valid request and the end of its stream."""
 
     deadline_s = 60.0
 

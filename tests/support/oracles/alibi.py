@@ -24,7 +24,8 @@ def mpt(m: Fixture) -> None:
 
 @fixture("bloom")
 def bloom(m: Fixture) -> None:
-    """Build a model with six heads, because slopes of numbers of heads that are no power of two differ."""
+    """Build a model with six heads, because the slopes have another formula if the number of heads is not a
+    power of two."""
     base(m, 3, n_head=6, n_kv=6, feed_forward_length=4 * 96, embedding_length=96)
     m.tensors.clear()
     m.matrix("token_embd", 128, 96, gain=4.0)

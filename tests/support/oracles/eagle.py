@@ -127,7 +127,7 @@ def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture
     for tensor, values in target.tensors.items():
         if any(part in tensor for part in ("attn_output.", "ssm_out.", "out_proj.", "ffn_down")):
             target.tensors[tensor] = values * np.float32(gain)
-    e = target.tensors["token_embd.weight"]  # of equal size, and with an equal first element
+    e = target.tensors["token_embd.weight"]  # all of equal norm, and with an equal first element
     e[:, 1:] *= np.sqrt((N_EMBD - 4) / (e[:, 1:] ** 2).sum(1, keepdims=True))
     e[:, 0] = 2.0
     head = eagle3(target, n_draft=n_draft, norm_before_residual=True, states=[0, 1, target.n_layer])

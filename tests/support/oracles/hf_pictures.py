@@ -1,5 +1,5 @@
-"""Uses the image processors of Hugging Face `transformers` as an oracle. For LFM2-VL, Llama 4 and Kimi they
-resize with torch, for other models with Pillow."""
+"""Uses the image processors of Hugging Face `transformers` as an oracle. The processors of LFM2-VL, Llama 4
+and Kimi resize with torch, all others with Pillow."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
 
 
 def n_frames(config: VisionConfig) -> int:
-    """Return how often the limits count a pixel. GLM's count a picture as a video of two frames."""
+    """Return how often the limits count a pixel. GLM's limits count a picture as a video of two frames."""
     return 2 if config.projector == "glm4v" else 1
 
 

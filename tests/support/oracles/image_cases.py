@@ -82,7 +82,8 @@ def text_of(name: str) -> Fixture:
 
 
 def with_sections(sections: list[int]) -> Fixture:
-    """Return glm4 with RoPE sections. Then RoPE is half-split, so rows of q and k are in another order."""
+    """Return glm4 with RoPE sections. With sections, RoPE is half-split, so rows of q and k are in another
+    order."""
     fixture = build("glm4")
     n_rot, head_dim = fixture.keys["rope.dimension_count"], fixture.keys["attention.key_length"]
     fixture.keys["rope.dimension_sections"] = sections
@@ -98,7 +99,7 @@ def of_picture(name: str, rows: np.ndarray) -> Case:
     """Return a text with the picture of a projector in vision.py, which has the rows `rows`."""
     fixture, projector = text_of(name), build_projector(name)
     if name == "qwen3vl":
-        # As in [24, 20, 20] of 64 pairs, the last pairs are not in turn.
+        # The last pairs do not alternate, as with the sections [24, 20, 20] of 64 pairs.
         fixture.keys |= {"n_deepstack_layers": DEEPSTACK[name], "rope.dimension_sections": [4, 2, 2, 0]}
     if "v.token_embd.img_break" in projector.tensors:
         table = fixture["token_embd.weight"].copy()

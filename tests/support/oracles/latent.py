@@ -99,7 +99,7 @@ def deepseek2_softmax(m: Fixture) -> None:
 
 @fixture("minicpm3")
 def minicpm3(m: Fixture) -> None:
-    """Build a model without keys of muP's factors, which the program knows."""
+    """Build a model whose file lacks muP's factors, because the program knows them."""
     n_head = 4
     base(
         m, 3, n_kv=n_head, attention__q_lora_rank=24, attention__kv_lora_rank=LATENT,

@@ -1,5 +1,5 @@
 """Uses libmtmd, llama.cpp's encoder of pictures, as an oracle, through ctypes and the C library in
-`xllamacpp`. It runs on the CPU. The text model is a file with only a vocabulary.
+`xllamacpp`. libmtmd runs on the CPU. The text model is a file with only a vocabulary.
 """
 
 from __future__ import annotations

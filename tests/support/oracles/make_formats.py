@@ -42,7 +42,8 @@ def decoded(dtype: str, raw: np.ndarray) -> np.ndarray:
 
 def values() -> np.ndarray:
     """Return float32 [N_BLOCKS, 32]: magnitudes from below F16's subnormals to above its maximum, blocks of
-    one magnitude, a constant block and zeros. -127 in a block puts integers and halves between its codes."""
+    one magnitude, a constant block and zeros. A value of -127 in a block makes integers and halves fall
+    between its codes."""
     rng = np.random.default_rng(2)
     x = rng.standard_normal((N_BLOCKS, 32)) * np.exp2(rng.uniform(-22, 16, (N_BLOCKS, 1)))
     x[:16] = np.exp2(rng.uniform(-27, 17, (16, 32))) * rng.choice([-1, 1], (16, 32))
@@ -53,8 +54,8 @@ def values() -> np.ndarray:
 
 
 def stored(dtype: str, x: np.ndarray) -> np.ndarray:
-    """Return llama.cpp's blocks of rows x, uint8 [n, bytes]. Its kernel for q8_0 on x86 rounds ties to even;
-    the reference code that is used here rounds them away from zero."""
+    """Return llama.cpp's blocks of rows x, uint8 [n, bytes]. llama.cpp's kernel for q8_0 on x86 rounds ties
+    to even. The reference code, which is used here, rounds ties away from zero."""
     raw = np.empty((len(x), block_of(dtype)[1]), np.uint8)
     store = getattr(llama_cpp.library(), f"quantize_row_{dtype}_ref")
     store(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(raw.ctypes.data), ctypes.c_int64(x.size))

@@ -73,8 +73,8 @@ def bounds(fixture: Fixture) -> tuple[float, float]:
 def checked(
     fixture: Fixture, theirs: np.ndarray, stepped: Sequence[float], folder: Path
 ) -> dict[str, object]:
-    """Check that steps equal a batch, and that every tensor changes llama.cpp's logits `theirs`. Return which
-    tensor changes them least."""
+    """Check that single steps equal a batch, and that every tensor changes `theirs`, llama.cpp's logits.
+    Return the tensor that changes them least."""
     assert max(stepped) <= bounds(fixture)[1], f"{fixture.name}: steps differ from a batch, NMSE {stepped}"
     least = min((change, tensor) for tensor, change in changes(fixture, theirs, folder).items())
     assert least[0] > MATTERS, f"{fixture.name}: without {least[1]} the logits change by {least[0]:.1e} only"

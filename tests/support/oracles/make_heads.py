@@ -32,7 +32,7 @@ class Head:
         self.centered, self.eps = rms is None, rms or fixture.keys["attention.layer_norm_epsilon"]
         self.network = hf.model(only_head(fixture))
         self.before_norm: list[torch.Tensor] = []
-        if fixture.arch == "nemotron_h_moe":  # its last norm is a layer norm
+        if fixture.arch == "nemotron_h_moe":  # this head's last norm is a layer norm
             norm = self.network.base_model.norm_f
             norm.register_forward_pre_hook(lambda _, inputs: self.before_norm.append(inputs[0]))
 
@@ -73,7 +73,7 @@ def states(network: Any, tokens: list[int]) -> tuple[Rows, np.ndarray]:
 
 def golden(name: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Return the logits of the last prompt rows, and the logits and tokens of the drafted rows. The model
-    chose the first of these tokens."""
+    chose the first token."""
     fixture = with_head(name)
     head, network = Head(fixture), hf.model(without_head(fixture))
     h, logits_of_model = states(network, PROMPT)

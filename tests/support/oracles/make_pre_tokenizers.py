@@ -3,9 +3,9 @@ split.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py  # Writes the file.
 
-Every pair of bytes is a token, in random order, so a different split nearly always produces different ids. If
-llama.cpp uses the published expression, the ids come from llama.cpp, otherwise from `tokenizers` with the
-published expression. Needs xllamacpp.
+Every pair of bytes is a token, and the merges are in random order, so a different split nearly always
+produces different ids. If llama.cpp uses the published expression, the ids come from llama.cpp, otherwise
+from `tokenizers` with the published expression. Needs xllamacpp.
 """
 
 from __future__ import annotations

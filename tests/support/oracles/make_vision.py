@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_vision.py [NAME ...]
 
 Needs torch, transformers and xllamacpp. With names, only these fixtures are computed; others keep their rows.
-Where libmtmd computes the same, both programs must agree. It runs quick GELU in Gemma 4's encoder, and reads
-InternVL's table of positions from its second row.
+Both programs must agree if libmtmd implements the same computation. In two encoders it does not: it runs
+quick GELU in Gemma 4's, and reads InternVL's table of positions from the second row.
 """
 
 from __future__ import annotations

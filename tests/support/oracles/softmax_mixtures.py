@@ -149,7 +149,7 @@ def dbrx(m: Fixture) -> None:
 
 @fixture("phimoe")
 def phimoe(m: Fixture) -> None:
-    """Build a model in which 2 % of the weights of experts differ from 1."""
+    """Build a model in which 2 % of the experts' routing weights differ from 1."""
     m.alone = "llama.cpp has RMS norms, and one softmax over both experts"
     base(m, 3, **EXPERTS, feed_forward_length=N_FF_EXP, context_length=4096)
     longrope(m, 512)

@@ -164,7 +164,7 @@ def gemma3(m: Fixture) -> None:
 
 @builder("qwen2.5vl", (18, 12))
 def qwen25vl(m: Fixture) -> None:
-    """Windows of 8 x 8 patches cover the picture 2.25 times in height and 1.5 times in width."""
+    """The picture is 2.25 windows of 8 x 8 patches high and 1.5 windows wide."""
     qwen(m, "qwen2.5vl_merger", 14, n_layer=4)
     m.keys |= {"use_silu": True, "vision.n_wa_pattern": 2}
     m.tensors.pop("v.patch_embd.bias")
@@ -242,7 +242,8 @@ def gemma4v(m: Fixture) -> None:
 
 @builder("gemma4uv", (2, 3))
 def gemma4uv(m: Fixture) -> None:
-    """There is no encoder. The grid is in squares of 3 x 3 patches. These means give libmtmd pixels_of()."""
+    """This family has no encoder. The grid is in squares of 3 x 3 patches. With these means, libmtmd reads
+    the pixels of pixels_of()."""
     gemma4_of(m, "gemma4uv", patch=4, n_layer=0, n_head=0, n_ff=0)
     m.keys |= {"vision.image_mean": [0.5] * 3, "vision.image_std": [0.5] * 3}
     m.put("v.patch_embd.weight", m.normal("v.patch_embd.weight", 64, 432) / np.float32(12 * 3**0.5))
@@ -287,7 +288,7 @@ def internvl(m: Fixture) -> None:
 
 @builder("internvl+rms", (4, 4))
 def internvl_rms(m: Fixture) -> None:
-    """As the encoder of 6 B weights: RMS norms, also of q and k."""
+    """Like the encoder of 6 B weights, this one has RMS norms, also of q and k."""
     internvl_of(m)
     layers(m, norm=Fixture.norm)
     for il in range(3):
@@ -297,7 +298,8 @@ def internvl_rms(m: Fixture) -> None:
 
 @builder("llava", (4, 4))
 def llava(m: Fixture) -> None:
-    """As LLaVA's converter writes it: ffn_up and ffn_down are swapped, and projection_dim is CLIP's."""
+    """The file is as LLaVA's converter writes it: ffn_up and ffn_down are swapped, and projection_dim is
+    CLIP's."""
     keys(m, "mlp", eps=1e-5)
     m.keys |= {"vision.projection_dim": 80, "vision.feature_layer": [3], "use_gelu": False}
     patches(m, bias=False)
@@ -315,8 +317,8 @@ def llava(m: Fixture) -> None:
 
 @builder("minicpmv", (8, 8))
 def minicpmv(m: Fixture) -> None:
-    """As its converter writes it. A head of the resampler has 128 values, and so have the text model's
-    embeddings."""
+    """The file is as MiniCPM-V's converter writes it. A head of the resampler has 128 values, and so have the
+    text model's embeddings."""
     keys(m, "resampler", image=448, patch=56, n_ff=88)
     m.keys |= {"use_gelu": True, "vision.projection_dim": 0, "minicpmv_version": 3, "minicpmv_query_num": 8}
     patches(m)
@@ -336,7 +338,7 @@ def minicpmv(m: Fixture) -> None:
 
 @builder("llama4", (4, 4))
 def llama4(m: Fixture) -> None:
-    """As its converter writes it: the weight of the patches is a matrix."""
+    """The file is as Llama 4's converter writes it: the weight of the patches is a matrix."""
     keys(m, "llama4", n_ff=256, eps=1e-5)
     m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 2}
     m.matrix("v.patch_embd", 64, 768)
@@ -352,7 +354,8 @@ def llama4(m: Fixture) -> None:
 
 @builder("glm4v", (6, 10))
 def glm4v(m: Fixture) -> None:
-    """As its converter writes it: feed_forward_length is the projector's, and the encoder's is TEXT_WIDTH."""
+    """The file is as GLM's converter writes it: feed_forward_length is the projector's, and the encoder's FFN
+    has the width TEXT_WIDTH."""
     qwen(m, "glm4v", 14, n_ff=TEXT_WIDTH, image=112)
     for name in ("mm.0", "mm.2"):
         del m.tensors[f"{name}.weight"], m.tensors[f"{name}.bias"]

@@ -68,7 +68,8 @@ def test_context_shift(request: pytest.FixtureRequest) -> None:
 
 
 def test_speculation() -> None:
-    """A repeated text is drafted from itself. The answer, its timings and the server show it."""
+    """A text that repeats itself is drafted by n-grams. The answer, its timings and the server's counters
+    show the drafts."""
     model = LLM(demo_model(), devices="numpy", n_ctx=128, speculation="ngram")
     config = Config(demo_model(), "demo", logs_requests=False, shows_metrics=True)
     body: dict[str, Any] = {"grammar": 'root ::= ("abc ")+', "n_predict": 30, "temperature": 0}

@@ -122,7 +122,7 @@ def is_refused(client: socket.socket) -> bool:
 
 @pytest.mark.wide
 def test_file_descriptors_run_out(expected: str) -> None:
-    """Something else used up the server's descriptors. New clients wait, and the log gets one line."""
+    """The server's descriptors are used up by something else. New clients wait, and the log gets one line."""
     command = Command("-c", "256")
     text_of(command.address)
     soft, hard = resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE)
@@ -236,7 +236,7 @@ def test_a_killed_server_leaves_no_process(stopped: bool) -> None:
 
 @pytest.fixture
 def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every reading of the wall clock is years from the last one."""
+    """Every reading of the wall clock is years away from the previous one."""
     rng = random.Random(1)
     monkeypatch.setattr(time, "time", lambda: rng.choice((0.0, 1e9, 4e9, 1e10)))
     monkeypatch.setattr(time, "time_ns", lambda: int(rng.choice((0, 10**18, 4 * 10**18))))

@@ -1,4 +1,4 @@
-"""These tests cover what only the kompute runtime does: order, deadlines, and checks that kp omits."""
+"""These tests cover features of the kompute runtime alone: order, deadlines, and checks that kp omits."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", pytest.param("submit", marks=pytest.mark.wide)])
 def test_order(order: str) -> None:
-    """Synchronization validation reports hazards of execution and of memory if no barriers are used, and none
-    if a submission ends at every barrier. If a word is copied, it reports only hazards of memory. These
-    reports are false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
+    """Without barriers, synchronization validation reports hazards of execution and of memory. If a
+    submission ends at every barrier, it reports none. If a word is copied, it reports only hazards of memory.
+    These reports are false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],

@@ -49,7 +49,7 @@ def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list
 @pytest.mark.parametrize(
     ("name", "n"),
     [
-        p if p.values[0] != "gemma3" else wide(p)  # gemma4 fuses the same, and more
+        p if p.values[0] != "gemma3" else wide(p)  # gemma4 has the same fusions, and more
         for p in covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2])
     ],
 )

@@ -1,12 +1,12 @@
 """Every op case runs on a Vulkan device and must equal the numpy twins.
 
 A case can run with the device's constants, and with the constants of the smallest GPU and folded grids. With
---all, cases run in both ways on every driver, but each case of the wide sweep runs in one way on one driver,
-in turn. By default, only the first case of each op runs in both ways. Other drivers run only this case,
-because they keep no compiled code. Cases of every weight type run in one way, because compiling them takes
-long. Two of three pairs of an op and a weight type need --all, too, and each type is left with several ops.
-This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0".
-VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
+--all, cases run in both ways on every driver. Each case of the wide sweep runs only in one way on one driver;
+ways and drivers alternate. By default, only the first case of each op runs in both ways. Other drivers run
+only this case, because they keep no compiled code. Cases of every weight type run in one way, because
+compiling them takes long. Two of three pairs of an op and a weight type also need --all. By default each type
+still runs with several ops. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case
+"MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     params = []
     devices = device_params()
     for number, case in enumerate((*CASES, *WIDE_CASES) if every else CASES):
-        turn = number + number // 8  # in a sweep, 8 numbers of rows follow one another
+        turn = number + number // 8  # a sweep lists 8 numbers of rows in sequence
         kind = type(case), any(str(value).startswith(CODEBOOKS) for value in vars(case).values())
         first = kind not in kinds
         kinds.add(kind)
@@ -56,7 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 if i:
                     continue
                 way = -1
-            # A runtime places and submits every op alike, so a fifth of the ops shows its bugs.
+            # A runtime places and submits all ops in the same way, so a fifth of the ops is enough to test a
+            # runtime.
             every_runtime = first and (every or (i == 0 and len(kinds) % 5 == 0))
             marks = [*of.marks, *([pytest.mark.runtimes] if every_runtime else [])]
             params.append(pytest.param(case, way, *of.values, id=f"{case!r}-{of.id}", marks=marks))

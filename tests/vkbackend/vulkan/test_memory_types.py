@@ -16,7 +16,7 @@ pytestmark = pytest.mark.no_vulkan
 
 MIB, GIB = 1 << 20, 1 << 30
 # For each GPU: (flags, heap) of each memory type, then the types for weights, for staging, and for weights on
-# the host. Heap 2 of NVIDIA and AMD is the part of the device's memory that the host sees without a resizable
+# the host. Heap 2 of NVIDIA and AMD is the part of device memory that the host can access without a resizable
 # BAR.
 DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]] = {
     "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1], [3], [2]),

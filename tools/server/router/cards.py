@@ -45,8 +45,8 @@ class Machine:
 
 
 def look(names: Sequence[str], others: Sequence[str], runtime: str | None = None) -> Machine:
-    """Describe the devices `names` (all GPUs, or else the best device, if empty) and `others`. Raises the
-    errors of opening a device."""
+    """Describe the devices `names` and `others`. If `names` is empty, describe all GPUs, or without GPUs the
+    best device. Raises the errors of opening a device."""
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(1, mp_context=context)
     try:

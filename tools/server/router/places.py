@@ -32,8 +32,8 @@ UNMEASURED = ExchangeTime(1e-4, 1e10)  # of two devices, to weigh shares
 @dataclass(frozen=True, slots=True)
 class Place:
     """`devices` are the words of -dev. `held` maps each device and the host to bytes. `speed` is the bytes
-    per second at which the slowest device reads weights. `chosen` are the options that `--fit` chose and the
-    projector's device, and `flags` what `--fit` chose as text."""
+    per second at which the slowest device reads weights. `chosen` holds the options that `--fit` chose, and
+    the projector's device. `flags` holds the options that `--fit` chose, as text."""
 
     devices: tuple[str, ...]
     held: Mapping[str, int]

@@ -126,7 +126,7 @@ class Pool:
             raise
 
     def release(self, tenant: Tenant, *, counts: bool = True) -> None:
-        """End a request. `counts` is False for requests that do not keep a model from sleeping."""
+        """End a request. `counts` is False for requests that do not delay the model's sleep."""
         tenant.n_active -= 1
         if counts:
             tenant.last_used = self._clock()

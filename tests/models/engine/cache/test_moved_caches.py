@@ -30,8 +30,8 @@ KEEP, DISCARD = 5, 21
 END = len(TOKENS) - DISCARD
 # n_ubatch is at least the context, so every window's cache holds the complete context.
 OPTIONS: dict[str, Any] = {"n_ctx": 64, "n_ubatch": 64, "n_slots": 2, "context_shift": True}
-# NMSE of keys that were rotated once more. F16 rounds by 2^-12 of a key, bf16 by 2^-9, q8_0 by about max /
-# 254 of a block, q4_0 by about max / 16.
+# Bounds on the NMSE of keys that were rotated once more. F16 rounds by 2^-12 of a key, bf16 by 2^-9, q8_0 by
+# about max / 254 of a block, q4_0 by about max / 16.
 TOLERANCE = {"f32": 1e-12, "f16": 1e-7, "bf16": 1e-5, "q8_0": 1e-4, "q5_0": 5e-3, "q5_1": 5e-3}
 TOLERANCE |= dict.fromkeys(("q4_0", "q4_1", "iq4_nl"), 2e-2)
 QUICK = (

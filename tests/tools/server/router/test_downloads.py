@@ -93,7 +93,7 @@ class Followed:
 
 
 def test_a_model_is_downloaded_used_and_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its projector comes with it, and goes with it."""
+    """The model's projector is downloaded and deleted with the model."""
     projector = write_projector(folder.parent / "mmproj.gguf", 64).read_bytes()
     monkeypatch.setitem(FILES, "mmproj-F16.gguf", projector)
     with routed("--models-dir", str(folder), "--models-download") as address:
@@ -113,7 +113,7 @@ def test_a_model_is_downloaded_used_and_deleted(folder: Path, monkeypatch: pytes
         assert names(address) == {"own": ("unloaded", False)} and (folder / "own.gguf").exists()
         assert not list((folder.parent / "hf" / "hub").glob("models--*"))
         until(lambda: "model_remove" in followed.kinds(NAME))
-        passing = "download_progress", "loading", "unloading", "unloaded"  # They may last less than a look.
+        passing = "download_progress", "loading", "unloading", "unloaded"  # these may be too short to be seen
         kinds = [kind for kind in followed.kinds(NAME) if kind not in passing]
         assert kinds == ["download_finished", "loaded", "model_remove"]
         assert followed.kinds("*") == ["models_reload"]

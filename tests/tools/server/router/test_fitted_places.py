@@ -61,7 +61,7 @@ def test_the_context_follows_what_is_left(models: Path, machine: Machine) -> Non
     assert placed({"fast": less}) == [("slow", 512)]  # a longer context is worth a slower card
     [(device, n_ctx), *_] = placed({"fast": less, "slow": MIB})
     assert device == "fast" and 256 <= n_ctx < 512
-    # Neither suffices, so the shortest context says how much room others must make.
+    # No device has enough memory, so the shortest context determines how much memory other models must free.
     assert placed({"fast": MIB, "slow": MIB}) == [("fast", 256), ("slow", 256)]
 
 

@@ -47,7 +47,7 @@ def lay_out(folder: Path, models: Path) -> dict[str, Path]:
 
 @pytest.mark.no_vulkan
 def test_two_models_with_room_for_one(tmp_path: Path, models: Path) -> None:
-    """Requests in turn, then an unload and its memory."""
+    """Requests alternate between the models. Then a model is unloaded, and its memory must be free."""
     folder = tmp_path / "models"
     folder.mkdir()
     paths = lay_out(folder, models)
