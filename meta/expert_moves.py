@@ -98,7 +98,7 @@ class ExpertSlots:
     def _begin_copies(self) -> None:
         for d in self._here:
             if copies := self.copies(d):
-                self._copying.add(d)  # also if this fails, so that no table names the slots
+                self._copying.add(d)  # even if starting the copies fails, so that no table names the slots
                 self._devices[d].begin_copies(copies)
 
     def at_once(self, moves: Sequence[Move]) -> list[Move]:

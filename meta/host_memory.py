@@ -27,7 +27,7 @@ from vkbackend.meta.speed import _twin, resource_of
 from vkbackend.recording import Copy
 from vkbackend.runtime import Device
 
-IDLE_S = 1e-4  # between two looks at copies
+IDLE_S = 1e-4  # seconds between checks whether copies have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def measure_gpus_host_memory(devices: Sequence[Device]) -> None:
 
 def measure_pair(first: Device, second: Device) -> tuple[float, float]:
     """Return the bytes per second at which two devices read host memory at the same time, measured once.
-    Devices on one bus get less than each alone."""
+    Devices on one bus read more slowly than each alone."""
     key = f"host pair {key_of(first)}, {key_of(second)}"
     known = numbers(key)
     if len(known) != 2:
@@ -103,8 +103,8 @@ def measure_pair(first: Device, second: Device) -> tuple[float, float]:
 
 
 def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed], reads: Sequence[bool]) -> list[Speed]:
-    """Lower the host rates of devices that slow each other, by their measured pairs, if both of a pair read.
-    Devices of one resource share its time already."""
+    """For each pair of devices that both read host memory, lower their host rates to the measured rates of
+    the pair. Devices of one resource already share its time, so they are not paired."""
     part = [1.0] * len(devices)
     for a, first in enumerate(devices):
         for b, second in enumerate(devices[:a]):

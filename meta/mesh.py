@@ -80,8 +80,8 @@ class Mesh:
         layers_of: Callable[[Sequence[Inputs]], Sequence[Layer]] = lambda inputs: (),
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
-        `n_places` steps may have output rows in transfer from other nodes. Steps record equal ones of
-        `layers_of(inputs)` only a few times."""
+        `n_places` steps may have output rows in transfer from other nodes. `layers_of(inputs)` returns the
+        layers, of which a step records equal ones only a few times."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):

@@ -11,8 +11,8 @@ from vkbackend.options_class import check_fields, option
 from vkbackend.runtime import SIGNALS
 
 MAX_AHEAD = 1 << 16  # no step has this many segments
-# A submission takes the host about 10 us. Two ahead are in time for the devices, but do not delay the host's
-# part of an exchange, as all would.
+# A submission takes the host about 10 us. With two segments ahead, devices need not wait. Submitting all
+# segments ahead would delay the host's part of an exchange.
 AHEAD: int | None = 2
 
 

@@ -27,8 +27,8 @@ class Rates:
         return Speed(self.weights or measured.weights, self.host or measured.host)
 
     def speeds(self, devices: Sequence[Device], host: Sequence[int]) -> tuple[Speed, ...]:
-        """Return the speeds of devices that work at the same time. `host` has the bytes that each reads over
-        its bus. Devices on one bus get less than alone."""
+        """Return the speeds of devices that work at the same time. `host` holds the bytes that each device
+        reads over its bus. Devices on one bus read more slowly than alone."""
         speeds = [self.speed(device) for device in devices]
         return tuple(speeds if self.host else shared_bus(devices, speeds, [n > 0 for n in host]))
 

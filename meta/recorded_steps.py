@@ -38,7 +38,7 @@ Values = dict[str, list[View | None]]
 class Step:
     kind: StepKind
     executables: list[Executable]
-    # What the host does at the end of each segment except the last.
+    # The host's work at the end of each segment except the last.
     meetings: list[Reduce | Fetch | None]
     values: Values  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
@@ -91,7 +91,7 @@ class RecordedSteps:
     def record_ahead(self, kind: StepKind, is_awaited: Callable[[], bool]) -> bool:
         """Record a step that no request needs yet. Return whether the step was recorded. The recording stops
         as soon as `is_awaited` returns true, which is called before every layer of the graph and of each
-        device. Steps recorded ahead are closed first, and leave half of the room to others."""
+        device. Steps recorded ahead are closed first, and take at most half of the room."""
         is_half_full = self.nbytes > MAX_NBYTES // 2 or self.n_cpu_commands > MAX_CPU_COMMANDS // 2
         if kind in self.by_kind or is_half_full:
             return False
@@ -145,8 +145,8 @@ class RecordedSteps:
         return step
 
     def _make_room(self, new: Step) -> None:
-        """Close the least recently used steps until `new` fits. Runs end before the next call, so no recorded
-        step is running."""
+        """Close the least recently used steps until `new` fits. Each run of a step ends before the next call,
+        so no recorded step is running."""
         nbytes, n_commands = self.nbytes + new.nbytes, self.n_cpu_commands + new.n_cpu_commands
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
             has_memory = nbytes <= MAX_NBYTES or len(self.by_kind) < MIN_STEPS

@@ -30,8 +30,9 @@ RECORDED = 2  # periods
 
 
 class Way(NamedTuple):
-    """How many layers to record before the first period and after the last, and a factor of the period. The
-    memory of values, and the two slots of all-reduces, may repeat only after two periods of layers."""
+    """How many layers to record before the first period and after the last period, and the factor by which
+    the period is multiplied. The memory of values, and the two slots of all-reduces, may repeat only after
+    two periods of layers."""
 
     lead: int
     trail: int
@@ -184,8 +185,8 @@ class RepeatedLayers:
         return moves
 
     def _places_of(self, d: int, layer: int | None, view: View, repetition: Repetition) -> Places | None:
-        """Return the places of the array of `layer` that has `view`, or None if it is no array of the
-        layer. A fused command may also read an array of a layer next to its own."""
+        """Return the places of the array that contains `view`, or None if no array of the layer contains it.
+        A fused command may also read an array of a neighbouring layer."""
         if layer is None or not isinstance(view.buffer, Buffer):
             return None
         recorded = repetition.recorded
@@ -226,7 +227,7 @@ class _Arrays:
 
 
 def _window(layers: Sequence[int | None], repetition: Repetition) -> tuple[int, int]:
-    """Return the range of commands from the first of the last but one recorded period to the first of the
+    """Return the range of commands of the second-to-last recorded period, up to the first command of the
     last."""
     first, step = repetition.first, repetition.period
     bounds = []

@@ -49,7 +49,7 @@ class StepShape:
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
     draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
     streamed: frozenset[int] = frozenset()  # Layers whose weights are copied from the file.
-    n_streamed_experts: int = 0  # The most experts of such a layer.
+    n_streamed_experts: int = 0  # The maximum number of experts of such a layer.
     n_image_tables: int = 0  # Tables of images' rows, each `n_embd` wide, or 0 if no step has such rows.
 
     def places(self) -> tuple[dict[str, int], int]:
@@ -239,8 +239,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     few, n_slots = min(shape.n_rows, MAX_VEC_ROWS), shape.n_slots or shape.n_rows
     mixes: list[tuple[int, Mix]] = []
     if shape.n_rows > few:
-        # A slot has at most one run in a step, so a single slot never mixes runs. A step that does has the
-        # values of a prefill, and more.
+        # A slot has at most one run in a step, so with a single slot no step mixes decoding and prompts. A
+        # mixed step has the values of a prefill, and more.
         mixes.append((shape.n_rows, Mix.BOTH if n_slots > 1 else Mix.PREFILL))
     if n_slots > few:
         mixes.append((min(shape.n_rows, bucket(n_slots)), Mix.DECODE))

@@ -1,8 +1,8 @@
 """Pinned memory through which experts of layers that stay in the model file reach their slots
 (expert_moves.py).
 
-Devices cannot read the mapped file. So a thread copies experts from the file to each device's memory for
-N_STAGED of them, while steps run. From there the device copies them to the slots.
+Devices cannot read the mapped file. So while steps run, a thread copies experts from the file to pinned
+memory, which has room for N_STAGED experts on each device. From there the device copies them to the slots.
 """
 
 from __future__ import annotations

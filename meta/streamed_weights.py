@@ -1,5 +1,5 @@
-"""The places of weights that stay in the model file in a device's pinned memory, and what to copy there
-(streams.py). Each device has two regions, each with room for any of the layers."""
+"""Assigns places in a device's pinned memory to weights that stay in the model file, and lists the bytes to
+copy there (streams.py). Each device has two regions, each with room for any of the layers."""
 
 from __future__ import annotations
 

@@ -49,15 +49,17 @@ class Fetch:
 
 
 def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
-    """Return whether a step copies all experts of a layer ahead. With an even router, steps of as many pairs
-    (row, expert) as experts use 63 % of them or more, and the copies take no time of their own."""
+    """Return whether a step copies all experts of a layer ahead. With an even router, a step with at least as
+    many pairs (row, expert) as experts uses 63 % of the experts or more, and copying ahead takes no
+    additional time."""
     return n_rows * n_used >= n_experts
 
 
 @dataclass(slots=True)
 class _Layer:
-    """What to copy to the buffers of all devices: matrices, and by name in the layer the stacks' experts. Of
-    the stacks `cached`, steps read the experts `resident` from slots. Others in `resident` are -1."""
+    """The copies to the buffers of all devices: matrices, and for each stack (by its name in the layer) the
+    experts. Steps read the experts `resident` of the stacks `cached` from slots. An empty slot is -1 in
+    `resident`."""
 
     buffers: list[tuple[Device, Buffer]]
     matrices: list[Pair] = field(default_factory=list)
@@ -140,8 +142,8 @@ class Stream:
                 self._start(k)
 
     def meet(self, fetch: Fetch) -> None:
-        """Do the host's work between two segments. All devices have finished the first, and wait. Raises
-        Timeout."""
+        """Do the host's work between two segments. All devices have finished the first segment, and wait.
+        Raises Timeout."""
         if fetch.stacks:
             self._copy_experts(fetch)
             return

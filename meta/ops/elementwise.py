@@ -85,7 +85,7 @@ def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 
 def scale(x: Tensor, c: float) -> Tensor:
-    """c * x. A PARTIAL sum stays PARTIAL."""
+    """Return c * x. A PARTIAL sum stays PARTIAL."""
     x = latest(x)
     y = x.graph.new(x.rows, x.width, x.state, "scale", holders_of(x))
     for on, source, out in each(y, "scale", x):
@@ -114,7 +114,7 @@ def mul_vector(x: Tensor, v: Weight) -> Tensor:
 
 
 def softcap(x: Tensor, c: float) -> Tensor:
-    """c * tanh(x / c)."""
+    """Return c * tanh(x / c)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", holders_of(x))
     for on, source, out in each(y, "softcap", x):

@@ -41,7 +41,7 @@ def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
 
 
 def group_name(names: Sequence[str]) -> str:
-    """Return the name of what several weights of a layer share, such as blk.0.attn_q,attn_k."""
+    """Return the name of an A that several weights of a layer share, such as blk.0.attn_q,attn_k."""
     if len(names) == 1:
         return names[0]
     parts = [name.removesuffix(".weight").rpartition(".") for name in names]
@@ -120,7 +120,7 @@ def _add(
 
 
 def _columns(y: View, first: int, n: int) -> View:
-    """Return the view of columns first..first + n, which ends with the last of them."""
+    """Return the view of columns first..first + n. It ends after the last row's last column."""
     n_rows, width = y.shape
     return y if n == width else View(y.buffer, y.offset + 4 * first, ((n_rows - 1) * width + n,))
 
