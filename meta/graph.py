@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
@@ -21,9 +21,26 @@ from vkbackend.recording import Recording
 from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
 from vkbackend.step import step_words
-from vkbackend.wire import wire_words
+from vkbackend.wire import wire_block, wire_words
 
 T = TypeVar("T")
+
+
+class _Arrival(NamedTuple):
+    """Rows begin..end of a sum that devices can read."""
+
+    begin: int
+    end: int
+    slots: Mapping[int, ReduceSlots]
+    shares: Sequence[View | None]
+
+
+def row_pieces(n_rows: int, width: int, wire: str, n: int) -> list[tuple[int, int]]:
+    """Divide rows into at most n equal pieces that begin at blocks of the wire format."""
+    block = wire_block(wire)
+    grain = block // math.gcd(block, width)
+    size = -(-n_rows // n // grain) * grain if n > 1 else n_rows
+    return [(at, min(n_rows, at + size)) for at in range(0, n_rows, max(size, grain))]
 
 
 @dataclass(slots=True)
@@ -151,20 +168,29 @@ class Graph:
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
         readers = self.readers()
+        arrivals: Iterable[_Arrival]
         if x.state.writers != readers or len(readers) > 1:
             if x.base and any(x.base.views[d] is None for d in readers):
                 x = self._fold_base(x)
-            slots, shares = self._exchange(x, readers, wire)
+            arrivals = self._exchange(x, readers, wire)
         else:
             [d] = readers
-            share, shares = x.on(d), x.views
-            slots = {d: ReduceSlots.of_sum(share.buffer, share.offset, x.rows * x.width)}
+            share = x.on(d)
+            only = {d: ReduceSlots.of_sum(share.buffer, share.offset, x.rows * x.width)}
+            arrivals = [_Arrival(0, x.rows, only, x.views)]
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
-        for d in readers:
-            own_share = shares[d] if slots[d].own_index is not None else None
-            base, w = x.base.on(d) if x.base else None, norm.whole(d) if norm else None
-            self._add_partials(d, slots[d], base, own_share, w, h.on(d), y.on(d) if y else None, eps)
+        for begin, end, slots, shares in arrivals:
+
+            def part(tensor: Tensor, d: int, begin: int = begin, end: int = end) -> View:
+                return tensor.on(d) if end - begin == x.rows else tensor.on(d).rows(begin, end)
+
+            for d in readers:
+                own_share = shares[d] if slots[d].own_index is not None else None
+                base, w = part(x.base, d) if x.base else None, norm.whole(d) if norm else None
+                self._add_partials(
+                    d, slots[d], base, own_share, w, part(h, d), part(y, d) if y else None, eps
+                )
         return h, y
 
     def _add_partials(
@@ -202,11 +228,9 @@ class Graph:
         self.on(d, "fold").add(x.on(d), x.base.on(d), folded.on(d))
         return folded
 
-    def _exchange(
-        self, x: Tensor, readers: Sequence[int], wire: str
-    ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots of each reading device, and each device's share in the
-        summed format."""
+    def _exchange(self, x: Tensor, readers: Sequence[int], wire: str) -> Iterator[_Arrival]:
+        """Record the exchange. After each piece, yield each reading device's slots and each device's share in
+        the summed format. The shares of the next piece are written in the segment that reads this one."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -215,11 +239,34 @@ class Graph:
         if wire == "auto" and invariant and self.n_rows <= MAX_VEC_ROWS:
             wire = "f32"  # the format would depend on the number of rows
         wire = wire_of(wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
-        parity = len(self.reduces) % 2
-        reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
+        whole = Reduce(0, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
+        pieces = row_pieces(x.rows, x.width, wire, provider.pieces(whole))
+        reduce, shares = self._send(x, whole, pieces[0])
+        for i, (begin, end) in enumerate(pieces):
+            self._meet(reduce, self.label("all_reduce"))
+            sent, shares_sent = reduce, shares
+            if i + 1 < len(pieces):
+                reduce, shares = self._send(x, whole, pieces[i + 1])
+            if provider.scatters(sent):
+                self._sum_parts(shares_sent, sent, provider)
+                sent = replace(sent, gather=True)
+                self._meet(sent, self.label("all_reduce"))
+            yield _Arrival(begin, end, {d: provider.readable(d, sent) for d in readers}, shares_sent)
+
+    def _send(self, x: Tensor, whole: Reduce, rows: tuple[int, int]) -> tuple[Reduce, Sequence[View | None]]:
+        """Record writing rows begin..end of all shares to the slots. Returns the reduce of these rows, and
+        each device's share in the summed format."""
+        provider, wire, (begin, end) = self.provider, whole.wire, rows
+        assert provider is not None
+        elements = (end - begin) * x.width
+        reduce = replace(whole, parity=len(self.reduces) % 2)
         shares = list(x.views)
+        if elements < whole.elements:
+            reduce = replace(reduce, elements=elements, of=whole.elements)
+            shares = [view and view.rows(begin, end) for view in shares]
         for d in reduce.writers:
-            share, slot = x.on(d), provider.slot(d, reduce)
+            share, slot = shares[d], provider.slot(d, reduce)
+            assert share is not None
             if wire == "f32":
                 self.on(d, "partial to slot").copy(share, View(slot.buffer, slot.offset, share.shape))
                 continue
@@ -232,13 +279,7 @@ class Graph:
                 kept = replace(self.scratch(packed.shape, "kept"), dtype="u32")
             self.on(d, "pack").pack_halves(share, packed, kept)
             shares[d] = kept
-        self._meet(reduce, self.label("all_reduce"))
-        if not provider.scatters(reduce):
-            return {d: provider.readable(d, reduce) for d in readers}, shares
-        self._sum_parts(shares, reduce, provider)
-        gather = replace(reduce, gather=True)
-        self._meet(gather, self.label("all_reduce"))
-        return {d: provider.readable(d, gather) for d in readers}, shares
+        return reduce, shares
 
     def _meet(self, meeting: Reduce | Fetch, label: str) -> None:
         self.meetings.append(meeting)

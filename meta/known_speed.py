@@ -75,12 +75,17 @@ def _read() -> dict[str, Any]:
     return measured if isinstance(measured, dict) else {}
 
 
+def stored(key: str) -> Any:
+    """Return the value stored for `key`, which any program may have written, or None."""
+    return _read().get(key)
+
+
 def numbers(key: str) -> list[float]:
     """Return the list stored for `key`, or an empty list unless all elements are positive numbers."""
-    value = _read().get(key)
+    value = stored(key)
     known = value if isinstance(value, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []
 
 
-def remember(key: str, value: list[float]) -> None:
+def remember(key: str, value: Any) -> None:
     cache_folder.write_json(ENTRY, {"format": FORMAT, "measured": _read() | {key: value}})

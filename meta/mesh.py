@@ -14,7 +14,7 @@ from vkbackend.meta.candidates import Outputs
 from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
-from vkbackend.meta.reduce import Provider, make_provider
+from vkbackend.meta.reduce import Provider
 from vkbackend.meta.relay import Relay, signal_by
 from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
@@ -22,6 +22,7 @@ from vkbackend.meta.step_builder import Build, StepBuilder
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.stores import Stores
 from vkbackend.meta.tensor import Inputs
+from vkbackend.meta.ways import make_provider
 from vkbackend.profiling import report_values
 from vkbackend.runtime import Device
 from vkbackend.step import StepParams
@@ -42,8 +43,9 @@ class Mesh:
         self.devices, self.options, self.nodes = list(devices), options or ReduceOptions(), nodes
         self.stores = Stores(self.devices)
         self.weights = self.stores.weights
-        signal_by([device for device in devices if not device.node], self.options.reduce_signal)
-        self.relay = Relay(self.devices, self.options.submit_ahead)
+        ahead, signal = self.options.relaying(self.devices)
+        signal_by([device for device in devices if not device.node], signal)
+        self.relay = Relay(self.devices, ahead)
         self.outputs = Outputs()
         self.provider: Provider | None = None
         self._keep_values = keep_values or env.debug() >= 5

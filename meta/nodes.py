@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vkbackend.buffer import Buffer, View
-from vkbackend.meta import reduce as reduces
-from vkbackend.meta.reduce import HostSum, Provider, Reduce, ReduceSlots, parts_of
+from vkbackend.meta import ways
+from vkbackend.meta.host_sum import HostSum
+from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, parts_of
 from vkbackend.meta.transport import Lane, Part, Transfers, Transport
 from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
@@ -143,7 +144,7 @@ class OverNodes(Provider):
         """Return the elements of a large reduce that each reading node sums. The result is empty if complete
         slots take fewer bytes."""
         reading = sorted({self._nodes.of[d] for d in reduce.readers})
-        if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
+        if not isinstance(self._inner, HostSum) or 4 * reduce.elements < ways.SCATTER_NBYTES:
             return {}
         parts = dict(zip(reading, parts_of(reduce, len(reading)), strict=True))
         sums = sum(4 * (end - begin) * (len(reading) - 1) for begin, end in parts.values())

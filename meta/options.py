@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from vkbackend.checks import choice, number_of, whole_number
-from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.meta.known_ways import MAX_AHEAD, known_choice
+from vkbackend.meta.reduce import WIRES
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.options_class import check_fields, option
-from vkbackend.runtime import SIGNALS
+from vkbackend.runtime import SIGNALS, Device
 
-MAX_AHEAD = 1 << 16  # no step has this many segments
 # A submission takes the host about 10 us. With two segments ahead, devices need not wait. Submitting all
 # segments ahead would delay the host's part of an exchange.
 AHEAD: int | None = 2
 
 
-def ahead_depth(name: str, value: Any) -> int | None:
+def ahead_depth(name: str, value: Any) -> int | Literal["auto"] | None:
     """Return how many segments to submit ahead. None or "all" means the complete step."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
+    if isinstance(value, str) and value == "auto":
+        return "auto"
     number = number_of(value) if isinstance(value, str) else value
-    return whole_number(name, number, 0, MAX_AHEAD, ", or all for the whole step")
+    return whole_number(name, number, 0, MAX_AHEAD, ", all for the whole step, or auto")
 
 
 class ReduceKeywords(TypedDict, total=False):
@@ -31,14 +35,16 @@ class ReduceKeywords(TypedDict, total=False):
     devices run on the processor."""
     reduce_provider: str
     """How partial sums are added: "pages" (in host pages that all devices import), "scatter" (the same, but
-    each device sums a part for all), "host-sum" (by the host), or "auto" (default): chosen by the features of
-    the devices and the size of the sums."""
-    submit_ahead: int | Literal["all"] | None
-    """How many segments of a step are submitted to a device before it may run them (default: 2). None or
-    "all": all segments."""
+    each device sums a part for all), "pieces" (pages, with large sums in pieces), "host-sum" (by the host),
+    "visible" (by the host, which writes the sums to device memory), or "auto" (default): for each size as
+    `vkbackend tune` measured, or else by the features of the devices."""
+    submit_ahead: int | Literal["all", "auto"] | None
+    """How many segments of a step are submitted to a device before it may run them. None or "all": all
+    segments. "auto" (default): as `vkbackend tune` measured, or else 2."""
     reduce_signal: str
-    """How host and devices signal each other that a sum is complete: "semaphore" (default), "flag" (the host
-    polls a word of its memory), "event" (devices wait in their command buffers), or "flag+event"."""
+    """How host and devices signal each other that a sum is complete: "semaphore", "flag" (the host polls a
+    word of its memory), "event" (devices wait in their command buffers), "flag+event", or "auto" (default):
+    as `vkbackend tune` measured, or else "semaphore"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,17 @@ class ReduceOptions:
 
     reduce_type: str = option("auto", choice(WIRES))
     reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))
-    submit_ahead: int | None = option(AHEAD, ahead_depth)
-    reduce_signal: str = option(SIGNALS[0], choice(SIGNALS))
+    submit_ahead: int | Literal["auto"] | None = option("auto", ahead_depth)
+    reduce_signal: str = option("auto", choice(("auto", *SIGNALS)))
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def relaying(self, devices: Sequence[Device]) -> tuple[int | None, str]:
+        """Return how many segments to submit ahead, and the signal."""
+        known = known_choice(devices) if "auto" in (self.submit_ahead, self.reduce_signal) else None
+        ahead = (known.ahead if known else AHEAD) if self.submit_ahead == "auto" else self.submit_ahead
+        signal = (
+            (known.signal if known else SIGNALS[0]) if self.reduce_signal == "auto" else self.reduce_signal
+        )
+        return ahead, signal

@@ -21,8 +21,8 @@ from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.options import ReduceOptions, ahead_depth
-from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts.survey import time_reduces

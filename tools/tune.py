@@ -7,22 +7,31 @@ times are added. An op replaces the built-in choice if it takes less than 0.9 of
 
 Each kind of pinned host memory is measured as well: how fast shaders read it, how fast it is copied, and both
 at once. Weights in host memory use the kind that is read fastest.
+
+With several devices, exchanges between the first 2, 3, ... of them are measured: every way for sums of 4 KiB
+to 16 MiB, then signals and submissions ahead for the sum of a token. The fastest are kept for these devices
+in this order, and `plan` predicts with their times. `--exchanges` measures only exchanges, also between
+devices of several drivers.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.host_memory import chosen_kind, forget_host_memory, measure_host_memory
+from vkbackend.meta.known_ways import Choice, remember_choice
+from vkbackend.meta.measured_ways import TOKEN_NBYTES, Measured, choice_of, keep, measure_ways
+from vkbackend.meta.options import AHEAD
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.ops import measured
-from vkbackend.runtime import Device
-from vkbackend.tools.console import console, printable, table
+from vkbackend.runtime import SIGNALS, Device
+from vkbackend.tools.console import console, printable, size, table
 from vkbackend.tools.measure import matrix_times
 from vkbackend.tools.report.host_memory import HEAD, cells
 
@@ -31,12 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-dev", "--device", dest="devices", metavar="LIST", default="0",
         help="all devices of a driver (default: 0)")  # fmt: skip
-    add("--forget", action="store_true", help="remove this driver's table, so that the built-in rules apply")
+    add("--exchanges", action="store_true",
+        help="measure only exchanges between the devices, which may have several drivers")  # fmt: skip
+    add("--forget", action="store_true",
+        help="remove the tables of this driver and of exchanges, so that built-in rules apply")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
+    names = device_list("devices", args.devices) or ("0",)
+    groups = [names[:n] for n in range(2, len(names) + 1)]
+    if args.exchanges and not groups:
+        raise InvalidArgument(f"one device ({names[0]}) exchanges nothing; give two or more, as in -dev 0,1")
+    if not args.exchanges:
+        tune_ops(names, args)
+    for group in groups:
+        tune_exchanges(group, args.forget)
+    return 0
+
+
+def tune_ops(names: Sequence[str], args: argparse.Namespace) -> None:
     out, err = console(), console(stderr=True)
-    devices = open_devices(device_list("devices", args.devices) or ("0",))
+    devices = open_devices(names)
     try:
         infos = [device.physical for device in devices if device.physical]
         if len(infos) < len(devices):
@@ -44,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
         info = infos[0]
         if any(measured.entry_name(i) != measured.entry_name(info) for i in infos):
             raise InvalidArgument(
-                f"--device {args.devices!r} names devices of several drivers; tune one driver at a time"
+                f"--device {args.devices!r} names devices of several drivers; tune one driver at a time, or "
+                "only exchanges between them (--exchanges)"
             )
         if args.forget:
             measured.save(info, {})
             for device in devices:
                 forget_host_memory(device)
-            return 0
-        if not cache_folder.writable():
-            raise InvalidArgument("no cache folder to keep the measured table in; set VKBACKEND_CACHE to one")
+            return
+        check_cache()
         times = []
         for device in devices:
             err.print(f"measuring {printable(device.name)}", markup=False)
@@ -72,7 +96,52 @@ def run(args: argparse.Namespace) -> int:
     finally:
         for device in devices:
             device.close()
-    return 0
+
+
+def check_cache() -> None:
+    if not cache_folder.writable():
+        raise InvalidArgument("no cache folder to keep the measured table in; set VKBACKEND_CACHE to one")
+
+
+def tune_exchanges(names: Sequence[str], forget: bool) -> None:
+    """Measure and keep the ways of these devices. Wrong sums are shown, and their way is never chosen."""
+    out, err = console(), console(stderr=True)
+    devices = open_devices(names)
+    for device in devices:
+        device.close()
+    if forget:
+        remember_choice(devices, None)
+        return
+    check_cache()
+    rows: list[Measured] = []
+    for row in measure_ways(lambda: open_devices(names)):
+        rows.append(row)
+        label = f"{row.provider} {row.signal} ahead {depth(row.ahead)}"
+        err.print(f"{' '.join(names)} {size(row.nbytes)} {label}: {row.us:.1f} us", markup=False)
+    chosen = choice_of(rows)
+    cells = [
+        (size(row.nbytes), row.provider, row.signal, depth(row.ahead), f"{row.us:.1f}", mark(row, chosen))
+        for row in rows
+    ]
+    titles = ("bytes", "provider", "signal", "ahead", "us", "")
+    out.print(table(f"exchanges between {printable(' '.join(names))}", titles, cells))
+    if chosen:
+        keep(devices, rows, chosen)
+
+
+def depth(ahead: int | None) -> str:
+    return "all" if ahead is None else str(ahead)
+
+
+def mark(row: Measured, chosen: Choice | None) -> str:
+    if not row.exact:
+        return "WRONG"
+    of_size = chosen is not None and row.provider == chosen.way(row.nbytes)
+    usual = (row.signal, row.ahead) == (SIGNALS[0], AHEAD)
+    if not of_size or not chosen:
+        return ""
+    kept = (row.signal, row.ahead) == (chosen.signal, chosen.ahead)
+    return "chosen" if kept or (usual and row.nbytes != TOKEN_NBYTES) else ""
 
 
 def host_rows(device: Device) -> list[list[str]]:

@@ -101,6 +101,7 @@ class Device(ABC):
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.
     imports_pages: bool = False
     maps_files: bool = False  # Whether the device can import pages of a model file.
+    has_visible: bool = False  # Whether the device has memory for Home.VISIBLE.
     host_kinds: tuple[str, ...] = ()  # The kinds of memory for Home.HOST (buffer.py), the default first.
     host_kind: str = ""  # The kind for the next buffers of Home.HOST, or "" for the default.
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.

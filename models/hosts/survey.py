@@ -49,7 +49,7 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    ways = how.reduce_type, how.reduce_provider, how.submit_ahead, how.reduce_signal
+    ways = how.reduce_type, how.reduce_provider, *how.relaying(())
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
     times = _run_reduces(group, call)

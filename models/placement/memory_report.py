@@ -15,11 +15,11 @@ from vkbackend.buffer import Home, aligned, nbytes_of
 from vkbackend.formats import row_nbytes
 from vkbackend.memory import packed
 from vkbackend.meta.expert_slots import slot_views
-from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
 from vkbackend.meta.staged_experts import staged_nbytes, streamed_stacks
 from vkbackend.meta.streamed_weights import n_regions, region_nbytes
+from vkbackend.meta.ways import slots_nbytes
 from vkbackend.models.placement.layout import Layout, adapters_nbytes, largest_cache, weight_nbytes
 from vkbackend.runtime import Device
 

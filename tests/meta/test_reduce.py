@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from runners import load_runner
 from summing import ROWS, WIDTH, Sum, expected
 
-from vkbackend.meta.reduce import PROVIDERS, wire_of
+from vkbackend.meta.reduce import wire_of
 from vkbackend.meta.sizing import StepShape, measure
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.step import Run
 from vkbackend.twins.arrays import put_f16, take_f16

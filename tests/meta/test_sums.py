@@ -10,10 +10,12 @@ from vkbackend.errors import PlanError
 from vkbackend.memory import plan_scratch
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
+from vkbackend.meta.imported_pages import ImportedPages
+from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
+from vkbackend.meta.ways import make_provider
 from vkbackend.recording import Dispatch, Exchange
 from vkbackend.step import step_words
 from vkbackend.twins.device import NumpyDevice

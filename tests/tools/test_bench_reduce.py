@@ -11,8 +11,9 @@ from device_sets import MULTI, covering, product
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta import bench
+from vkbackend.meta.host_sum import HostSum
 from vkbackend.meta.options import ReduceOptions
-from vkbackend.meta.reduce import PROVIDERS, HostSum
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.tools import bench_reduce, cli
 from vkbackend.tools.bench_reduce import COLUMNS
@@ -29,7 +30,7 @@ SMALL = ("--sizes", "4K", "--repetitions", "2")
     covering(
         [pytest.param(*how, id="-".join(map(str, how))) for how in WAYS],
         product([p for p in MULTI if p.id in ("0,0,0", "0,1")], PROVIDERS),
-        each=2,
+        each=3,
     ),
 )
 def test_sums_are_exact(ahead: int | None, wire: str, devices: list[str], provider: str) -> None:

@@ -16,7 +16,7 @@ from device_sets import device_infos
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
 from vkbackend.meta.host_memory import HostRates
-from vkbackend.meta.reduce import HostSum
+from vkbackend.meta.host_sum import HostSum
 from vkbackend.tools import cli
 from vkbackend.tools.measure import matrix_times, synthetic
 from vkbackend.tools.op_cases.matrix import MatVec

@@ -6,7 +6,8 @@ import argparse
 
 from vkbackend.meta.options import AHEAD
 from vkbackend.meta.policy import POLICIES
-from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.meta.reduce import WIRES
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.flags.options import adder
 
@@ -27,23 +28,23 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
         "reduce_provider",
         "--reduce-provider",
         metavar="NAME",
-        help=f"where partial sums are added: auto, {', '.join(PROVIDERS)}; auto: by features and "
-        "size (default: %(default)s)",
+        help=f"where partial sums are added: auto, {', '.join(PROVIDERS)}; auto: as tune "
+        "measured, or else by features and size (default: %(default)s)",
     )
     add(
         "submit_ahead",
         "--submit-ahead",
-        default=str(AHEAD),
         metavar="N",
-        help="segments of a step submitted to a device before it may run them: a number or all; "
-        "bench-reduce measures which is faster (default: %(default)s)",
+        help="segments of a step submitted to a device before it may run them: a number, all or auto; auto: "
+        f"as tune measured, or else {AHEAD} (default: %(default)s)",
     )
     add(
         "reduce_signal",
         "--reduce-signal",
         metavar="NAME",
-        help=f"how host and devices signal each other: {', '.join(SIGNALS)}; flag: the host polls a word of "
-        "its memory; event: devices wait in their command buffers (default: %(default)s)",
+        help=f"how host and devices signal each other: auto, {', '.join(SIGNALS)}; flag: the host polls a "
+        "word of its memory; event: devices wait in their command buffers; auto: as tune measured, or else "
+        "semaphore (default: %(default)s)",
     )
     add(
         "reduce_type",

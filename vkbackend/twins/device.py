@@ -138,7 +138,7 @@ class HostQueue(Queue):
 class HostDevice(Device):
     """A device whose buffers are numpy arrays."""
 
-    imports_pages = True
+    imports_pages = has_visible = True
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.name = name

@@ -66,6 +66,7 @@ class VulkanDevice(LogicalDevice, Device):
         super().__init__(info, name, features)
         self.memory = Memory(self)
         imported = (IMPORTED_KIND,) if self.imports_pages else ()
+        self.has_visible = bool(features.get("device_map")) and self.memory.has_visible
         self.host_kinds = (*self.memory.host_kinds, *imported)
         self.nbytes = self.memory.nbytes
         self.transfers = VulkanTransfers(self, self.memory)

@@ -45,6 +45,12 @@ class Memory:
     def host_kinds(self) -> tuple[str, ...]:
         return memory_types.host_kinds(self._types)
 
+    @property
+    def has_visible(self) -> bool:
+        """Return whether the host can write all memory of a device's heap (a resizable BAR)."""
+        every = (1 << len(self._types)) - 1
+        return bool(memory_types.suitable(self._types, every, Home.VISIBLE))
+
     def buffer(self, nbytes: int, home: Home, label: str, host_kind: str = "") -> Buffer:
         """Allocate a buffer, and map it if its memory is host-visible. `host_kind` is the preferred kind of
         memory for HOST. Raises OutOfDeviceMemory."""

@@ -12,7 +12,7 @@ from vkbackend.buffer import CACHED_KIND, COMBINED_KIND, Home
 
 LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
 _PLAIN = LOCAL | VISIBLE | COHERENT | CACHED
-MAPPED = (Home.STAGING, Home.HOST, Home.STREAM)  # the host reads and writes these buffers
+MAPPED = (Home.STAGING, Home.HOST, Home.STREAM, Home.VISIBLE)  # the host reads and writes these buffers
 
 Types = Sequence[tuple[int, int]]  # (flags, heap) by type
 
@@ -34,8 +34,8 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
     """Return the best memory type of each suitable heap, best first. `allowed` has a bit per type.
 
     STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST and STREAM prefer
-    memory that is not device local, and then types of `host_kind`, if given. Other homes prefer device-local
-    types that are not host visible.
+    memory that is not device local, and then types of `host_kind`, if given. VISIBLE needs device-local types
+    that are host visible. Other homes prefer device-local types that are not.
 
     Without a resizable BAR, the host sees 256 MiB of device memory, which are a heap of their own. Drivers
     need this heap, so it is not used.
@@ -51,6 +51,8 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
         return not flags & VISIBLE, coherent
 
     needed = VISIBLE if home in MAPPED else LOCAL
+    if home is Home.VISIBLE:
+        needed |= LOCAL
     small = _small_bars(types)
     kinds = [
         i
@@ -58,7 +60,7 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
         if allowed >> i & 1 and is_plain(flags) and heap not in small
     ]
     # Vulkan does not guarantee that every buffer may use a device-local type.
-    fitting = [i for i in kinds if types[i][0] & needed] or ([] if home in MAPPED else kinds)
+    fitting = [i for i in kinds if types[i][0] & needed == needed] or ([] if home in MAPPED else kinds)
     best: dict[int, int] = {}
     # the sort is stable, so equal types remain in the driver's order
     for kind in sorted(fitting, key=score, reverse=True):

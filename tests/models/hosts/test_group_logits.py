@@ -15,7 +15,7 @@ from oracles.fixtures import build
 from runners import load_runner, step_hidden
 from tiny_models import Tiny, write_tiny
 
-from vkbackend.meta import reduce as reduces
+from vkbackend.meta import ways
 from vkbackend.models.hosts.group import Group
 from vkbackend.models.options import Options
 from vkbackend.step import Run
@@ -77,7 +77,7 @@ def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], opt
 def test_large_sums_are_scattered_over_hosts(
     tmp_path: Path, places: list[str], options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
+    monkeypatch.setattr(ways, "SCATTER_NBYTES", 1 << 12)
     check(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=2)), places, **options)
 
 

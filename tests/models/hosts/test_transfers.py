@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import Tiny, write_tiny
 
-from vkbackend.meta import reduce as reduces
+from vkbackend.meta import ways
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_nodes import twin_runner
@@ -72,7 +72,7 @@ def test_transfers_of_large_sums(
 ) -> None:
     """If parts of a sum need fewer bytes, nodes do not send complete slots to all other nodes. `slots` lists
     what each node sends, in units of a slot."""
-    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
+    monkeypatch.setattr(ways, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, len(slots), reduce_provider=provider, **OPTIONS) as runner:
@@ -87,7 +87,7 @@ def test_transfers_of_large_sums(
 def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pipeline, each node sends the residual only once, to the next node. The last node sends the
     logits."""
-    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
+    monkeypatch.setattr(ways, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
     with twin_runner(path, places, n, split_mode="layer", **OPTIONS) as runner:

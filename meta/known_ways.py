@@ -1,0 +1,63 @@
+"""Read and store how some devices exchange sums fastest, as `vkbackend tune` measured (measured_ways.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from vkbackend.meta.known_speed import key_of, remember, stored
+from vkbackend.runtime import SIGNALS, Device
+
+MAX_AHEAD = 1 << 16  # no step has this many segments
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`ways` lists (largest bytes of a sum, provider) in order of size. A step signals by `signal`, and has
+    `ahead` segments submitted before they may run (None: all)."""
+
+    ways: tuple[tuple[int, str], ...]
+    signal: str
+    ahead: int | None
+
+    def way(self, nbytes: int) -> str:
+        return next((name for most, name in self.ways if nbytes <= most), self.ways[-1][1])
+
+
+def known_choice(devices: Sequence[Device]) -> Choice | None:
+    """Return the choice for these devices in this order, or None if none was measured."""
+    if len(devices) < 2 or any(device.node for device in devices):
+        return None
+    value = stored(_key(devices))
+    return _choice(value) if isinstance(value, Mapping) else None
+
+
+def chosen_ways(devices: Sequence[Device]) -> tuple[tuple[int, str], ...]:
+    choice = known_choice(devices)
+    return choice.ways if choice else ()
+
+
+def remember_choice(devices: Sequence[Device], choice: Choice | None) -> None:
+    value: Any = []
+    if choice:
+        value = {"ways": [list(way) for way in choice.ways], "signal": choice.signal, "ahead": choice.ahead}
+    remember(_key(devices), value)
+
+
+def _key(devices: Sequence[Device]) -> str:
+    return f"exchange {', '.join(map(key_of, devices))}"
+
+
+def _choice(value: Mapping[str, Any]) -> Choice | None:
+    """Return a choice of a file that anybody may have edited, or None."""
+    ways, signal, ahead = value.get("ways"), value.get("signal"), value.get("ahead")
+    if not isinstance(ways, list) or not ways or signal not in SIGNALS:
+        return None
+    pairs = [
+        (pair[0], pair[1]) for pair in ways if isinstance(pair, list) and [*map(type, pair)] == [int, str]
+    ]
+    in_order = len(pairs) == len(ways) and all(a < b for (a, _), (b, _) in pairwise(pairs))
+    is_depth = ahead is None or (type(ahead) is int and 0 <= ahead <= MAX_AHEAD)
+    return Choice(tuple(pairs), str(signal), ahead) if in_order and is_depth else None

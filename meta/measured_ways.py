@@ -1,0 +1,105 @@
+"""Measure how devices exchange sums fastest: the provider of each size, then signals and depths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
+from vkbackend.meta.bench import ReduceTime, time_reduce
+from vkbackend.meta.known_speed import key_of, remember
+from vkbackend.meta.known_ways import Choice, remember_choice
+from vkbackend.meta.options import AHEAD, ReduceOptions
+from vkbackend.meta.ways import PROVIDERS
+from vkbackend.runtime import SIGNALS, Device
+
+SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
+TOKEN_NBYTES = 1 << 14  # A decoded token's sum in a model with 4,096 values per row.
+DEPTHS: tuple[int | None, ...] = (0, 1, 2, None)
+BETTER = 0.9  # A way replaces the default if it takes less than this part of its time.
+
+Timing = Callable[[int, ReduceOptions], ReduceTime]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An exchange of `nbytes` by one way. `us` is the median."""
+
+    nbytes: int
+    provider: str
+    signal: str
+    ahead: int | None
+    us: float
+    exact: bool
+
+
+def measure_ways(
+    open_again: Callable[[], Sequence[Device]], sizes: Sequence[int] = SIZES
+) -> Iterator[Measured]:
+    """Time every way on newly opened devices: all providers with the default signal, then all signals and
+    depths with the best provider of a token's sum. A way that the devices lack is left out."""
+
+    def timed(nbytes: int, provider: str, signal: str, ahead: int | None) -> Iterator[Measured]:
+        how = ReduceOptions(
+            reduce_type="f32", reduce_provider=provider, reduce_signal=signal, submit_ahead=ahead
+        )
+        with suppress(UnsupportedFeature, OutOfDeviceMemory, PlanError):
+            result = time_reduce(open_again(), nbytes, how)
+            yield Measured(nbytes, provider, signal, ahead, 1e6 * result.median, result.exact)
+
+    of_token = []
+    for nbytes in sizes:
+        for provider in PROVIDERS:
+            for measured in timed(nbytes, provider, SIGNALS[0], AHEAD):
+                of_token += [measured] if nbytes == TOKEN_NBYTES else []
+                yield measured
+    best = best_provider(of_token)
+    for signal in SIGNALS:
+        for ahead in DEPTHS:
+            if (signal, ahead) != (SIGNALS[0], AHEAD) and best:
+                yield from timed(TOKEN_NBYTES, best, signal, ahead)
+
+
+def best_provider(rows: Sequence[Measured]) -> str:
+    """Return the fastest exact provider of rows of one size, or the first that is not BETTER times slower."""
+    rows = [row for row in rows if row.exact]
+    if not rows:
+        return ""
+    fastest = min(rows, key=lambda row: row.us)
+    return rows[0].provider if fastest.us > BETTER * rows[0].us else fastest.provider
+
+
+def choice_of(rows: Sequence[Measured]) -> Choice | None:
+    """Return the fastest exact ways, or None if no sum was exact. The way of a size also serves the sizes
+    between the next smaller one and it, and the last all larger ones."""
+    default = [row for row in rows if (row.signal, row.ahead) == (SIGNALS[0], AHEAD)]
+    ways: list[tuple[int, str]] = []
+    for nbytes in sorted({row.nbytes for row in default}):
+        if name := best_provider([row for row in default if row.nbytes == nbytes]):
+            ways = ways[:-1] if ways and ways[-1][1] == name else ways
+            ways.append((nbytes, name))
+    if not ways:
+        return None
+    ways[-1] = (1 << 40, ways[-1][1])
+    best = Choice(tuple(ways), SIGNALS[0], AHEAD)
+    of_token = [row for row in rows if row.nbytes == TOKEN_NBYTES and row.exact]
+    of_token = [row for row in of_token if row.provider == best.way(TOKEN_NBYTES)]
+    usual = next((row for row in of_token if (row.signal, row.ahead) == (SIGNALS[0], AHEAD)), None)
+    if usual:
+        fastest = min(of_token, key=lambda row: row.us)
+        if fastest.us < BETTER * usual.us:
+            best = Choice(best.ways, fastest.signal, fastest.ahead)
+    return best
+
+
+def keep(devices: Sequence[Device], rows: Sequence[Measured], choice: Choice) -> None:
+    """Store the choice, and the time of its exchanges of each size for predictions."""
+    remember_choice(devices, choice)
+    names = ", ".join(map(key_of, devices))
+    for nbytes in {row.nbytes for row in rows}:
+        of_size = [row for row in rows if row.nbytes == nbytes and row.provider == choice.way(nbytes)]
+        like = [row for row in of_size if (row.signal, row.ahead) == (choice.signal, choice.ahead)]
+        if of_size:
+            us = (like or of_size)[0].us
+            remember(f"reduce {nbytes} {names}", [1e-6 * us])

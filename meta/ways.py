@@ -1,0 +1,186 @@
+"""The ways to move and add partial sums (providers), what each needs, and the choice by size.
+
+`auto` uses the ways that `vkbackend tune` measured for these devices (known_ways.py), or else pages if all
+devices import them, otherwise the host sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.buffer import View, aligned
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.meta.host_sum import HostSum, VisibleSum
+from vkbackend.meta.imported_pages import ImportedPages, page_of
+from vkbackend.meta.known_ways import chosen_ways
+from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, slot_size
+from vkbackend.runtime import Device
+
+# A reduce is scattered from these numbers of devices and bytes on, because reading n - 1 complete slots then
+# takes longer than a second exchange.
+SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`lacks` returns what some of the devices lack, or "". `staging` returns each device's (bytes, padded
+    bytes) of host-visible memory for slots of some bytes."""
+
+    name: str
+    make: Callable[[Sequence[Device], int], Provider]
+    lacks: Callable[[Sequence[Device], int], str]
+    staging: Callable[[Sequence[Device], int], list[tuple[int, int]]]
+
+
+def _no_pages(devices: Sequence[Device], slot_nbytes: int) -> str:
+    if not all(device.imports_pages for device in devices):
+        return "imported host pages"
+    limit = min(device.limits.max_storage_range for device in devices)
+    return "" if len(devices) * slot_size(slot_nbytes) <= limit else "a binding of all slots"
+
+
+def _nodes_or(lacks: Callable[[Sequence[Device], int], str]) -> Callable[[Sequence[Device], int], str]:
+    def also(devices: Sequence[Device], slot_nbytes: int) -> str:
+        return "one machine" if any(device.node for device in devices) else lacks(devices, slot_nbytes)
+
+    return also
+
+
+def _no_visible(devices: Sequence[Device], slot_nbytes: int) -> str:
+    return "" if all(device.has_visible for device in devices) else "visible device memory"
+
+
+def _pages_nbytes(
+    devices: Sequence[Device], slot_nbytes: int, gathers: bool = False
+) -> list[tuple[int, int]]:
+    """Shared pages count for the first device."""
+    nbytes = 2 * (len(devices) + gathers) * slot_size(slot_nbytes)
+    return [(nbytes, aligned(nbytes, page_of(devices)))] + [(0, 0)] * (len(devices) - 1)
+
+
+def _own_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+    return [(4 * slot_size(slot_nbytes),) * 2] * len(devices)
+
+
+def _gathers_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+    return _pages_nbytes(devices, slot_nbytes, gathers=True)
+
+
+def _large_scattered(devices: Sequence[Device], slot_nbytes: int) -> Provider:
+    return ImportedPages(devices, slot_nbytes, scatter_from=SCATTER_NBYTES)
+
+
+PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes)
+HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes)
+# Scatters only large sums, in the slots of all sums.
+LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes)
+WAYS = (
+    PAGES,
+    Way("scatter", partial(ImportedPages, scatter_from=0), _no_pages, _gathers_nbytes),
+    Way("pieces", partial(ImportedPages, cut=True), _nodes_or(_no_pages), _pages_nbytes),
+    HOST_SUM,
+    Way("visible", VisibleSum, _nodes_or(_no_visible), _own_nbytes),
+)
+BY_NAME = {way.name: way for way in WAYS}
+PROVIDERS = tuple(BY_NAME)
+
+
+# ---- the choice ----
+
+
+def planned_ways(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, Way]]:
+    """Return (largest bytes, way) in order of size. The last covers slots of `slot_nbytes`."""
+    if wanted != "auto":
+        return [(slot_nbytes, BY_NAME[wanted])]
+    measured: list[tuple[int, Way]] = []
+    for most, name in chosen_ways(devices):
+        here, way = min(most, slot_nbytes), BY_NAME.get(name)
+        if way and not way.lacks(devices, here) and (not measured or measured[-1][0] < here):
+            measured.append((here, way))
+    if measured and measured[-1][0] >= slot_nbytes:
+        return measured
+    if PAGES.lacks(devices, slot_nbytes):
+        return [(slot_nbytes, HOST_SUM)]
+    # Between nodes, scattering is faster for three devices or more, because a device sends 4/3 of a slot
+    # instead of two.
+    least = SCATTER_DEVICES - any(device.node for device in devices)
+    many = len(devices) >= least and slot_nbytes >= SCATTER_NBYTES
+    return [(slot_nbytes, LARGE_SCATTERED if many else PAGES)]
+
+
+def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+    """Return (bytes, padded bytes) of host-visible memory per device."""
+    total = [(0, 0)] * len(devices)
+    if len(devices) == 1 or not slot_nbytes:
+        return total
+    for most, way in planned_ways(wanted, devices, slot_nbytes):
+        staging = way.staging(devices, most)
+        total = [(a + c, b + d) for (a, b), (c, d) in zip(total, staging, strict=True)]
+    return total
+
+
+def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
+    """Create the provider `wanted`, one of PROVIDERS, or of each size the best (`auto`). Raises
+    UnsupportedFeature."""
+    planned = planned_ways(wanted, devices, slot_nbytes)
+    try:
+        with ExitStack() as undo:
+            providers = []
+            for most, way in planned:
+                if lacking := way.lacks(devices, most):
+                    raise UnsupportedFeature(
+                        f"{', '.join(d.name for d in devices)} lack {lacking}, which the provider {way.name} "
+                        f"needs; use {HOST_SUM.name}"
+                    )
+                providers.append((most, way.make(devices, most)))
+                undo.callback(providers[-1][1].close)
+            undo.pop_all()
+    except (UnsupportedFeature, OutOfDeviceMemory) as error:
+        if wanted != "auto":
+            raise
+        env.log(1, f"all-reduce through per-device staging and a host sum: {error}")
+        return HostSum(devices, slot_nbytes)
+    return providers[0][1] if len(providers) == 1 else BySize(providers)
+
+
+class BySize(Provider):
+    """Providers of sums up to some bytes, in order of size."""
+
+    def __init__(self, providers: Sequence[tuple[int, Provider]]) -> None:
+        self._providers = providers
+        self.name = ", ".join(f"{provider.name} up to {most} bytes" for most, provider in providers)
+        self.pages_nbytes = sum(provider.pages_nbytes for _, provider in providers)
+
+    def of(self, reduce: Reduce) -> Provider:
+        return next((p for most, p in self._providers if reduce.nbytes <= most), self._providers[-1][1])
+
+    def slot(self, device: int, reduce: Reduce) -> View:
+        return self.of(reduce).slot(device, reduce)
+
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
+        return self.of(reduce).readable(device, reduce)
+
+    def scatters(self, reduce: Reduce) -> bool:
+        return self.of(reduce).scatters(reduce)
+
+    def pieces(self, reduce: Reduce) -> int:
+        return self.of(reduce).pieces(reduce)
+
+    def gathered(self, device: int, reduce: Reduce) -> View:
+        return self.of(reduce).gathered(device, reduce)
+
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        return self.of(reduce).host_bytes(device, reduce)
+
+    def exchange(self, reduce: Reduce) -> None:
+        self.of(reduce).exchange(reduce)
+
+    def close(self) -> None:
+        for _, provider in self._providers:
+            provider.close()

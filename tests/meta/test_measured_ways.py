@@ -1,0 +1,97 @@
+"""`tune` keeps the fastest exact way of each size, and predictions use its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vkbackend.meta import measured_ways
+from vkbackend.meta.host_sum import VisibleSum
+from vkbackend.meta.known_ways import Choice, known_choice
+from vkbackend.meta.measured_ways import DEPTHS, Measured, choice_of, keep, measure_ways
+from vkbackend.meta.options import AHEAD, ReduceOptions
+from vkbackend.meta.speed import measure_reduce
+from vkbackend.meta.ways import PROVIDERS
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.runtime import SIGNALS
+from vkbackend.tools import cli, tune
+
+SMALL, TOKEN, LARGE = 4096, measured_ways.TOKEN_NBYTES, 1 << 20
+
+
+def row(
+    nbytes: int,
+    provider: str,
+    us: float,
+    signal: str = "semaphore",
+    ahead: int | None = AHEAD,
+    exact: bool = True,
+) -> Measured:
+    return Measured(nbytes, provider, signal, ahead, us, exact)
+
+
+def test_a_way_must_be_clearly_faster_and_exact() -> None:
+    rows = [
+        *(row(SMALL, "pages", 100), row(SMALL, "visible", 50), row(SMALL, "host-sum", 10, exact=False)),
+        *(row(TOKEN, "pages", 100), row(TOKEN, "pieces", 91)),
+        *(row(LARGE, "pages", 100), row(LARGE, "pieces", 80)),
+    ]
+    assert choice_of(rows) == Choice(
+        ((SMALL, "visible"), (TOKEN, "pages"), (1 << 40, "pieces")), "semaphore", 2
+    )
+    rows += [
+        row(TOKEN, "pages", 95, "flag"),
+        row(TOKEN, "pages", 70, "event", 0),
+        row(TOKEN, "pieces", 1, "flag"),
+    ]
+    rows += [row(TOKEN, "pages", 2, "flag+event", exact=False)]
+    chosen = choice_of(rows)
+    assert chosen and (chosen.signal, chosen.ahead) == ("event", 0)
+    assert choice_of([row(SMALL, "pages", 1, exact=False)]) is None
+
+
+def test_neighbouring_sizes_with_one_way_are_one_range() -> None:
+    rows = [row(nbytes, "pages", 1.0) for nbytes in (SMALL, TOKEN, LARGE)]
+    assert choice_of(rows) == Choice(((1 << 40, "pages"),), "semaphore", AHEAD)
+
+
+def test_kept_times_are_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    devices = open_devices(["numpy", "numpy"])
+    rows = [row(TOKEN, "pages", 100), row(TOKEN, "visible", 50), row(TOKEN, "visible", 20, "flag")]
+    chosen = choice_of(rows)
+    assert chosen == Choice(((1 << 40, "visible"),), "flag", AHEAD)
+    keep(devices, rows, chosen)
+    assert known_choice(devices) == chosen and measure_reduce(devices, TOKEN) == pytest.approx(20e-6)
+    assert ReduceOptions().relaying(devices) == (AHEAD, "flag")
+    assert ReduceOptions(submit_ahead="all", reduce_signal="event").relaying(devices) == (None, "event")
+
+
+def test_every_way_is_measured() -> None:
+    rows = list(measure_ways(lambda: open_devices(["numpy", "numpy"]), (SMALL, TOKEN)))
+    assert all(row.exact and row.us > 0 for row in rows)
+    first = [(row.nbytes, row.provider) for row in rows if row.signal == "semaphore" and row.ahead == AHEAD]
+    assert first == [(nbytes, provider) for nbytes in (SMALL, TOKEN) for provider in PROVIDERS]
+    # numpy has no other signals
+    assert [row.ahead for row in rows[len(first) :]] == [ahead for ahead in DEPTHS if ahead != AHEAD]
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "measure_ways", lambda opening: measure_ways(opening, (SMALL, TOKEN)))
+    # A way with wrong sums is shown and never chosen.
+    monkeypatch.setattr(VisibleSum, "spread", lambda self, reduce: None)
+    command = ["tune", "--exchanges", "-dev", "numpy,numpy,numpy"]
+    assert cli.main(command) == 0
+    out, err = capsys.readouterr()
+    assert "exchanges between numpy numpy numpy" in out and out.count("WRONG") == 4 and "visible" in err
+    devices = open_devices(["numpy"] * 3)
+    for n in (2, 3):
+        choice = known_choice(devices[:n])
+        assert choice and "visible" not in dict(choice.ways).values() and choice.signal in SIGNALS
+    assert cli.main([*command, "--forget"]) == 0
+    assert known_choice(devices) is None
+    assert cli.main(["tune", "--exchanges", "-dev", "numpy"]) == 2
