@@ -23,6 +23,7 @@ os.environ.pop("COLUMNS", None)
 
 import random_cases
 from places import ROOT
+from systems import WINDOWS, not_on_windows
 from watchdog import Watchdog
 
 CHILD = "VKBACKEND_TEST_CHILD"
@@ -36,6 +37,7 @@ DEAREST = {
 }  # fmt: skip
 PARAM = type(pytest.param())
 WATCHDOG = Watchdog()
+collect_ignore = ["models/hosts", "vkbackend/kompute"] if WINDOWS else []  # Linux only
 MARKERS = (
     "wide: a wide sweep, run with --all",
     "no_vulkan: needs no Vulkan device, and fails if it opens one",
@@ -110,6 +112,10 @@ def without_excluded(mark: pytest.Mark, excluded: Collection[str]) -> pytest.Mar
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if WINDOWS:
+        for item in items:
+            if reason := not_on_windows(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=reason))
     markers = left_out(config)  # 13,000 skips would take 20 s
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
@@ -202,6 +208,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         cwd=ROOT,
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=CHILD_TIMEOUT_S,
     )
     if "1 skipped" in done.stdout:

@@ -20,7 +20,7 @@ from oracles import make_formats
 from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 
 MAX_NBYTES, MAX_WEIGHTS = 15 << 20, 700_000
-README = (DATA / "README.md").read_text()
+README = (DATA / "README.md").read_text(encoding="utf-8")
 FILES = sorted(path for path in DATA.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 MODELS = sorted(DATA.glob("*.gguf"))
 # These bounds on the NMSE of a matrix are a fifth above the measured errors. A wrong block, scale or bit
@@ -92,7 +92,7 @@ def test_biases_and_the_choice_of_experts_matter(models: Path) -> None:
 
 def test_every_model_file_has_goldens() -> None:
     for folder, names in ((DATA, [path.stem for path in MODELS]), (DATA / "derived", DERIVED)):
-        expected = json.loads((folder / "expected.json").read_text())
+        expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
         with np.load(folder / "expected_logits.npz") as logits:
             assert set(expected) == set(logits.files) == set(names)
             for name, said in expected.items():
@@ -108,7 +108,7 @@ def test_every_model_file_has_goldens() -> None:
 def test_llama_cpp_still_gives_the_golden_logits(models: Path) -> None:
     from data.make_models import llama_cpp_answer
 
-    expected = json.loads((models / "expected.json").read_text())
+    expected = json.loads((models / "expected.json").read_text(encoding="utf-8"))
     with np.load(models / "expected_logits.npz") as logits:
         for name in [*(path.stem for path in MODELS), *DERIVED]:
             answer, got = llama_cpp_answer(models / f"{name}.gguf", expected[name]["prompt"])
@@ -124,7 +124,10 @@ def test_llama_cpp_still_gives_the_golden_ids(tmp_path: Path) -> None:
     for name, make in MAKE.items():
         path = DATA / "vocab" / f"{name}.gguf"
         assert make() == path.read_bytes(), "learnt from other text, or in another way"
-        kept, vocabulary = json.loads(path.with_suffix(".json").read_text()), llama_cpp.Vocabulary(path)
+        kept, vocabulary = (
+            json.loads(path.with_suffix(".json").read_text(encoding="utf-8")),
+            llama_cpp.Vocabulary(path),
+        )
         assert kept["texts"] == vectors() and kept["ids"] == [vocabulary.encode(t) for t in vectors()]
         assert kept["parsed"] == [vocabulary.encode(t, True, True) for t in vectors()]
         vocabulary.close()

@@ -12,7 +12,7 @@ from vkbackend.models.architectures.decoder import Decoder
 
 pytestmark = pytest.mark.no_vulkan
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FOLDERS = (
     "",
     "meta",
@@ -47,8 +47,8 @@ def test_hooks_are_attributes_of_the_decoder() -> None:
 
 
 def test_the_picture_matches_its_source() -> None:
-    source = (ROOT / "docs" / "architecture.dot").read_text()
-    picture = (ROOT / "docs" / "architecture.svg").read_text()
+    source = (ROOT / "docs" / "architecture.dot").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
     for label in re.findall(r'\[label="([^"]+)"\]', source):
         for line in label.split("\\n"):
             assert re.sub(r"\s+", " ", line) in re.sub(r"(&#160;|\s)+", " ", picture), line
@@ -61,6 +61,6 @@ def test_quoted_lines_are_in_their_files() -> None:
     for path, text in stops:
         shown = [line.strip() for line in text.splitlines() if line.strip() != "..."]
         assert 0 < len(shown) <= 5, path
-        lines = iter([line.strip() for line in (ROOT / path).read_text().splitlines()])
+        lines = iter([line.strip() for line in (ROOT / path).read_text(encoding="utf-8").splitlines()])
         missing = [line for line in shown if line not in lines]
         assert not missing, (path, missing)

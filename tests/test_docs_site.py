@@ -21,17 +21,19 @@ pytestmark = pytest.mark.no_vulkan
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-NAV = re.findall(r"^ +- .*?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+NAV = re.findall(r"^ +- .*?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 CLASSES = ["LLM", "Chat", "Completion", "Chunk"]
 
 
 def prose(path: Path) -> str:
-    return re.sub(r"(?ms)^```.*?^```$|^    .*?$|`[^`\n]*`", "", path.read_text())
+    return re.sub(r"(?ms)^```.*?^```$|^    .*?$|`[^`\n]*`", "", path.read_text(encoding="utf-8"))
 
 
 def anchors(path: Path) -> set[str]:
     """Return the link targets of a page, which GitHub and the site derive from its headings."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
+    titles = re.findall(
+        r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
@@ -58,7 +60,8 @@ def test_links_resolve() -> None:
 def test_a_broken_link_is_named(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# A heading\n[here](#a-heading) [there](#another) [file](absent.md) [web](https://x.org)\n"
+        "# A heading\n[here](#a-heading) [there](#another) [file](absent.md) [web](https://x.org)\n",
+        encoding="utf-8",
     )
     assert [line.split(": ")[1] for line in broken_links(page)] == ["#another", "absent.md"]
 
@@ -68,7 +71,7 @@ def test_every_page_is_in_the_site_once() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    text = "".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
     directives = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
     assert {f"vkbackend.{name}" for name in CLASSES} <= directives
     errors = {name for name in vkbackend.__all__ if hasattr(vkbackend.errors, name)}
@@ -101,10 +104,12 @@ def test_every_public_method_has_a_docstring() -> None:
 def test_the_site_is_built_without_a_warning() -> None:
     done = subprocess.run(
         ["bash", "tools/docs.sh"], cwd=ROOT, env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True, text=True, timeout=110,
+        capture_output=True, text=True, encoding="utf-8", timeout=110,
     )  # fmt: skip
     assert done.returncode == 0 and "Warning" not in done.stdout + done.stderr, done.stdout + done.stderr
-    reference = "".join(page.read_text() for page in (ROOT / "build/site/reference").glob("*.html"))
+    reference = "".join(
+        page.read_text(encoding="utf-8") for page in (ROOT / "build/site/reference").glob("*.html")
+    )
     missing = [member for member in public_members() if f'id="vkbackend.{member}"' not in reference]
     missing += [
         name for name in vkbackend.__all__ if not re.search(rf'id="vkbackend\.(errors\.)?{name}"', reference)

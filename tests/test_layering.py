@@ -86,7 +86,9 @@ def test_imports_point_in_one_direction() -> None:
         if path not in (PACKAGE, COMMAND)
         and (
             arrows := wrong_arrows(
-                tree_of(path), path.relative_to(ROOT).parts[0], "import_module" in path.read_text()
+                tree_of(path),
+                path.relative_to(ROOT).parts[0],
+                "import_module" in path.read_text(encoding="utf-8"),
             )
         )
     }
@@ -114,7 +116,7 @@ def test_no_cycles() -> None:
 
 
 def test_every_package_has_a_row_in_the_docs() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", page, re.MULTILINE))
     packages = {name.removeprefix("vkbackend.") for name in checkout().packages}
     below = {f"vkbackend/{name}" for name in ("ops", "system", "twins", "vulkan", "kompute")}
@@ -125,7 +127,7 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
     """The files a and b import each other, one of them inside a function. The files d and e import each other
     only for type checking, which does not count."""
     (tmp_path / "p").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n', encoding="utf-8")
     sources = {
         "__init__": "",
         "a": "from p import b",
@@ -135,12 +137,14 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
         "e": "import p.d",
     }
     for name, source in sources.items():
-        (tmp_path / "p" / f"{name}.py").write_text(source)
+        (tmp_path / "p" / f"{name}.py").write_text(source, encoding="utf-8")
     assert structure.read(tmp_path).cycles() == [["p.a", "p.b"]]
 
 
 def test_every_package_is_installed() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "packages"
+    ]
     assert set(listed) == checkout().packages - NOT_INSTALLED | {"vkbackend.shaders"}
 
 
@@ -177,7 +181,7 @@ def test_no_print_below_the_tools() -> None:
     calls = [
         f"{name_of(path)}:{node.lineno}"
         for path in quiet
-        if "print(" in path.read_text()
+        if "print(" in path.read_text(encoding="utf-8")
         for node in nodes(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]

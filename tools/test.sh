@@ -9,6 +9,8 @@ root=$PWD
 bin=$root/.venv/bin
 # Some containers set this variable. Hundreds of processes would then compile the sources in 0.4 s each.
 unset PYTHONDONTWRITEBYTECODE
+# A file that is opened without an encoding is an error in tests (filterwarnings in pyproject.toml).
+export PYTHONWARNDEFAULTENCODING=1
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)

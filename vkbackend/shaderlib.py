@@ -84,7 +84,7 @@ def sources(op: str) -> list[Path]:
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
     for path in paths:  # the loop also visits the files that it appends
-        for name in _INCLUDE.findall(path.read_text()):
+        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
             if (include := root / name) not in paths:
                 paths.append(include)
     return paths
@@ -125,7 +125,10 @@ def compilers() -> tuple[Compiler, ...]:
         commands.append((binary,))
     if private := private_tool("glslang"):
         commands.append(private)
-    ask = [subprocess.run([*c, "--version"], capture_output=True, text=True, check=False) for c in commands]
+    ask = [
+        subprocess.run([*c, "--version"], capture_output=True, text=True, encoding="utf-8", check=False)
+        for c in commands
+    ]
     both = zip(commands, ask, strict=True)
     return tuple(Compiler(command, done.stdout) for command, done in both if not done.returncode)
 
@@ -156,7 +159,9 @@ def compile_variant(op: str, variant: str) -> bytes:
             command = [*compiler.command, "-V", "--target-env", TARGET, f"-I{root}"]
             command += [f"-D{name}=1" for name in defines(op, variant)]
             command += ["-o", str(out), str(root / f"{op}.comp")]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+            )
             code = out.read_bytes() if out.exists() else b""
     except subprocess.TimeoutExpired:
         raise UnsupportedFeature(f"{COMPILER} did not finish {op}.{variant} within 120 s") from None

@@ -67,6 +67,7 @@ class GroupProcess:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 text=True,
+                encoding="utf-8",
                 errors="replace",
                 start_new_session=True,  # only the caller handles Ctrl-C
             )

@@ -49,7 +49,7 @@ def _groups(root: Path) -> Iterator[int]:
     """Yield the bytes left in the process's memory group and in each group that contains it. Pages of files
     can be dropped, so they do not count as used."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
@@ -76,7 +76,7 @@ def _left(mount: Path, path: str, limit: str, usage: str, dropped: str) -> Itera
 
 def _number(path: Path) -> int | None:
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return int(text) if text.isdecimal() else None  # "max" is no limit

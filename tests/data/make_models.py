@@ -106,7 +106,7 @@ def goldens(files: list[Path], folder: Path) -> None:
             flush=True,
         )
     folder.mkdir(exist_ok=True)
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
     np.savez_compressed(folder / "expected_logits.npz", **every)
 
 

@@ -56,7 +56,9 @@ def main() -> None:
         kept.append([fmt, *sizes, len(layers), n_vocab, n, split, answer(case)])
     models = [of_model(oracle, name, hp) for name, hp in oracle.MODELS.items() if not hp.recr]
     path = DATA / "splits.json"
-    path.write_text(json.dumps({"cases": kept, "models": models}, separators=(",", ":")) + "\n")
+    path.write_text(
+        json.dumps({"cases": kept, "models": models}, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
     print(
         f"{path.name} {path.stat().st_size} bytes, {sum(len(m['splits']) for m in models)} splits of models"
     )

@@ -127,7 +127,9 @@ def main() -> None:
             "parsed": [said.encode(text, True, True) for text in vectors()],
         }
         said.close()
-        path.with_suffix(".json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        path.with_suffix(".json").write_text(
+            json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8"
+        )
         print(f"{path.name} {path.stat().st_size}", flush=True)
 
 

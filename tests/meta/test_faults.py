@@ -240,6 +240,7 @@ def test_fault_on_the_command_line(devices: list[str], fault: str) -> None:
         env=os.environ | {"VKBACKEND_FAULT": f"Vulkan0.1:{fault}"},
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=60,
     )
     assert result.returncode == 2, result.stderr

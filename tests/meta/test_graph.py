@@ -257,7 +257,7 @@ def test_a_compile_error_of_one_device_is_raised(models: Path, monkeypatch: pyte
 def test_model_files_contain_no_reduce_and_no_device_count() -> None:
     pattern = r"(?i:reduce)|\bn_devices\b|\bdevices?\b|\bworld\b|\.n\b|\bmesh\b|len\(.*devices"
     names = [f"{name.replace('-', '_')}.py" for name in (*ARCHITECTURES, "decoder")]
-    texts = {name: (ROOT / "models" / "architectures" / name).read_text() for name in names}
+    texts = {name: (ROOT / "models" / "architectures" / name).read_text(encoding="utf-8") for name in names}
     assert not {name: match for name, text in texts.items() if (match := re.findall(pattern, text))}
 
 

@@ -43,7 +43,7 @@ def planned(case: Case) -> list[list[int]]:
 
 # ---- the oracle's splits: stored (tests/data/make_splits.py), and computed if it is installed ----
 
-KEPT = json.loads((DATA / "splits.json").read_text())
+KEPT = json.loads((DATA / "splits.json").read_text(encoding="utf-8"))
 
 
 def test_llama_cpp_policy_equals_the_oracle() -> None:

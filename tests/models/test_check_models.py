@@ -27,7 +27,7 @@ CHECK = SHARED / "oracles" / "check_models.py"
 def test_files(models: Path, name: str, devices: list[str]) -> None:
     """llama.cpp rounds activations to 8 bits. In the files of this test, the best token leads by more than
     llama.cpp's rounding error."""
-    expected = json.loads((models / "expected.json").read_text())[name]
+    expected = json.loads((models / "expected.json").read_text(encoding="utf-8"))[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))
     with LLM(models / f"{name}.gguf", devices=devices, n_ctx=128) as llm:
@@ -57,6 +57,7 @@ if CHECK.is_file():
             cwd=ROOT,
             capture_output=True,
             text=True,
+            encoding="utf-8",
             timeout=110,
         )
         assert result.returncode == 0 and f"{n} of {n} hold" in result.stdout, result.stdout + result.stderr

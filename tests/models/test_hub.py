@@ -40,7 +40,7 @@ def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, 
     huggingface_hub reads its environment on import."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,
+        env=env, capture_output=True, text=True, encoding="utf-8", timeout=100, cwd=ROOT,
     )  # fmt: skip
     assert SECRET not in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -77,7 +77,9 @@ def test_an_interrupted_download_continues(hub: dict[str, str]) -> None:
     Hub.cut = 15 << 20
     code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"
     try:
-        done = subprocess.run([sys.executable, "-c", code], env=hub, capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=hub, capture_output=True, text=True, encoding="utf-8", cwd=ROOT
+        )
         assert Path(done.stdout.strip()).read_bytes() == FILES["big.gguf"], done.stderr
     finally:
         del FILES["big.gguf"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def numpy_ppl(path: Path, text: str, n_ctx: int, n_windows: int) -> float:
 
 
 def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
-    text = (models / "stories.txt").read_text()
+    text = (models / "stories.txt").read_text(encoding="utf-8")
     want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 128, 4)
     got = perplexity(capsys, models, "F32", "-c", "128", "--chunks", "4", *EXACT)
     assert got["tokens"] == 4 * 63 and abs(got["ppl"] / want - 1) < 1e-5
@@ -51,7 +50,7 @@ def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
 @pytest.mark.wide
 @pytest.mark.timeout(900)  # the test computes 264 windows three times, at 0.2 to 0.5 s per window
 def test_the_whole_text(models: Path, capsys: Any) -> None:
-    text = (models / "stories.txt").read_text()
+    text = (models / "stories.txt").read_text(encoding="utf-8")
     want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 512, 1 << 30)
     f32 = perplexity(capsys, models, "F32")
     q8_0 = perplexity(capsys, models, "Q8_0")
@@ -99,6 +98,8 @@ def test_differences_from_a_base_follow_the_definitions() -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     logp = log_softmax(np.zeros((5, 3000), np.float32))
+    import resource  # not on Windows
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
     try:

@@ -61,7 +61,9 @@ def test_modules_are_valid(op: str, variant: str, tmp_path: Path) -> None:
     module = tmp_path / "module.spv"
     module.write_bytes(code)
     command = (validator,) if isinstance(validator, str) else validator
-    done = subprocess.run([*command, "--target-env", "vulkan1.1", module], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--target-env", "vulkan1.1", module], capture_output=True, text=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -122,7 +124,9 @@ def test_cache_follows_sources_and_includes(library: Path, monkeypatch: pytest.M
     assert shaderlib.spirv("add", "f32") == code and compiled == ["add.f32"]
     for name in ("lib/types.glsl", "add.comp"):
         path = library / name
-        path.write_text(path.read_text().replace("return", "return ") + "\n")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace("return", "return ") + "\n", encoding="utf-8"
+        )
         forget()
         shaderlib.spirv("add", "f32")
     assert compiled == ["add.f32"] * 3
@@ -147,7 +151,7 @@ def test_damaged_cache_entry_is_compiled_again(library: Path, monkeypatch: pytes
 
 @needs_compiler
 def test_compiler_errors_surface(library: Path) -> None:
-    (library / "add.comp").write_text("#version 450\nvoid main() { undeclared = 1; }\n")
+    (library / "add.comp").write_text("#version 450\nvoid main() { undeclared = 1; }\n", encoding="utf-8")
     with pytest.raises(UnsupportedFeature, match=r"(?s)add\.f32.*undeclared"):
         shaderlib.spirv("add", "f32")
 
@@ -160,7 +164,10 @@ def test_compiler_errors_surface(library: Path) -> None:
 def test_unknown_format_is_reported(library: Path, weights: str, op: str, lacks: str) -> None:
     new = "q9_9" if weights == "weights" else "iq3_s"
     path = library / "variants.toml"
-    path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'),
+        encoding="utf-8",
+    )
     forget()
     with pytest.raises(UnsupportedFeature, match=rf"(?s)refused {op}\.{new}.*unknown TYPE has {lacks}"):
         shaderlib.spirv(op, new)
@@ -202,7 +209,7 @@ def test_damaged_package_is_reported(
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
     if damage == "index":
-        (library / "spv" / "index.json").write_text("[" * 100_000)
+        (library / "spv" / "index.json").write_text("[" * 100_000, encoding="utf-8")
     elif damage == "missing":
         module.unlink()
     else:
@@ -266,7 +273,7 @@ def test_wheel_carries_spirv(tmp_path: Path) -> None:
     shutil.copytree(ROOT, project, ignore=skipped)
     link_private_tools(project)
     pip = f"{sys.executable} -m pip wheel --no-deps --no-index --no-build-isolation -w".split()
-    done = subprocess.run([*pip, tmp_path, project], capture_output=True, text=True)
+    done = subprocess.run([*pip, tmp_path, project], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -281,17 +288,20 @@ BUILD = {
     "vkbackend.trusted_files",
     "vkbackend.env",
     "vkbackend.errors",
+    "vkbackend.system.files",
+    "vkbackend.system.folder",
+    "vkbackend.system.processors",
 }
 
 
 @pytest.mark.parametrize("module", sorted(BUILD))
 def test_build_imports_only_the_standard_library(module: str) -> None:
     """setup.py imports shaderlib while only setuptools is installed."""
-    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     for n in ast.walk(tree):
-        if isinstance(n, ast.ImportFrom) and n.module == "vkbackend":
-            imported |= {f"vkbackend.{alias.name}" for alias in n.names}
+        if isinstance(n, ast.ImportFrom) and n.module in ("vkbackend", "vkbackend.system"):
+            imported |= {f"{n.module}.{alias.name}" for alias in n.names}
         elif isinstance(n, ast.ImportFrom) and n.module:
             imported.add(n.module)
     assert all(name.partition(".")[0] in sys.stdlib_module_names or name in BUILD for name in imported)

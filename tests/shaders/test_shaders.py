@@ -21,7 +21,7 @@ def source(op: str) -> str:
     """Return an op's source with includes resolved and comments removed."""
 
     def text(name: str) -> str:
-        code = re.sub(r"//[^\n]*", "", (shaderlib.shaders_dir() / name).read_text())
+        code = re.sub(r"//[^\n]*", "", (shaderlib.shaders_dir() / name).read_text(encoding="utf-8"))
         return re.sub(r'#include "([^"]+)"', lambda m: text(m[1]), code)
 
     return text(f"{op}.comp")
@@ -173,7 +173,7 @@ def test_portable_floor(op: str) -> None:
 
 
 def test_step_layout() -> None:
-    text = (shaderlib.shaders_dir() / "lib" / "step.glsl").read_text()
+    text = (shaderlib.shaders_dir() / "lib" / "step.glsl").read_text(encoding="utf-8")
     sizes = {name: int(n) for name, n in re.findall(r"uvec4 (\w+)\[(\d+)\];", text)}
     assert sizes == {"runs": step.MAX_RUNS, "states": step.MAX_RUNS}
     assert 16 * (1 + sum(sizes.values())) == step.BLOCK_NBYTES <= 16_384
@@ -185,7 +185,7 @@ def test_step_layout() -> None:
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
     """If the lanes of a subgroup run different numbers of rounds, a sum or shuffle after the loop may miss
     lanes. Few drivers support maximal reconvergence, which would make all lanes wait."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)
         assert not [loop for loop in loops if re.search(r"\blane\b|gl_SubgroupInvocationID", loop)]

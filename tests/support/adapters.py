@@ -77,5 +77,5 @@ def write_peft(
     named = {f"base_model.model.{name}.weight": np.ascontiguousarray(v) for name, v in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors")
     known = {"peft_type": "LORA", "r": 4, "lora_alpha": ALPHA, "bias": "none", "use_rslora": False}
-    (folder / "adapter_config.json").write_text(json.dumps(known | dict(config or {})))
+    (folder / "adapter_config.json").write_text(json.dumps(known | dict(config or {})), encoding="utf-8")
     return folder

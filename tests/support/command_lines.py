@@ -20,7 +20,12 @@ def run_line(line: str, folder: Path) -> CompletedProcess[str]:
     at = words.index("vkbackend")
     variables = dict(word.split("=", 1) for word in words[:at])
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing, chdir(folder):
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        open(os.devnull, encoding="utf-8") as nothing,
+        chdir(folder),
+    ):
         with mock.patch.dict(os.environ, variables), mock.patch.object(sys, "stdin", nothing):
             try:
                 code = main(words[at + 1 :])

@@ -6,7 +6,6 @@ files are therefore equal everywhere, and `tests/data/derived` can store llama.c
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from filelock import FileLock
 
 COPIES = 4  # number of copies of every channel and head element in a widened model
 FFN_WIDE = 256
@@ -283,8 +283,7 @@ def derived_once(data: Path, cache: Path) -> Path:
         digest.update(hashlib.sha256(source.read_bytes()).digest())
     folder = cache / f"derived-{digest.hexdigest()[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "derived.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(cache / "derived.lock"):
         if not folder.is_dir():
             with TemporaryDirectory(dir=cache) as incomplete:
                 (files := Path(incomplete) / "files").mkdir()

@@ -48,9 +48,9 @@ llama_decode = decode
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
     """Make this process and its children import the module. Return a function that returns its calls."""
     calls = folder / "calls"
-    (folder / "llama_cpp.py").write_text(SOURCE)
+    (folder / "llama_cpp.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("CALLS", str(calls))
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    return lambda: [json.loads(line) for line in calls.read_text().splitlines()]
+    return lambda: [json.loads(line) for line in calls.read_text(encoding="utf-8").splitlines()]

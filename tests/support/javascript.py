@@ -25,7 +25,7 @@ def runner(folder: Path) -> Iterator[Run]:
     the result."""
     if node := shutil.which("node"):
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
-        (folder / "package.json").write_text('{"type": "module"}')
+        (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
         yield lambda module, function, value=None: in_node(node, folder / module, function, value)
         return
     with browser() as opened, served(ScriptedModel()) as address, page_of(opened, address.port) as page:
@@ -43,6 +43,8 @@ def in_node(node: str, module: Path, function: str, value: Any) -> Any:
         console.log(JSON.stringify(found ?? null));
     """
     command = [node, "--input-type=module", "--eval", script]
-    done = subprocess.run(command, input=json.dumps(value), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, input=json.dumps(value), capture_output=True, text=True, encoding="utf-8", timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -12,6 +12,7 @@ import pytest
 from derived import derived_once
 from places import CACHE, SHARED
 from places import DATA as DATA
+from systems import link
 
 from vkbackend.tools.demo.stories import tell_story
 
@@ -32,12 +33,14 @@ def lay_out_models(folder: Path) -> None:
     logits: dict[str, np.ndarray] = {}
     for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):
         for path in source.glob("*.gguf"):
-            (folder / path.name).symlink_to(path)
+            link(path, folder / path.name)
         if (source / "expected.json").is_file():
-            expected |= json.loads((source / "expected.json").read_text())
+            expected |= json.loads((source / "expected.json").read_text(encoding="utf-8"))
             with np.load(source / "expected_logits.npz") as held:
                 logits |= {name: held[name] for name in held.files}
-    (folder / "expected.json").write_text(json.dumps(expected))
+    (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
     np.savez(folder / "expected_logits.npz", **logits)  # type: ignore[arg-type]
     rng = random.Random(260)
-    (folder / "stories.txt").write_text("\n".join(tell_story(rng).text for _ in range(200)) + "\n")
+    (folder / "stories.txt").write_text(
+        "\n".join(tell_story(rng).text for _ in range(200)) + "\n", encoding="utf-8"
+    )

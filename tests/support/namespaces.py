@@ -56,7 +56,7 @@ class Net:
     def hostfile(self, path: Path, devices: list[str], *more: str) -> Path:
         lines = [f"{self.address(n)} dev={words}" for n, words in enumerate(devices)]
         common = [f"launcher={self.launcher}", "pass=VK_DRIVER_FILES,VK_ICD_FILENAMES", *more]
-        path.write_text("\n".join([*common, *lines]) + "\n")
+        path.write_text("\n".join([*common, *lines]) + "\n", encoding="utf-8")
         return path
 
     def command(self, host: int, *words: str) -> list[str]:
@@ -104,7 +104,7 @@ def hosts(n: int, folder: Path) -> Iterator[Net]:
     the namespace of node 0."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
-    net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))
+    net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix), encoding="utf-8")
     net.launcher.chmod(0o755)
     try:
         for number, name in enumerate(net.names):

@@ -26,7 +26,9 @@ HOSTILE = (
 )
 TABLE = "|" + "head |" * 20 + "\n|" + "-|" * 20 + "\n|" + "cell |" * 20
 WIDE = "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n\n" + TABLE
-FORMATTED = re.findall(r"\s?\w{1,5}|\s+|[^\w\s]", (ROOT / "tests/data/answer.md").read_text())  # like tokens
+FORMATTED = re.findall(
+    r"\s?\w{1,5}|\s+|[^\w\s]", (ROOT / "tests/data/answer.md").read_text(encoding="utf-8")
+)  # like tokens
 BAD_FORMULAS = r"""
 $\href{javascript:window.pwned=1}{x}$ $\text{<img src=x onerror=window.pwned=1>}$ $\url{javascript:pwned}$
 $\includegraphics{http://elsewhere.example/a.png}$ $\class{busy}{x}$ $\style{position:fixed}{x}$

@@ -137,7 +137,7 @@ def tree_of(pid: int) -> list[int]:
     pids = [pid]
     for known in pids:
         for task in Path(f"/proc/{known}/task").glob("*/children"):
-            pids += [int(word) for word in task.read_text().split() if int(word) not in pids]
+            pids += [int(word) for word in task.read_text(encoding="utf-8").split() if int(word) not in pids]
     return pids
 
 
@@ -146,7 +146,7 @@ def resident_nbytes(pid: int) -> int:
     total = 0
     for each in tree_of(pid):
         try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

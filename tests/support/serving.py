@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -239,8 +238,10 @@ class Command:
     ) -> None:
         chosen = [] if devices is None else ["-dev", devices]
         command = [sys.executable, "-m", "vkbackend", "serve", *chosen, "--port", "0", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         for limit, most in (limits or {}).items():
+            import resource  # not on Windows
+
             resource.prlimit(self.process.pid, limit, (most, resource.prlimit(self.process.pid, limit)[1]))
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -258,11 +259,15 @@ class Command:
         return re.findall(r"listening at http://127.0.0.1:(\d+)", "".join(self.log))
 
     def engine(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
-        pids = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(
-            map(int, children)
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text(encoding="utf-8")
+            .split()
         )
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        pids = {
+            int(pid) for task in threads for pid in (task / "children").read_text(encoding="utf-8").split()
+        } | set(map(int, children))
         engines = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, engines
         return engines[0]

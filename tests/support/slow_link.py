@@ -27,7 +27,7 @@ def _tap(namespace: str, address: str) -> int:
 
     def enter() -> None:  # a thread calls this, because setns changes only its own thread's network namespace
         try:
-            with open(f"/run/netns/{namespace}") as there:
+            with open(f"/run/netns/{namespace}", encoding="utf-8") as there:
                 if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
             fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

@@ -100,7 +100,7 @@ def test_sweep_draws(models: Path, capsys: Any, tmp_path: Path) -> None:
     picture = tmp_path / "rates.svg"
     model = str(models / "stories-narrow-Q8_0.gguf")
     bench(capsys, "-m", model, "-p", "4", "-n", "2", "-c", "12", "--plot", str(picture), command="sweep")
-    assert "</svg>" in picture.read_text()
+    assert "</svg>" in picture.read_text(encoding="utf-8")
     for wrong in (tmp_path / "rates.gguf", tmp_path / "nowhere" / "rates.svg"):
         assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", str(wrong)]) == 2
         assert str(wrong) in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
 
 def test_a_synthetic_model_acts_like_a_file(tiny: None, capsys: Any, tmp_path: Path) -> None:
     path, synthetic = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
-    path.write_text("what was there before")
+    path.write_text("what was there before", encoding="utf-8")
     assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0
     with GGUF.open(path) as gguf:
         assert dict(gguf.metadata) == dict(synthetic.metadata)

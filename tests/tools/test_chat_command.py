@@ -106,7 +106,7 @@ def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     answers = out.split("\n")
     assert answers[0] == answers[1] != answers[2] and len(answers) == 4
-    assert json.loads(path.read_text()) == conversation.chat.messages[:2]
+    assert json.loads(path.read_text(encoding="utf-8")) == conversation.chat.messages[:2]
     for said in ("no message to answer again", "2 messages are in", "/save needs", "/hlep is not a command",
                  "/regen  answer", "'/nowhere/x' cannot be written"):  # fmt: skip
         assert said in err
@@ -164,13 +164,15 @@ COMMAND = [sys.executable, "-m", "vkbackend.tools.cli", "chat", "-dev", "numpy"]
 
 
 def chat(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], input=text, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    return subprocess.run(
+        [*COMMAND, *args], input=text, capture_output=True, text=True, encoding="utf-8", timeout=60, cwd=ROOT
+    )
 
 
 @pytest.fixture
 def template(tmp_path: Path) -> str:
     path = tmp_path / "plain.jinja"
-    path.write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    path.write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
     return str(path)
 
 
@@ -219,7 +221,7 @@ def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str
     terminal, slave = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, "--chat-template-file", template, "-c", "8000", "--ignore-eos"],
-        stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        stdin=slave, stdout=slave, stderr=subprocess.PIPE, encoding="utf-8", cwd=ROOT, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )  # fmt: skip
     os.close(slave)

@@ -31,14 +31,14 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *args], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=110,
-        cwd=ROOT, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options,
+        [*COMMAND, *args], env={**os.environ, **(env or {})}, capture_output=True, encoding="utf-8",
+        timeout=110, cwd=ROOT, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options,
     )  # fmt: skip
 
 
 def call(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing:
+    with redirect_stdout(out), redirect_stderr(err), open(os.devnull, encoding="utf-8") as nothing:
         with mock.patch.dict(os.environ, env or {}), mock.patch.object(sys, "stdin", nothing):
             try:
                 code = main([*args])
@@ -117,7 +117,9 @@ def test_version_and_wrong_usage() -> None:
 def test_scripts_and_the_package_run_by_module_name(tmp_path: Path) -> None:
     for words, cwd in ((["vkbackend.tools.model_info"], ROOT), (["vkbackend", "info"], ROOT),
                        (["vkbackend", "info"], tmp_path)):  # fmt: skip
-        result = subprocess.run([sys.executable, "-m", *words, "-h"], capture_output=True, text=True, cwd=cwd)
+        result = subprocess.run(
+            [sys.executable, "-m", *words, "-h"], capture_output=True, text=True, encoding="utf-8", cwd=cwd
+        )
         assert result.returncode == 0 and "usage: vkbackend info" in result.stdout, result.stderr
 
 
@@ -162,7 +164,7 @@ def test_generate_streams_text_to_stdout_and_the_rest_to_stderr() -> None:
 
 def test_two_devices_report_reduces_and_a_seed_repeats_the_text(tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text("Once upon a time\n")
+    prompt.write_text("Once upon a time\n", encoding="utf-8")
     args = ("-dev", "numpy,numpy", "-n", "10", "-s", "7", "--json", "-c", "0", "-ctk", "f32", "-ctv", "f32")
     first, second, stdin = (
         generate(*args, "-p", "Once upon a time", "-ts", "3:1"),
@@ -283,7 +285,9 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_no_device_and_no_loader(tmp_path: Path) -> None:
     no_loader = tmp_path / "path"
     (no_loader / "vulkan").mkdir(parents=True)
-    (no_loader / "vulkan" / "__init__.py").write_text("raise OSError('Cannot find Vulkan SDK version.')")
+    (no_loader / "vulkan" / "__init__.py").write_text(
+        "raise OSError('Cannot find Vulkan SDK version.')", encoding="utf-8"
+    )
     env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
     check_error(run("devices", env=env), "VK_DRIVER_FILES names '/nowhere.json', which|Vulkan loader")
     # The package `vulkan` raises this error if dlopen finds no libvulkan.
@@ -317,7 +321,8 @@ def restore_interrupts() -> None:
 def test_interrupt() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", "-dev", "numpy", "-n", "-1", "-c", "100000", "--ignore-eos", "-p", "Once"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=restore_interrupts,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        encoding="utf-8", cwd=ROOT, preexec_fn=restore_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(20)
@@ -329,7 +334,7 @@ def test_interrupt() -> None:
 def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", "-dev", "numpy", "-n", "-1", "-c", "100000", "--ignore-eos", "-p", "Once"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", cwd=ROOT,
     )  # fmt: skip
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(20)
@@ -342,14 +347,16 @@ def test_a_closed_pipe_ends_tables_and_text_alike() -> None:
     line = (
         f"{sys.executable} -m vkbackend.tools.cli info models/demo/demo.gguf | true; echo ${{PIPESTATUS[0]}}"
     )
-    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     assert result.stdout == "141\n" and not result.stderr
 
 
 def test_only_the_command_that_is_asked_for_is_imported() -> None:
     code = "import sys; from vkbackend.tools.cli import main; main(['info', 'models/demo/demo.gguf']); "
     code += "print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, encoding="utf-8"
+    ).stdout
     assert "vkbackend.tools.model_info" in shown and "vkbackend.tools.bench" not in shown
 
 
@@ -360,20 +367,30 @@ def test_only_the_command_that_is_asked_for_is_imported() -> None:
 )
 def test_stdout_that_cannot_be_written(command: str) -> None:
     line = f"{sys.executable} -m vkbackend.tools.cli {command}"
-    full = subprocess.run(["bash", "-c", f"{line} >/dev/full"], cwd=ROOT, capture_output=True, text=True)
+    full = subprocess.run(
+        ["bash", "-c", f"{line} >/dev/full"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8"
+    )
     assert full.returncode == 2 and "Traceback" not in full.stderr and "Exception" not in full.stderr
     assert last_line(full).startswith("error: the output cannot be written")
     if command.startswith("generate"):
         return
-    closed = subprocess.run(["bash", "-c", f"{line} >&-"], cwd=ROOT, capture_output=True, text=True)
+    closed = subprocess.run(
+        ["bash", "-c", f"{line} >&-"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8"
+    )
     assert closed.returncode == 0, closed.stderr
-    silent = subprocess.run(["bash", "-c", f"{line} 2>&-"], cwd=ROOT, capture_output=True, text=True)
+    silent = subprocess.run(
+        ["bash", "-c", f"{line} 2>&-"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8"
+    )
     assert silent.returncode == 0 and silent.stdout
 
 
 def test_every_variable_is_documented() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "vkbackend").rglob("*.py"))
-    tests = "".join((ROOT / "tests" / name).read_text() for name in ("conftest.py", "support/places.py"))
-    documented = set(re.findall(r"VKBACKEND_[A-Z_]+", (ROOT / "docs" / "env_vars.md").read_text()))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "vkbackend").rglob("*.py"))
+    tests = "".join(
+        (ROOT / "tests" / name).read_text(encoding="utf-8") for name in ("conftest.py", "support/places.py")
+    )
+    documented = set(
+        re.findall(r"VKBACKEND_[A-Z_]+", (ROOT / "docs" / "env_vars.md").read_text(encoding="utf-8"))
+    )
     assert set(re.findall(r"VKBACKEND_[A-Z_]+", code)) <= documented
     assert set(re.findall(r"VKBACKEND_[A-Z_]+", tests)) <= documented

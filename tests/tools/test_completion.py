@@ -24,7 +24,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "vkbackend").write_text(f'#!/bin/sh\nexec {sys.executable} -m vkbackend "$@"\n')
+    (folder / "vkbackend").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m vkbackend "$@"\n', encoding="utf-8"
+    )
     (folder / "vkbackend").chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
@@ -32,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tab(line: str, path: str, folder: Path) -> set[str]:
     done = subprocess.run(
         ["bash", "-c", TAB, "bash", line], env={**os.environ, "PATH": path}, cwd=folder,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, encoding="utf-8", timeout=60,
     )  # fmt: skip
     assert done.returncode == 0 and not done.stderr, done.stderr
     return {word.strip() for word in done.stdout.splitlines()}
@@ -52,5 +54,7 @@ def test_the_script_is_read_by_its_shell(shell: str, capsys: pytest.CaptureFixtu
     script = capsys.readouterr().out
     assert "vkbackend" in script and "_ARGCOMPLETE" in script
     if shutil.which(shell):
-        read = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, timeout=60)
+        read = subprocess.run(
+            [shell, "-n"], input=script, capture_output=True, text=True, encoding="utf-8", timeout=60
+        )
         assert read.returncode == 0 and not read.stderr

@@ -57,7 +57,7 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         compilers.gpu_of("NAVI99")
     for name in ("icd.json", "ld.so", "shim.so"):
         (tmp_path / "nvk").mkdir(exist_ok=True)
-        (tmp_path / "nvk" / name).write_text("")
+        (tmp_path / "nvk" / name).write_text("", encoding="utf-8")
     command, env = compilers.start(compilers.gpu_of("ampere"), "some.module", ["-x"])
     assert command[:3] == ["env", f"LD_PRELOAD={tmp_path}/nvk/shim.so", f"{tmp_path}/nvk/ld.so"]
     assert command[-3:] == ["-m", "some.module", "-x"]

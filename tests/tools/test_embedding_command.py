@@ -24,7 +24,7 @@ def test_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with LLM(demo_model(), devices=QUICKEST) as llm:
         expected = llm.embed(TEXTS, pooling="mean")
     file = tmp_path / "texts.txt"
-    file.write_text("\n".join(TEXTS) + "\n")
+    file.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     _, out, _ = run(capsys, "-f", str(file), "--embd-output-format", "json+")
     answer = json.loads(out)
     assert np.allclose([item["embedding"] for item in answer["data"]], expected, atol=1e-5)

@@ -63,7 +63,7 @@ def job(folder: Path, *, deadline_s: float = 5.0, seconds: float = 1e6) -> Job:
 
 def workers(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "worker.py"
-    path.write_text(script)
+    path.write_text(script, encoding="utf-8")
     monkeypatch.setattr(children, "WORKER", (sys.executable, str(path)))
 
 
@@ -122,7 +122,7 @@ def test_the_files_name_no_host_user_or_path(tmp_path: Path, monkeypatch: pytest
         report.save(tmp_path / "out")
     finally:
         document._private.cache_clear()
-    texts = [(tmp_path / "out" / (NAME + suffix)).read_text() for suffix in (".json", ".md")]
+    texts = [(tmp_path / "out" / (NAME + suffix)).read_text(encoding="utf-8") for suffix in (".json", ".md")]
     for text in texts:
         for private in ("bob", "Bobs", "tower", "/home", "/opt", "models/a", "x.gguf"):
             assert private not in text, private
@@ -289,12 +289,13 @@ def test_llama_bench_reads_the_same_model(
         "assert open(args['-m'], 'rb').read(4) == b'GGUF'\n"
         "assert os.environ['GGML_VK_VISIBLE_DEVICES'].isdigit()\n"
         "print(json.dumps([{'n_prompt': int(args['-p']), 'n_gen': 0, 'n_depth': int(d), 'avg_ts': 7.5,\n"
-        "    'build_commit': 'abc', 'build_number': 1} for d in args['-d'].split(',')]))\n"
+        "    'build_commit': 'abc', 'build_number': 1} for d in args['-d'].split(',')]))\n",
+        encoding="utf-8",
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     rows = part.run(part.cases()[0])
     assert [(row["test"], row["depth"], row["t/s"]) for row in rows] == [("pp32", 0, 7.5), ("pp32", 64, 7.5)]
-    script.write_text(f"#!{sys.executable}\nraise SystemExit('no such device')\n")
+    script.write_text(f"#!{sys.executable}\nraise SystemExit('no such device')\n", encoding="utf-8")
     with pytest.raises(UnsupportedFeature, match="no such device"):
         part.run(part.cases()[0])
 
@@ -303,12 +304,14 @@ def test_llama_bench_reads_the_same_model(
 def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpu-report", "-dev", "0", "--parts", "verify,reduces", "--minutes", "0.01"]
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
-    value = json.loads((tmp_path / "out" / f"{NAME}.json").read_text())
+    value = json.loads((tmp_path / "out" / f"{NAME}.json").read_text(encoding="utf-8"))
     assert value["devices"][0]["index"] == 0 and "uuid" not in value["devices"][0]
     [verified] = value["parts"]["verify"]
     assert 0 < verified["done"] < verified["cases"] and not verified["failed"]
     assert "cases were done in its time" in capsys.readouterr().out
-    assert "## Every op against its numpy twin" in (tmp_path / "out" / f"{NAME}.md").read_text()
+    assert "## Every op against its numpy twin" in (tmp_path / "out" / f"{NAME}.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @needs_device
@@ -317,7 +320,7 @@ def test_a_lost_device_is_opened_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:30:VK_ERROR_DEVICE_LOST")
     words = ["gpu-report", "-dev", "0", "--parts", "verify", "--minutes", "2"]
     assert cli.main([*words, "-o", str(tmp_path)]) == 1
-    [verified] = json.loads((tmp_path / f"{NAME}.json").read_text())["parts"]["verify"]
+    [verified] = json.loads((tmp_path / f"{NAME}.json").read_text(encoding="utf-8"))["parts"]["verify"]
     lost = [row for row in verified["rows"] if "was lost" in row["failure"]]
     assert len(lost) == children.MAX_LOSSES and verified["done"] > 4 * len(lost), verified["unfinished"]
     assert "given up" in verified["unfinished"]

@@ -26,7 +26,9 @@ PRINTS = {  # Each entry maps the words after `vkbackend` to an expression for t
 
 def commands() -> list[str]:
     blocks = [
-        text for page in PAGES for text in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+        text
+        for page in PAGES
+        for text in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     ]
     return list(dict.fromkeys(line for text in blocks for line in text.splitlines() if line.strip()))
 

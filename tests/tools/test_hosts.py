@@ -97,6 +97,7 @@ def called(net: namespaces.Net, *words: str) -> str:
         env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=100,
         check=False,
     )
@@ -125,7 +126,7 @@ def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
         pytest.skip("there are no tap devices (/dev/net/tun)")
     with slow_link.slow_link(net.names, 0.025) as addresses:
         lines = [f"{address} dev=numpy" for address in addresses]
-        (tmp_path / "b").write_text("\n".join([f"launcher={net.launcher}", *lines]) + "\n")
+        (tmp_path / "b").write_text("\n".join([f"launcher={net.launcher}", *lines]) + "\n", encoding="utf-8")
         slow = called(net, "check", "--hostfile", str(tmp_path / "b"), "-m", path)
     assert "slow0, listens on" in slow
     assert exchange_us(slow) >= 25_000 > exchange_us(quick)
@@ -189,7 +190,9 @@ def test_a_server_starts_a_new_group(net: namespaces.Net, tmp_path: Path) -> Non
     def answer(seconds: float) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            reply = subprocess.run(net.command(0, *ask), capture_output=True, text=True, check=False)
+            reply = subprocess.run(
+                net.command(0, *ask), capture_output=True, text=True, encoding="utf-8", check=False
+            )
             if '"text"' in reply.stdout:
                 return str(json.loads(reply.stdout)["choices"][0]["text"])
             time.sleep(0.3)
@@ -222,7 +225,7 @@ def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> 
 def test_commands_that_the_user_starts(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     lines = [f"{net.address(n)} dev=numpy" for n in range(2)]
-    hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n")
+    hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n", encoding="utf-8")
     words = ["generate", "-m", str(DEMO), "-p", "Once", "-n", "2", "-ts", "1,1"]
     over = ["hosts", "run", "--hostfile", str(hostfile), "--", *words]
     main = subprocess.Popen(
@@ -230,6 +233,7 @@ def test_commands_that_the_user_starts(net: namespaces.Net, tmp_path: Path) -> N
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        encoding="utf-8",
         env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"},
     )
     typed = []
@@ -248,7 +252,8 @@ def test_generate(net: namespaces.Net, tmp_path: Path) -> None:
     words = ["generate", "-m", str(DEMO), "-p", "Once", "-n", "4", "--temp", "0", "-ts", "1,1"]
     over = called(net, "run", "--hostfile", hostfile, "--", *words)
     alone = subprocess.run(
-        [sys.executable, "-m", "vkbackend", *words, "-dev", "numpy,numpy"], capture_output=True, text=True,
+        [sys.executable, "-m", "vkbackend", *words, "-dev", "numpy,numpy"], capture_output=True,
+        encoding="utf-8",
         timeout=100, check=True,
     )  # fmt: skip
     assert over == alone.stdout

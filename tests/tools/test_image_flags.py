@@ -90,7 +90,11 @@ def test_chat_shows_images(run: Run, images: list[str], tmp_path: Path, monkeypa
     code, _, err = run("chat", "-c", "512", "-p", "hello", "--image", images[1])
     assert code == 0, err
     assert "1 images go with the next message" in err and "'missing.png' cannot be read" in err
-    asked = [message["content"] for message in json.loads(saved.read_text()) if message["role"] == "user"]
+    asked = [
+        message["content"]
+        for message in json.loads(saved.read_text(encoding="utf-8"))
+        if message["role"] == "user"
+    ]
     assert [[part["type"] for part in content] for content in asked] == 3 * [["image_url", "text"]]
     assert [content[1]["text"] for content in asked] == ["hello", "what?", "and this?"]
     urls = [content[0]["image_url"]["url"] for content in asked]

@@ -107,8 +107,8 @@ def test_with_and_without_a_conversation(run: Run) -> None:
 
 def test_structured_output(run: Run, tmp_path: Path) -> None:
     gbnf, schema = tmp_path / "yes.gbnf", tmp_path / "schema.json"
-    gbnf.write_text('root ::= "ye" "s"{2}\n')
-    schema.write_text('{"enum": ["from a file"]}')
+    gbnf.write_text('root ::= "ye" "s"{2}\n', encoding="utf-8")
+    schema.write_text('{"enum": ["from a file"]}', encoding="utf-8")
     for flags, text in (
         (["--grammar", 'root ::= "no!"'], "no!"), (["--grammar-file", str(gbnf)], "yess"),
         (["-jf", str(schema)], '"from a file"'),
@@ -137,17 +137,17 @@ def test_list_devices(run: Run) -> None:
 
 def test_a_prompt_from_a_pipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "prompt.txt"
-    path.write_text("Once upon a time\n")
+    path.write_text("Once upon a time\n", encoding="utf-8")
     want = answer(run, "-f", str(path))["prompt_tokens"]
     read, write = os.pipe()
     os.write(write, b"Once upon a time\n")
     os.close(write)
-    for stream in (open(read), path.open()):
+    for stream in (open(read, encoding="utf-8"), path.open()):
         with stream:
             monkeypatch.setattr(sys, "stdin", stream)
             assert answer(run)["prompt_tokens"] == want
             assert answer(run, "-p", "")["prompt_tokens"] == [1]
-    with open(os.devnull) as nothing:
+    with open(os.devnull, encoding="utf-8") as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert answer(run)["prompt_tokens"] == [1]
 
@@ -168,7 +168,9 @@ def test_prompt_cache(run: Run, tmp_path: Path) -> None:
 
 def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
-    path.write_text("{% if style is defined %}{{ style.word }}{% endif %}{{ messages[0].content }}")
+    path.write_text(
+        "{% if style is defined %}{{ style.word }}{% endif %}{{ messages[0].content }}", encoding="utf-8"
+    )
     words = ("--chat-template-file", str(path), "-st", "-n", "6", "--temp", "0")
     _, plain, _ = run("chat", *words, "-p", "Once upon a time")
     given = ("--chat-template-kwargs", '{"style": {"word": "Once "}}')
@@ -263,4 +265,4 @@ def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_lists_the_table() -> None:
     """This command updates the page: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
-    assert (ROOT / "docs" / "llama-cpp.md").read_text() == page()
+    assert (ROOT / "docs" / "llama-cpp.md").read_text(encoding="utf-8") == page()

@@ -96,7 +96,7 @@ def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
     )
     assert code == 0 and out.startswith("Once upon a time")
     assert "-cmoe has no effect" in err and "-sm row is -sm tensor" in err and "--temp -1 is 0" in err
-    assert "-sm row is -sm tensor" in log.read_text()
+    assert "-sm row is -sm tensor" in log.read_text(encoding="utf-8")
     code, out, _ = run("plan", *experts, "-dev", "numpy", "-cmoe", "-sm", "row")
     assert code == 0 and "-cmoe is -ot" in out and "-sm row is -sm tensor" in out
     code, out, err = run(

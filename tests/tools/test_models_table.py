@@ -34,7 +34,7 @@ def test_the_model_files_are_all_listed() -> None:
     files = {
         path.stem.replace("_", "-")
         for path in (ROOT / "models" / "architectures").glob("*.py")
-        if "\nclass Model(" in path.read_text() and path.stem != "base"
+        if "\nclass Model(" in path.read_text(encoding="utf-8") and path.stem != "base"
     }
     assert {name.replace("_", "-") for name in (*ARCHITECTURES, *ENCODERS)} == files
 
@@ -42,7 +42,9 @@ def test_the_model_files_are_all_listed() -> None:
 def test_model_files_are_short_and_use_only_roles() -> None:
     wrong = []
     for name in (*ARCHITECTURES, *ENCODERS):
-        text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text()
+        text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text(
+            encoding="utf-8"
+        )
         short = text.count("\n") <= 200 and text.startswith(f'"""{name} (')
         if not short or re.search(r"device|reduce|partial|n_gpu|mesh|vulkan", text, re.I):
             wrong.append(name)
@@ -105,14 +107,14 @@ def names_in(mark: pytest.Mark) -> Iterator[str]:
 def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--md"]) == 0
     printed = capsys.readouterr().out
-    page = (ROOT / "docs" / "architectures.md").read_text()
+    page = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     assert printed.strip() in page, "put what `vkbackend models --md` prints into docs/architectures.md"
     left_out = re.findall(r"`([\w-]+)`", page[page.index("## Left out") :])
     assert left_out and not set(left_out) & set(ARCHITECTURES)
 
 
 def test_the_readme_names_their_families() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     row = "".join(line for line in lines if line.startswith(("| architectures |", "| encoders ")))
     assert f"| architectures | {len(ARCHITECTURES)} in " in row
     for name, models in (MODELS | ENCODERS).items():
@@ -137,7 +139,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architectures.md"])
 def test_models_are_found_by_name(page: str) -> None:
-    text = (ROOT / page).read_text()
+    text = (ROOT / page).read_text(encoding="utf-8")
     names = (
         "Qwen3.8-27B",
         "Qwen3.6-35B-A3B",

@@ -33,7 +33,7 @@ PRINTS = {  # Each entry maps the words after `vkbackend` to an expression for t
 
 
 def blocks(name: str, kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
 
 
 COMMANDS = [
@@ -68,6 +68,7 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=110,
         env=os.environ | {"PATH": f"{bin_dir}:{os.environ['PATH']}"},
     )
@@ -105,7 +106,7 @@ def test_python_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = tmp_path / "example.py"
-    script.write_text(code.replace("models/demo/", f"{ROOT}/models/demo/"))
+    script.write_text(code.replace("models/demo/", f"{ROOT}/models/demo/"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     printed = capsys.readouterr().out

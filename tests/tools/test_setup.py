@@ -57,7 +57,14 @@ def run(
     *command: str, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=100
+        command,
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
+        timeout=100,
     )
 
 
@@ -80,7 +87,7 @@ def test_parses(script: str) -> None:
 
 
 def test_ci_runs_the_test_script() -> None:
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert lines[-1] == "exec bash tools/test.sh"
 
@@ -130,7 +137,9 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
 @pytest.mark.usefixtures("set_up")
 def test_the_install_has_types_for_every_package() -> None:
     stubs = next((ROOT / ".venv").glob("lib/python*/site-packages/vkbackend-stubs"))
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-dir"
+    ]
     for package, folder in folders.items():
         linked = stubs.joinpath(*package.split(".")[1:])
         for source in (ROOT / folder).glob("*.py"):
@@ -182,7 +191,7 @@ def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
 
 
 def script(path: Path, body: str) -> None:
-    path.write_text(f"#!{shutil.which('bash')}\n{body}\n")
+    path.write_text(f"#!{shutil.which('bash')}\n{body}\n", encoding="utf-8")
     path.chmod(0o755)
 
 
@@ -256,7 +265,7 @@ def test_an_installed_driver_is_unchanged(
 ) -> None:
     checkout, env, _ = bare_checkout
     (tmp_path / "vulkan" / "icd.d").mkdir(parents=True)
-    (tmp_path / "vulkan" / "icd.d" / "some_icd.json").write_text("{}")
+    (tmp_path / "vulkan" / "icd.d" / "some_icd.json").write_text("{}", encoding="utf-8")
     kept = run("bash", "tools/setup.sh", env=env, cwd=checkout)
     named = run("bash", "tools/setup.sh", env=env | {"VK_DRIVER_FILES": "/elsewhere.json"}, cwd=checkout)
     for done in (kept, named):
@@ -299,7 +308,7 @@ def drivers() -> dict[str, Path]:
 def test_drivers_output_names_manifests(drivers: dict[str, Path]) -> None:
     assert set(drivers) <= {"lavapipe", "swiftshader"}
     for manifest in drivers.values():
-        library = Path(json.loads(manifest.read_text())["ICD"]["library_path"])
+        library = Path(json.loads(manifest.read_text(encoding="utf-8"))["ICD"]["library_path"])
         assert manifest.is_absolute() and library.is_absolute() and library.is_file()
 
 
@@ -326,7 +335,7 @@ def test_driver_works_in_an_empty_environment(drivers: dict[str, Path], name: st
     (device,) = json.loads(done.stdout)
     assert device["name"].startswith(reported), device
     if name == "lavapipe":
-        version = (ROOT / ".drivers" / "lavapipe" / "version").read_text().strip()
+        version = (ROOT / ".drivers" / "lavapipe" / "version").read_text(encoding="utf-8").strip()
         assert version in device["info"], (
             f"the loader opened another Mesa: {device['info']}, unpacked {version}"
         )

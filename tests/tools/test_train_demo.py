@@ -142,10 +142,10 @@ def test_command_prints_stories_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from vkbackend.tools import train_demo; "
     code += "sys.exit(train_demo.main())"
     run = [sys.executable, "-c", code, "--stories", "2", "--seed", "5"]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, encoding="utf-8", check=True, timeout=60)
     rng = random.Random(5)
     assert done.stdout == f"{tell_story(rng).text}\n\n{tell_story(rng).text}\n"
-    untrained = subprocess.run(run[:3], capture_output=True, text=True, timeout=60)
+    untrained = subprocess.run(run[:3], capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert untrained.returncode == 2
     assert "PyTorch" in untrained.stderr and "pip install 'vkbackend[train]'" in untrained.stderr
 

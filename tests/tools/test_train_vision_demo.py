@@ -111,5 +111,7 @@ def test_new_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_without_torch_a_line_says_so() -> None:
     code = "import sys; sys.modules['torch'] = None; from vkbackend.tools import train_vision_demo; "
     code += "sys.exit(train_vision_demo.main([]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=60
+    )
     assert done.returncode == 2 and "needs PyTorch: pip install 'vkbackend[train]'" in done.stderr

@@ -64,7 +64,7 @@ def test_devices_read_the_choices_of_tune(
     ops_of = {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}
     cache_folder.write_json(name, {"format": 3, "ops": ops_of})
     assert measured.load(info) == {"many": ("mat_lane",)}
-    (tmp_path / name).write_text("[" * 100_000)
+    (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
     assert measured.load(info) == {}
     assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not (tmp_path / name).exists()
     monkeypatch.setenv("VKBACKEND_CACHE", "off")

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from systems import IS_ROOT
 
 from vkbackend import cache_folder, env
 
@@ -32,6 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry(folder: Path) -> Path:
     assert cache_folder.write(NAME, BODY)
     return folder / NAME
+
+
+def mkfifo(path: Path) -> None:
+    os.mkfifo(path)
 
 
 def one_message_with(capsys: pytest.CaptureFixture[str], *words: str) -> None:
@@ -110,7 +115,7 @@ def test_a_file_too_large(entry: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cache_folder.read(NAME) is None
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("kept"), lambda path: path.mkdir()])
+@pytest.mark.parametrize("make", [mkfifo, lambda path: path.symlink_to("kept"), lambda path: path.mkdir()])
 def test_not_a_regular_file(
     entry: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +138,7 @@ def test_a_file_that_others_may_write(entry: Path, mode: int, capsys: pytest.Cap
     entry_is_refused(capsys, "others may write to it", f"{mode:o}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+@pytest.mark.skipif(not IS_ROOT, reason="only root gives a file away")
 def test_the_file_of_another_user(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +175,7 @@ def test_a_link_in_place_of_the_folder(entry: Path, folder: Path, capsys: pytest
     assert (folder / NAME).read_bytes().endswith(BODY)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("make", [mkfifo, Path.touch, lambda path: path.symlink_to("nowhere")])
 def test_not_a_folder(folder: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
     folder.parent.mkdir()
     make(folder)
@@ -249,7 +254,7 @@ print(cache_folder.read("entry"), cache_folder.write("entry", b"new"), cache_fol
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what another user may only read")
+@pytest.mark.skipif(not IS_ROOT, reason="only root makes what another user may only read")
 def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
     cache_folder.write("entry", b"body")
     folder.chmod(0o755)
@@ -260,7 +265,12 @@ def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
         for path in above:
             path.chmod(path.stat().st_mode | 0o011)
         done = subprocess.run(
-            [sys.executable, "-c", READ_ONLY], capture_output=True, text=True, timeout=60, env=os.environ
+            [sys.executable, "-c", READ_ONLY],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+            env=os.environ,
         )
     finally:
         for path, mode in zip(above, modes, strict=True):

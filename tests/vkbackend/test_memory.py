@@ -113,7 +113,7 @@ def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
         pytest.skip("the kernel shows no /proc/self/smaps")
     pages = HostPages(1 << 20)
     header, flags = "", []
-    for line in smaps.read_text().splitlines():
+    for line in smaps.read_text(encoding="utf-8").splitlines():
         first = line.split()[0]
         if "-" in first and not first.endswith(":"):
             begin, end = (int(part, 16) for part in first.split("-"))

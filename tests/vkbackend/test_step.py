@@ -15,8 +15,8 @@ from vkbackend.step import BLOCK_NBYTES, FEW_ROWS, MAX_ROWS, MAX_RUNS, Mix, Run,
 pytestmark = pytest.mark.no_vulkan
 
 
-GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
-ROWS_GLSL = (ROOT / "shaders" / "lib" / "step_rows.glsl").read_text()
+GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text(encoding="utf-8")
+ROWS_GLSL = (ROOT / "shaders" / "lib" / "step_rows.glsl").read_text(encoding="utf-8")
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:

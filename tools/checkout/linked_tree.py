@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def link(tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-dir"
+    ]
     for package, folder in folders.items():
         for source in (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).glob("py.typed")):
             target = tree.joinpath(*package.split("."), source.relative_to(ROOT / folder))

@@ -39,7 +39,7 @@ def errors_of(system: str, tree: Path, cache: Path) -> list[str]:
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache / system)]
     options += ["--platform", system, "--follow-imports", "skip", "--no-warn-unused-ignores"]
     command = [sys.executable, "-m", "mypy", *options, *files_of(tree)]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, encoding="utf-8")
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stdout + done.stderr)
     return [line for line in done.stdout.splitlines() if ": error: " in line]

@@ -73,7 +73,12 @@ def passages(root: Path, under: str = "") -> Iterator[Passage]:
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
     """Yield the files that git tracks, relative to `root`, without test data and libraries of others."""
     listed = subprocess.run(
-        ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
+        ["git", "ls-files", f"{under}*"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
     )
     for path in map(Path, listed.stdout.splitlines()):
         is_ours = not path.is_relative_to("tests/data") and "vendor" not in path.parts

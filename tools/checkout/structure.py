@@ -45,7 +45,9 @@ class Structure:
 
 
 def read(root: Path) -> Structure:
-    mapped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    mapped = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-dir"
+    ]
     files: dict[str, Path] = {}
     packages = set()
     for package, folder in mapped.items():
@@ -93,7 +95,7 @@ def reached(imports: Imports, module: str) -> set[str]:
 
 
 def lines_of(path: Path) -> int:
-    return path.read_text().count("\n")
+    return path.read_text(encoding="utf-8").count("\n")
 
 
 def main() -> int:

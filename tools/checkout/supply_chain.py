@@ -41,7 +41,9 @@ LOCK_HEAD = """\
 def run(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     # uv reads the certificates that pip is set up with.
     environ = {"SSL_CERT_FILE": cert} if (cert := os.environ.get("PIP_CERT")) else {}
-    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=os.environ | environ, **how)
+    return subprocess.run(
+        words, capture_output=True, encoding="utf-8", cwd=ROOT, env=os.environ | environ, **how
+    )
 
 
 def tool(name: str, *words: str) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ def locked(text: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def lock() -> int:
-    with tempfile.NamedTemporaryFile("w", suffix=".in") as build:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".in") as build:
         build.write(BUILD)
         build.flush()
         done = run(
@@ -77,7 +79,7 @@ def lock() -> int:
         )  # fmt: skip
     if done.returncode:
         return fail(done)
-    LOCK.write_text(LOCK_HEAD + done.stdout)
+    LOCK.write_text(LOCK_HEAD + done.stdout, encoding="utf-8")
     print(f"{LOCK.relative_to(ROOT)}: {len(locked(done.stdout))} packages")
     return bom()
 
@@ -97,11 +99,11 @@ def bom() -> int:
         ):  # fmt: skip
             if (done := run(*command)).returncode:
                 return fail(done)
-        listed = json.loads(Path(folder, "bom.json").read_text())
+        listed = json.loads(Path(folder, "bom.json").read_text(encoding="utf-8"))
     for component in listed["components"]:
         component.pop("externalReferences", None)
     listed["metadata"].pop("tools", None)
-    BOM.write_text(json.dumps(listed, indent=1) + "\n")
+    BOM.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
     print(f"{BOM.relative_to(ROOT)}: {len(listed['components'])} packages")
     return PASSED
 

@@ -65,13 +65,14 @@ class LlamaCpp:
             if isinstance(gguf, Synthetic):
                 path = Path(self._folder.name) / f"{path.name}.gguf"
                 write_gguf(path, gguf, (), {}, ())
-            self._log = open(Path(self._folder.name) / "log", "w+", errors="replace")
+            self._log = open(Path(self._folder.name) / "log", "w+", encoding="utf-8", errors="replace")
             self._process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, json.dumps(wanted(path, runner, n_ctx, n_texts))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
+                encoding="utf-8",
                 env={**os.environ, "GGML_VK_VISIBLE_DEVICES": visible},
             )
         except BaseException:

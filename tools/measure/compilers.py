@@ -63,7 +63,7 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    return (FOLDER / gpu.driver / "version").read_text().strip()
+    return (FOLDER / gpu.driver / "version").read_text(encoding="utf-8").strip()
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -103,7 +103,7 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
     """Run `python -m module` with the GPU's compiler, and return the JSON in its last line of output."""
     command, env = start(gpu, module, arguments)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode or not done.stdout:
         reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise VkbackendError(f"{gpu.name}: the compiler's process ended with {done.returncode}: {reason}")

@@ -51,7 +51,8 @@ def built(sdist: Path | None, wanted: set[str]) -> Path:
     names = "|".join(sorted(wanted))
     command.write_text(
         '#!/bin/sh\nfor a in "$@"; do [ "$before" = -o ] && out=$a; before=$a; done\nname=${out##*/}\n'
-        f'case ${{name%.spv}} in {names}) exec {" ".join(glslc())} "$@" ;; *) : >"$out" ;; esac\n'
+        f'case ${{name%.spv}} in {names}) exec {" ".join(glslc())} "$@" ;; *) : >"$out" ;; esac\n',
+        encoding="utf-8",
     )
     command.chmod(0o755)
     generator = CACHE / f"generator-{VERSION}"
@@ -112,7 +113,7 @@ def unpacked(sdist: Path | None) -> Path:
 
 
 def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise VkbackendError(f"{Path(command[0]).name} ended with {done.returncode}: {' '.join(reason)}")

@@ -48,13 +48,13 @@ class Child:
     """A worker process. Leaving the `with` block kills the process and its children."""
 
     def __init__(self, job: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
-        self._log = open(folder / "worker.log", "w+", errors="replace")
+        self._log = open(folder / "worker.log", "w+", encoding="utf-8", errors="replace")
         self._process = subprocess.Popen(
             WORKER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
+            encoding="utf-8",
             env={**os.environ, **environment},
             **APART,
         )

@@ -179,6 +179,7 @@ class LlamaCpp(Part):
                 command,
                 capture_output=True,
                 text=True,
+                encoding="utf-8",
                 errors="replace",
                 env={**os.environ, "GGML_VK_VISIBLE_DEVICES": visible},
             )

@@ -71,8 +71,8 @@ def chain(device: Device, dependent: bool) -> Executable:
 def children_nbytes() -> int:
     total = 0
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            total += int(Path(f"/proc/{child}/statm").read_text().split()[1])
+        for child in (task / "children").read_text(encoding="utf-8").split():
+            total += int(Path(f"/proc/{child}/statm").read_text(encoding="utf-8").split()[1])
     return total * resource.getpagesize()
 
 

@@ -101,7 +101,9 @@ def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
 def write_texts(folder: Path, kernel: str, texts: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / (re.sub("[^A-Za-z0-9_.=]+", "-", f"{kernel} {name}") + ".txt")).write_text(text)
+        (folder / (re.sub("[^A-Za-z0-9_.=]+", "-", f"{kernel} {name}") + ".txt")).write_text(
+            text, encoding="utf-8"
+        )
 
 
 def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
@@ -111,7 +113,7 @@ def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
 
 
 def record(path: Path) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         names = ["mesa", *(field.name for field in fields(KernelRow))]
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()

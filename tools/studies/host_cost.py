@@ -70,7 +70,11 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
 
 def all_of(python: str, path: str) -> dict[str, float]:
     done = subprocess.run(
-        [python, __file__, "-m", path, "--once"], capture_output=True, text=True, timeout=300
+        [python, __file__, "-m", path, "--once"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
     )
     if done.returncode:
         sys.exit(f"error: {python} failed:\n{done.stderr}")

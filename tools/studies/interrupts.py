@@ -32,7 +32,9 @@ FAULTS = ("wrong", "error", "left", "hang", "crash")
 class Batch:
     def __init__(self, args: argparse.Namespace, devices: str, folder: str, first: int, count: int) -> None:
         words = args.model, devices, args.process, folder, args.seed, first, count
-        self.process = subprocess.Popen([*ROUNDS, *map(str, words)], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*ROUNDS, *map(str, words)], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 

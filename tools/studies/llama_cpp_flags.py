@@ -66,8 +66,10 @@ def bench_flags(source: str) -> Iterator[Fact]:
 
 
 def flags_in(folder: Path) -> list[Fact]:
-    common = list(common_flags((folder / "common" / "arg.cpp").read_text()))
-    return common + list(bench_flags((folder / "tools" / "llama-bench" / "llama-bench.cpp").read_text()))
+    common = list(common_flags((folder / "common" / "arg.cpp").read_text(encoding="utf-8")))
+    return common + list(
+        bench_flags((folder / "tools" / "llama-bench" / "llama-bench.cpp").read_text(encoding="utf-8"))
+    )
 
 
 def compare(folder: Path) -> list[str]:

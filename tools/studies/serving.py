@@ -39,7 +39,9 @@ def body(i: int, n_gen: int) -> dict[str, object]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
-    process = subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     urls: list[str] = []
     assert process.stderr is not None
     for line in process.stderr:
@@ -69,7 +71,7 @@ def cpu_s(pid: int) -> float:
     nanoseconds = 0
     for path in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):
-            nanoseconds += int((path / "schedstat").read_text().split()[0])
+            nanoseconds += int((path / "schedstat").read_text(encoding="utf-8").split()[0])
     return nanoseconds / 1e9
 
 

@@ -44,6 +44,7 @@ def llama_server(python: str, model: str, n_tokens: int) -> Iterator[tuple[Rate,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        encoding="utf-8",
     )
     assert process.stdin and process.stdout
     pipe, answers = process.stdin, process.stdout

@@ -189,7 +189,7 @@ def children(pid: int) -> list[int]:
     """Return the child processes of all threads."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
             pids += [int(word) for word in file.read().split()]
     return pids
 
@@ -203,7 +203,7 @@ def engine_of(pid: int) -> int | None:
 
 
 def rss_mib(pid: int) -> float:
-    with open(f"/proc/{pid}/status") as file:
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
 

@@ -109,7 +109,7 @@ def measure(path: str, device: str) -> list[float]:
     flags = ["-m", path, "-dev", device, "-c", "512", "--port", "0"]
     command = [sys.executable, "-m", "vkbackend", "serve", *flags]
     began, cpu_s = time.perf_counter(), children_s()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8") as server:
         assert server.stderr is not None
         try:
             for line in server.stderr:

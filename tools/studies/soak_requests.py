@@ -73,7 +73,7 @@ def write_adapters(model: str, folder: Path) -> dict[str, Path]:
             {k: v.astype(np.float32) for k, v in tensors.items()}, paths[name] / "adapter_model.safetensors"
         )
         config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none"}
-        (paths[name] / "adapter_config.json").write_text(json.dumps(config))
+        (paths[name] / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return paths
 
 

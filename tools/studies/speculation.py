@@ -196,7 +196,9 @@ def edits(tokenizer: Tokenizer, n: int, least: int, most: int) -> list[tuple[lis
     """Return the tokens of `n` files before and after the last commits that changed them."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True
+        ).stdout
 
     pairs: list[tuple[list[int], list[int]]] = []
     for commit in git("log", "--format=%h", "-n", str(N_COMMITS)).split():

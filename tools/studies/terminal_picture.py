@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("commands", nargs="*", metavar="COMMAND", default=list(COMMANDS))
     parser.add_argument("-o", "--output", type=Path, default=Path("terminal.svg"), metavar="FILE")
     args = parser.parse_args()
-    args.output.write_text(picture(args.commands))
+    args.output.write_text(picture(args.commands), encoding="utf-8")
 
 
 if __name__ == "__main__":

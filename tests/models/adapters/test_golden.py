@@ -45,7 +45,7 @@ def peft_folder(folder: Path, case: PeftCase, shapes: dict[str, tuple[int, ...]]
     tensors = {name: values(name, tuple(shape)) for name, shape in shapes.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", **case.config}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

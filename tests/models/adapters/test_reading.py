@@ -347,7 +347,7 @@ def test_a_pickle_is_not_read(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"a"', "[" * 100_000, "\0", "{}", '{"peft_type": 1}'])
 def test_a_configuration_that_is_not_one(tmp_path: Path, text: str) -> None:
-    (tmp_path / "c.json").write_text(text)
+    (tmp_path / "c.json").write_text(text, encoding="utf-8")
     with pytest.raises((AdapterError, UnsupportedModel)):
         read_peft_config(tmp_path / "c.json")
 

@@ -92,7 +92,7 @@ def test_logits_and_greedy_tokens_on_vulkan(models: Path, name: str, devices: li
 
 
 def check_expected(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None) -> None:
-    expected = json.loads((models / "expected.json").read_text())[name]
+    expected = json.loads((models / "expected.json").read_text(encoding="utf-8"))[name]
     want = np.load(models / "expected_logits.npz")[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"][:N_GREEDY]
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:

@@ -53,7 +53,7 @@ def check_file(
     """Check that the NMSE is at most 1e-6 against float64 numpy, and 2e-3 against llama.cpp, which rounds
     activations."""
     path = models / f"{name}.gguf"
-    expected = json.loads((models / "expected.json").read_text())[name]
+    expected = json.loads((models / "expected.json").read_text(encoding="utf-8"))[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"][:n_greedy]
     with opened(path, devices, tensor_split=shares) as runner:
         logits = prefill(runner, prompt)
@@ -70,7 +70,7 @@ def check_file(
 @pytest.mark.parametrize("name", some(FILES, 4))
 def test_files_in_numpy(models: Path, name: str) -> None:
     path = models / f"{name}.gguf"
-    prompt = json.loads((models / "expected.json").read_text())[name]["prompt_tokens"]
+    prompt = json.loads((models / "expected.json").read_text(encoding="utf-8"))[name]["prompt_tokens"]
     with opened(path, NUMPY[0], tensor_split=NUMPY[1]) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, forward(path, prompt)) <= 1e-10

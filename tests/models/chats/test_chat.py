@@ -42,7 +42,7 @@ ASKED = [{"role": "user", "content": "What is the weather?"}]
 
 
 def template(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_a_pair_of_bert_equals_the_post_processor_of_tokenizers(folder: Path) ->
 
 @pytest.mark.no_vulkan
 def test_a_pair_of_roberta_has_two_separators(tmp_path: Path) -> None:
-    vocabulary = json.loads((make_kinds.GOLDEN / "kind-t5.json").read_text())
+    vocabulary = json.loads((make_kinds.GOLDEN / "kind-t5.json").read_text(encoding="utf-8"))
     vocabulary["special_ids"] |= {"bos": 0, "eos": 1, "seperator": 1}
     flags = {"add_bos_token": True, "add_eos_token": True, "add_sep_token": True}
     with GGUF.open(make_kinds.write(tmp_path / "v.gguf", vocabulary | {"flags": flags})) as gguf:

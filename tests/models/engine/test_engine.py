@@ -281,7 +281,7 @@ def test_close_ends_a_process_that_hangs() -> None:
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -314,9 +314,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.wide), signal.SIGKILL])
 def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT)
+    script.write_text(PARENT, encoding="utf-8")
     parent = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         start_new_session=True,
         # processes that a shell starts in the background ignore SIGINT
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -338,6 +338,8 @@ def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> 
 
 def test_a_script_without_a_main_guard_gets_an_error(tmp_path: Path) -> None:
     script = tmp_path / "careless.py"
-    script.write_text(PARENT.replace('if __name__ == "__main__":', "if True:"))
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    script.write_text(PARENT.replace('if __name__ == "__main__":', "if True:"), encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, encoding="utf-8", timeout=60
+    )
     assert result.returncode == 1 and "DeviceLost" in result.stderr and "if __name__ ==" in result.stderr

@@ -211,9 +211,9 @@ if __name__ == "__main__":
 def test_parent_and_child_exit(tiny: Path, tmp_path: Path) -> None:
     """The parent has an engine in a process and an engine on a Vulkan device."""
     script = tmp_path / "exits.py"
-    script.write_text(EXITS)
+    script.write_text(EXITS, encoding="utf-8")
     command = [sys.executable, "-W", "ignore", str(script), str(tiny), str(bool(device_infos()))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -238,5 +238,5 @@ def test_a_child_ends_before_the_exit_handlers_of_drivers() -> None:
     if not device_infos():
         pytest.skip("no Vulkan device is present")
     command = [sys.executable, "-W", "ignore", "-c", ABORTS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "child", "")

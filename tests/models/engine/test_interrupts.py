@@ -189,7 +189,7 @@ def test_the_study_finds_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "faulty.py"
-    script.write_text(FAULTY)
+    script.write_text(FAULTY, encoding="utf-8")
     monkeypatch.setattr(interrupts, "ROUNDS", [sys.executable, str(script)])
     monkeypatch.setattr(sys, "argv", ["interrupts", "-n", "4", "--deadline", "2"])
     assert interrupts.main() == 1

@@ -28,7 +28,7 @@ def rss_bytes() -> int:
     """Return the process's resident memory in bytes, without memory that malloc can return to the system."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # a function of glibc
         trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def decode(runner: Runner, first: int, n: int) -> None:

@@ -330,6 +330,7 @@ def test_replacements_cause_no_messages(tmp_path: Path, devices: list[str], orde
         env=os.environ | {"VKBACKEND_VALIDATION": "1"},
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

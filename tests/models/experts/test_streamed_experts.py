@@ -237,6 +237,7 @@ def test_streams_cause_no_messages(tmp_path: Path, devices: list[str], order: st
         env=os.environ | {"VKBACKEND_VALIDATION": "1", "VKBACKEND_POISON": "1"},
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=900,
     )
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import struct
 import subprocess
 import sys
@@ -170,7 +169,9 @@ READ_LATER = """if True:
 def output_of(script: str, *words: str) -> str:
     """Run a script in its own process, because reading a truncated file through a memory map would end the
     process."""
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, encoding="utf-8", timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
 
@@ -200,6 +201,8 @@ def test_a_large_hostile_array_costs_little(tmp_path: Path, monkeypatch: pytest.
     with open(path, "wb") as f:
         f.write(head)
         f.truncate(1 << 33)
+    import resource  # not on Windows
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with GGUF.open(path) as g:
         assert g.metadata.describe("k") == "an array of 1048576 string"

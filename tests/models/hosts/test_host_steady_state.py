@@ -126,7 +126,9 @@ transfers.close()
 def test_messages_of_mpi_are_prepared_once() -> None:
     """A child process sends 1 MiB to itself."""
     pytest.importorskip("mpi4py")
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, encoding="utf-8", timeout=100
+    )
     assert done.returncode == 0, done.stderr
     grown, peak = map(int, done.stdout.split())
     assert grown < 1000 and peak < 10_000

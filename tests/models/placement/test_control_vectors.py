@@ -169,7 +169,7 @@ def test_perplexity_equals_the_numpy_forward(
     with GGUF.open(path) as gguf:
         tokenizer = Tokenizer.from_gguf(gguf)
     nll: list[float] = []
-    for window in windows(tokenizer.encode(text.read_text()), 32, tokenizer.bos_id, 2):
+    for window in windows(tokenizer.encode(text.read_text(encoding="utf-8")), 32, tokenizer.bos_id, 2):
         logp = log_softmax(forward(path, window, control={il: v.astype(float) for il, v in vectors.items()}))
         nll += (-logp[np.arange(16, 31), window[17:]]).tolist()
     assert ppl[1] == pytest.approx(np.exp(np.mean(nll)), rel=1e-5) and ppl[1] > 1.1 * ppl[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ GROUP = "limit of the control group"
 def tree(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text, encoding="utf-8")
     return root
 
 
@@ -82,7 +81,10 @@ def test_control_groups(files: dict[str, str], left: list[int], tmp_path: Path) 
 
 
 @contextmanager
-def soft_limit(kind: int, nbytes: int) -> Iterator[None]:
+def soft_limit(name: str, nbytes: int) -> Iterator[None]:
+    import resource  # not on Windows
+
+    kind = getattr(resource, name)
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (nbytes, hard))
     try:
@@ -94,9 +96,9 @@ def soft_limit(kind: int, nbytes: int) -> Iterator[None]:
 @pytest.mark.no_vulkan
 def test_the_address_space_of_this_process() -> None:
     assert host_limits()[0].name == "available"
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     [used] = [int(line.split()[1]) << 10 for line in lines if line.startswith("VmSize:")]
-    with soft_limit(resource.RLIMIT_AS, used + GIB):
+    with soft_limit("RLIMIT_AS", used + GIB):
         limit = host_limits()[-1]
     assert "ulimit -v" in limit.name and 0.9 * GIB < limit.nbytes <= GIB
 
@@ -104,7 +106,7 @@ def test_the_address_space_of_this_process() -> None:
 @pytest.mark.native
 def test_a_small_limit_of_locked_memory_does_not_refuse_weights() -> None:
     """Drivers do not count pinned memory towards this limit, which is 8 MiB on most systems."""
-    with soft_limit(resource.RLIMIT_MEMLOCK, 64 << 10):
+    with soft_limit("RLIMIT_MEMLOCK", 64 << 10):
         with closing(load_runner(MODEL, devices=["0"], n_gpu_layers=0, use_mmap=False)) as runner:
             assert runner.memory()[0]["host"] > 64 << 10
 

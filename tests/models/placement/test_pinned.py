@@ -101,7 +101,9 @@ print(json.dumps({"host": row["host"], "stream": row["stream"], "logits": logits
 def run_limited(path: Path, more: int, how: str = "mmap") -> dict[str, Any]:
     environment = os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, "-c", LIMITED, str(path), str(more), how]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300
+    )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

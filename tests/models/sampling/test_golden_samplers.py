@@ -17,7 +17,7 @@ from vkbackend.models.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.no_vulkan
 
-FOUND = json.loads((GOLDEN / "samplers.json").read_text())
+FOUND = json.loads((GOLDEN / "samplers.json").read_text(encoding="utf-8"))
 # llama.cpp computes in float32, and the file stores 6 digits.
 TOLERANCE = 5e-6
 

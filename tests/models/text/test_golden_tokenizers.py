@@ -24,7 +24,9 @@ KINDS = {"gemma4": "gemma4", "kimi-k2": "gpt2"}
 
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    kept = json.loads((make_tokenizers.GOLDEN / f"tokenizer-{request.param}.json").read_text())
+    kept = json.loads(
+        (make_tokenizers.GOLDEN / f"tokenizer-{request.param}.json").read_text(encoding="utf-8")
+    )
     with GGUF.open(make_tokenizers.write(tmp_path / "v.gguf", KINDS[request.param], kept)) as gguf:
         return Tokenizer.from_gguf(gguf), kept
 
@@ -75,5 +77,5 @@ def test_stored_ids_equal_the_installed_programs(name: str) -> None:
     if missing := [p for p in needed if find_spec(p) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     generated = {"gemma4": make_tokenizers.gemma4, "kimi-k2": make_tokenizers.kimi_k2}[name]()
-    kept = json.loads((make_tokenizers.GOLDEN / f"tokenizer-{name}.json").read_text())
+    kept = json.loads((make_tokenizers.GOLDEN / f"tokenizer-{name}.json").read_text(encoding="utf-8"))
     assert {**generated, "about": None} == {**kept, "about": None}

@@ -27,7 +27,7 @@ PATH = Path("model.gguf")
 
 
 def kept(name: str) -> dict[str, Any]:
-    return json.loads((oracle.GOLDEN / f"kind-{name}.json").read_text())
+    return json.loads((oracle.GOLDEN / f"kind-{name}.json").read_text(encoding="utf-8"))
 
 
 def load_tokenizer(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:

@@ -19,7 +19,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.no_vulkan
 
-KEPT = json.loads(oracle.FILE.read_text())
+KEPT = json.loads(oracle.FILE.read_text(encoding="utf-8"))
 LLAMA_CPP = """
     a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
     deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2

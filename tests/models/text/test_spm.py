@@ -124,7 +124,7 @@ def test_scores_agree_with_ranked_merges(models: Path, path: Path) -> None:
     merges.sort(key=lambda m: (-scores[ids[m[0] + m[1]]], ids[m[0]], ids[m[1]]))
     ranked = Backend(BPE(vocab=ids, merges=merges, byte_fallback=True, unk_token="<unk>"))
     ours, rng = load(path), random.Random(0)
-    text = (models / "stories.txt").read_text()
+    text = (models / "stories.txt").read_text(encoding="utf-8")
     whole = [t for t in tokens if len(t) > 1 and "<0x" not in t]
     for _ in range(300):
         start = rng.randrange(len(text) - 300)

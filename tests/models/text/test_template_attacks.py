@@ -102,7 +102,7 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
 
 
 def cpu_limit_s(pid: int) -> int:
-    match = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
+    match = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text(encoding="utf-8"))
     assert match
     return int(match[1])
 

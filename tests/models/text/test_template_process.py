@@ -49,10 +49,10 @@ def test_the_worker_inherits_nothing_and_has_limits() -> None:
         os.close(read)
         os.close(write)
     assert os.getsid(pid) == pid
-    limits = Path(f"/proc/{pid}/limits").read_text()
+    limits = Path(f"/proc/{pid}/limits").read_text(encoding="utf-8")
     assert re.search(r"Max address space +536870912 ", limits)
     assert re.search(r"Max core file size +0 ", limits)
-    loaded = Path(f"/proc/{pid}/maps").read_text()
+    loaded = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     assert "numpy" not in loaded and "vulkan" not in loaded and "tokenizers" not in loaded
     os.kill(pid, signal.SIGINT)
     assert template.render(user_messages("a")) == "[a]" and pid_of(template) == pid
@@ -138,7 +138,7 @@ def test_the_parent_ends_a_worker_that_computes_for_too_long(monkeypatch: pytest
     power = "{{ (10 ** (10000000 * messages | length)) | string | length }}{# watched #}"
     template = ChatTemplate("{% if messages %}" + power + "{% endif %}")
     pid = pid_of(template)
-    assert "Max cpu time              unlimited" in Path(f"/proc/{pid}/limits").read_text()
+    assert "Max cpu time              unlimited" in Path(f"/proc/{pid}/limits").read_text(encoding="utf-8")
     with pytest.raises(InvalidArgument, match=r"computed for 0\.1 s"):
         template.render(user_messages("a"))
     assert process_ends(pid) and template.render([]) == ""
@@ -166,9 +166,11 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[st
     def run_(source: str, *flags: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "program.py"
         begin = "from vkbackend.models.text.chat_template import ChatTemplate\n"
-        path.write_text(begin + textwrap.dedent(source))
+        path.write_text(begin + textwrap.dedent(source), encoding="utf-8")
         command = [sys.executable, *flags, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        return subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", timeout=60, cwd=tmp_path
+        )
 
     yield run_
 
@@ -179,7 +181,7 @@ HELLO = "[{'role': 'user', 'content': 'hello'}]"
 def test_a_program_needs_no_main_guard_and_ends_without_output(run: Any, tmp_path: Path) -> None:
     """The worker does not import modules next to the program."""
     for name in ("jinja2.py", "resource.py", "markupsafe.py"):
-        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')", encoding="utf-8")
     done = run(
         f"""
         template = ChatTemplate({ECHO!r})

@@ -33,7 +33,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_vectors(path: Path) -> None:
-    kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
+    kept, tokenizer = json.loads(path.with_suffix(".json").read_text(encoding="utf-8")), load(path)
     assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
     for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):
         assert tokenizer.encode(text, add_special=False) == ids, repr(text)
@@ -52,7 +52,7 @@ if THEIRS:
     @pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
     def test_vectors_of_real_vocabularies(path: Path) -> None:
         texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-        lines = Path(f"{path}.out").read_text().split("\n")
+        lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
         assert (texts.pop(), lines.pop()) == ("", "")
         assert len(texts) == len(lines) == 46
         tokenizer = load(path)
@@ -71,7 +71,7 @@ if THEIRS:
 
 
 def test_prompts_of_the_models(models: Path) -> None:
-    for name, case in json.loads((models / "expected.json").read_text()).items():
+    for name, case in json.loads((models / "expected.json").read_text(encoding="utf-8")).items():
         tokenizer = load(models / f"{name}.gguf")
         assert tokenizer.encode(case["prompt"]) == case["prompt_tokens"]
         assert tokenizer.decode(case["prompt_tokens"]) == case["prompt"]
@@ -102,7 +102,7 @@ def test_special_tokens_in_text() -> None:
 
 
 def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
-    text = (models / "stories.txt").read_text()[:50_000]
+    text = (models / "stories.txt").read_text(encoding="utf-8")[:50_000]
     ids = real.encode(text)
     assert real.decode(ids) == text
     assert len(ids) < len(text) / 3

@@ -282,7 +282,7 @@ def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
 
 def test_formats_follow_from_templates() -> None:
     formats = {
-        path.stem: format_of(path.read_text()).name
+        path.stem: format_of(path.read_text(encoding="utf-8")).name
         for path in sorted(Path(ROOT / "tests" / "data" / "templates").glob("*.jinja"))
     }
     assert formats == {

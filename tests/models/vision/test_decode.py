@@ -190,9 +190,9 @@ def test_the_process_has_limits_and_is_replaced() -> None:
     decoder = Decoder()
     decoder.decode(encoded(picture("RGB"), "BMP"))
     pid = pid_of(decoder)
-    limits = Path(f"/proc/{pid}/limits").read_text()
+    limits = Path(f"/proc/{pid}/limits").read_text(encoding="utf-8")
     assert re.search(r"Max address space +1073741824 ", limits)
-    assert "numpy" not in Path(f"/proc/{pid}/maps").read_text()
+    assert "numpy" not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     assert set(os.listdir(f"/proc/{pid}/fd")) == {"0", "1", "2"}
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -86,7 +86,7 @@ class Worker:
                 return self._process
         except EOFError:
             pass
-        why = (Path(self._folder.name) / "stderr.txt").read_text()
+        why = (Path(self._folder.name) / "stderr.txt").read_text(encoding="utf-8")
         self.close()
         raise SystemExit(f"the worker of {self._path} did not start in {START_S:.0f} s: {why}")
 
@@ -94,7 +94,7 @@ class Worker:
         """Return MiB of resident memory and the number of open files."""
         assert self._process is not None
         process = Path(f"/proc/{self._process.pid}")
-        pages = int((process / "statm").read_text().split()[1])
+        pages = int((process / "statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(list((process / "fd").iterdir()))
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ def speed(lines: list[str]) -> None:
     if not all(path.is_file() for path in paths):
         paths = [DATA / "vocab" / f"{name}.gguf" for name in names]
     text = SHARED_VOCABULARIES.parent / "text" / "tinystories.txt"
-    stories = text.read_text().split("<|endoftext|>") if text.is_file() else lines
+    stories = text.read_text(encoding="utf-8").split("<|endoftext|>") if text.is_file() else lines
     n_mb = sum(len(story.encode()) for story in stories) / 1e6
     print(
         "| vocabulary | lines | differ | load s | theirs | cold MB/s | warm | theirs |\n" + "|---" * 8 + "|"

@@ -44,7 +44,7 @@ def main() -> None:
         head = store(Path(folder) / "head.gguf", eagle3_of(load(MODEL), DATA / f"{NAME}.npz"), "F16")
         about = f"xllamacpp {version('xllamacpp')}"
         made = {"made by": about, **{str(n): counts(head, n) for n in LENGTHS}}
-    (DATA / f"{NAME}.json").write_text(json.dumps(made) + "\n")
+    (DATA / f"{NAME}.json").write_text(json.dumps(made) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

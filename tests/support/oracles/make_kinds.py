@@ -167,7 +167,7 @@ def main() -> None:
         fields = make()
         record = {"made by": llama_cpp.versions(), **fields, "texts": texts, **asked(fields, texts)}
         path = GOLDEN / f"kind-{name}.json"
-        path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+        path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
         print(f"{path.name} {path.stat().st_size}", flush=True)
 
 

@@ -122,7 +122,9 @@ def main() -> None:
         by = f"tokenizers {version('tokenizers')}" if name in ORIGINALS else llama_cpp.versions()
         results[name] = {"by": by, "same as llama.cpp": same, "add_bos": add_bos, "ids": kept}
         print(name, by, same, len(lines) - kept.count(None), flush=True)
-    FILE.write_text(json.dumps({"lines": lines, "found": results}, separators=(",", ":")) + "\n")
+    FILE.write_text(
+        json.dumps({"lines": lines, "found": results}, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
     print(FILE.name, FILE.stat().st_size)
 
 

@@ -98,7 +98,7 @@ def main() -> None:
         return
     results = {"made_by": llama_cpp.versions(), "chains": chains(), "mirostat": mirostats()}
     text = json.dumps(results, separators=(",", ":")).replace('{"case"', '\n{"case"')
-    (GOLDEN / "samplers.json").write_text(text + "\n")
+    (GOLDEN / "samplers.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

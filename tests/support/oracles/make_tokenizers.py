@@ -203,7 +203,7 @@ def main() -> None:
     for name, make in (("gemma4", gemma4), ("kimi-k2", kimi_k2)):
         record = make()
         path = GOLDEN / f"tokenizer-{name}.json"
-        path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+        path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
         print(f"{path.name} {path.stat().st_size} bytes {record['about']}", flush=True)
 
 

@@ -46,14 +46,14 @@ def git(folder: Path, *words: str) -> None:
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "data").mkdir(parents=True)
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "code.py").write_text(PYTHON)
-    (tmp_path / "a" / "shader.comp").write_text(SHADER)
-    (tmp_path / "page.md").write_text(PAGE)
-    (tmp_path / "tests" / "data" / "left_out.md").write_text("Those of the data.\n")
+    (tmp_path / "a" / "code.py").write_text(PYTHON, encoding="utf-8")
+    (tmp_path / "a" / "shader.comp").write_text(SHADER, encoding="utf-8")
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    (tmp_path / "tests" / "data" / "left_out.md").write_text("Those of the data.\n", encoding="utf-8")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "all")
-    (tmp_path / "untracked.md").write_text("Those of nobody.\n")
+    (tmp_path / "untracked.md").write_text("Those of nobody.\n", encoding="utf-8")
     return tmp_path
 
 
@@ -111,13 +111,16 @@ def test_changes_of_prose_leave_the_code_the_same(checkout: Path, monkeypatch: p
     monkeypatch.setattr(same_code, "ROOT", checkout)
     code, shader = checkout / "a" / "code.py", checkout / "a" / "shader.comp"
     assert same_code.changed("HEAD", None) == []
-    code.write_text(PYTHON.replace('"""Adds one."""', '"""The next number."""').replace("# The first", "# A"))
-    shader.write_text("void main() {}\n")
+    code.write_text(
+        PYTHON.replace('"""Adds one."""', '"""The next number."""').replace("# The first", "# A"),
+        encoding="utf-8",
+    )
+    shader.write_text("void main() {}\n", encoding="utf-8")
     assert same_code.changed("HEAD", None) == []
-    code.write_text(PYTHON.replace("found + 1", "found + 2"))
+    code.write_text(PYTHON.replace("found + 1", "found + 2"), encoding="utf-8")
     assert same_code.changed("HEAD", None) == ["a/code.py"]
-    code.write_text(PYTHON)
-    shader.write_text(SHADER.replace("main", "other"))
+    code.write_text(PYTHON, encoding="utf-8")
+    shader.write_text(SHADER.replace("main", "other"), encoding="utf-8")
     git(checkout, "add", "a")
     git(checkout, "commit", "-q", "-m", "another function")
     assert same_code.changed("HEAD~1", "HEAD") == ["a/shader.comp"]

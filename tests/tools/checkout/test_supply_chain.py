@@ -19,7 +19,7 @@ from vkbackend.tools.checkout.supply_chain import BOM, DEPLOY, FAILED, LOCK, NOT
 
 pytestmark = pytest.mark.no_vulkan
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ALLOWED = {
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU",
     "MPL-2.0", "PSF-2.0", "Zlib",
@@ -30,7 +30,7 @@ CLASSIFIERS = {  # of packages without an SPDX identifier
     "License :: OSI Approved :: MIT License": "MIT",
     "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
 }
-PACKAGES = locked(LOCK.read_text())
+PACKAGES = locked(LOCK.read_text(encoding="utf-8"))
 
 
 def wanted() -> list[Requirement]:
@@ -45,7 +45,7 @@ def test_every_package_is_locked_with_hashes() -> None:
         assert requirement.specifier.contains(version), requirement
         assert hashes and len(set(hashes)) == len(hashes), requirement
     assert all(hashes for _, hashes in PACKAGES.values())
-    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in lines)
 
 
@@ -57,7 +57,7 @@ def licences(component: dict[str, Any]) -> list[str]:
 
 
 def test_the_bill_of_materials_lists_the_lock_with_allowed_licences() -> None:
-    text = BOM.read_text()
+    text = BOM.read_text(encoding="utf-8")
     components = json.loads(text)["components"]
     listed = {canonicalize_name(component["name"]): component["version"] for component in components}
     assert listed == {name: version for name, (version, _) in PACKAGES.items()}
@@ -68,7 +68,7 @@ def test_the_bill_of_materials_lists_the_lock_with_allowed_licences() -> None:
 
 
 def test_the_image_installs_only_what_is_locked() -> None:
-    text = (DEPLOY / "Containerfile").read_text()
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     assert all((ROOT / path).exists() for path in re.findall(r"^COPY (\S+)", text, re.MULTILINE))
     installs = re.findall(r"pip install ([^&\n]*)", text)
     assert len(installs) == 2

@@ -320,7 +320,7 @@ def curl(server: Address, *words: str) -> str:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     command = ["curl", "-sS", "-N", "-H", f"Authorization: Bearer {KEY}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

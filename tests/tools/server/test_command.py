@@ -43,7 +43,9 @@ def test_without_the_extra(missing: str) -> None:
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from vkbackend.tools.cli import main\nsys.exit(main(['serve', '-dev', 'numpy']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=60
+    )
     assert done.returncode == 2
     assert "vkbackend[serve]" in done.stderr and "tools/setup.sh --serve" in done.stderr
 
@@ -185,10 +187,10 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     again = listen(path, 0)
     close(again)
     assert not Path(path).exists()
-    Path(path).write_text("x")
+    Path(path).write_text("x", encoding="utf-8")
     with pytest.raises(InvalidArgument, match="cannot listen"):
         listen(path, 0)
-    assert Path(path).read_text() == "x"
+    assert Path(path).read_text(encoding="utf-8") == "x"
 
 
 def health_at(path: str) -> bytes:

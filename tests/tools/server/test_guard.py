@@ -63,10 +63,10 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# of the team\none\n\n two \n")
+    file.write_text("# of the team\none\n\n two \n", encoding="utf-8")
     assert read_keys(["three,four"], str(file)) == ("three", "four", "one", "two")
     assert read_keys([], None) == ()
-    file.write_text("# none\n")
+    file.write_text("# none\n", encoding="utf-8")
     for given, path in (
         ([], str(file)),
         ([], str(tmp_path / "no")),

@@ -175,7 +175,11 @@ def test_endpoints_that_are_missing(servers: Servers, method: str, path: str, re
 
 
 def test_the_page_has_a_row_for_each_case() -> None:
-    text = PAGE.read_text().partition("## llama-server's endpoints and fields")[2].partition("\n## ")[0]
+    text = (
+        PAGE.read_text(encoding="utf-8")
+        .partition("## llama-server's endpoints and fields")[2]
+        .partition("\n## ")[0]
+    )
     cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = {first.removeprefix("| "): second for first, second, *_ in cells}
     missing = [name for row, here in rows.items() if here.startswith("501") for name in row.split(", ")]

@@ -19,7 +19,7 @@ def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
     with served(FakeModel(), Config("fake.gguf", "fake", guard=Guard(("secret",)))) as address:
         for path, file in FILES.items():
             status, text, headers = address.get(path)
-            assert (status, text) == (200, file.read_text())
+            assert (status, text) == (200, file.read_text(encoding="utf-8"))
             assert (
                 headers["content-type"] == TYPES[file.suffix]
                 and headers["x-content-type-options"] == "nosniff"
@@ -36,7 +36,9 @@ def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
 
 
 def test_the_wheel_has_all_files() -> None:
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-data"
+    ]
     names = [f"page/{file.relative_to(FOLDER)}" for file in FOLDER.rglob("*") if file.is_file()]
     assert "page/index.html" in names and "page/vendor/temml.LICENSE" in names
     assert len(set(FILES.values())) == len([name for name in names if not name.endswith(".LICENSE")])
@@ -48,7 +50,7 @@ WRITTEN_HERE = [file for file in sorted(set(FILES.values())) if file.parent.name
 
 @pytest.mark.parametrize("file", WRITTEN_HERE, ids=lambda file: file.name)
 def test_files_neither_make_html_of_texts_nor_name_other_sites(file: object) -> None:
-    text = file.read_text()  # type: ignore[attr-defined]
+    text = file.read_text(encoding="utf-8")  # type: ignore[attr-defined]
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
     )

@@ -43,7 +43,7 @@ def test_a_formatted_answer(tall: Any) -> None:
     assert "Prices such as $5 or $10 remain text." in body.inner_text()
     assert page.inner_text(f"{BODY} .c-keyword >> nth=0") == "def"
     assert page.inner_text(f"{BODY} .c-title") == "merge_sort"
-    answer = (ROOT / "tests/data/answer.md").read_text()
+    answer = (ROOT / "tests/data/answer.md").read_text(encoding="utf-8")
     codes = [code.text_content() for code in page.query_selector_all(f"{BODY} pre code")]
     assert codes == [re.sub("(?m)^   (?=const)", "", code) for code in blocks_of(answer)]
     page.reload()
@@ -134,7 +134,7 @@ postMessage("ready");
 
 def test_vendored_files_are_the_published_ones() -> None:
     """docs/licences.md lists the hash of each file, as published."""
-    page = (ROOT / "docs" / "licences.md").read_text()
+    page = (ROOT / "docs" / "licences.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w.]+)` .* \| `([0-9a-f]{64})` \|$", page, re.MULTILINE))
     files = sorted(FOLDER.joinpath("vendor").iterdir())
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files} == rows

@@ -171,7 +171,9 @@ def test_images_are_accessible_and_fit_a_phone(page: Any) -> None:
     sizes(page, ".user .images img")
     overflow = "document.scrollingElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
-    page.evaluate((importlib.resources.files(package) / "axe.min.js").read_text() + "; undefined")
+    page.evaluate(
+        (importlib.resources.files(package) / "axe.min.js").read_text(encoding="utf-8") + "; undefined"
+    )
     violations = page.evaluate("""async () => {
         const {violations} = await axe.run(document, {resultTypes: ["violations"]});
         return violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id);

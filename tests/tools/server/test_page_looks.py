@@ -147,7 +147,7 @@ def test_devices(page: Any) -> None:
     assert page.locator(".device h3").all_inner_texts() == ["0 · card A", "1 · card B"]
     assert page.locator(".share span").all_inner_texts() == ["75 % of the weights", "25 % of the weights"]
     rows = page.locator("#engine div").all_inner_texts()
-    assert ["per reduce", "42 µs"] in [row.split("\n") for row in rows]
+    assert ["per reduce", "42 µs"] in [row.split("\n") for row in rows]  # noqa: RUF001
     assert page.locator(".device").first.locator(".sum td").inner_text() == "4.0 MiB"
     page.keyboard.press("Alt+g")
     assert not page.is_visible("#devices")
@@ -192,7 +192,9 @@ AXE = """async (part) => {
 @pytest.mark.wide
 def test_axe_finds_nothing_serious(page: Any) -> None:
     package = pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install -e .[browser]")
-    page.evaluate((importlib.resources.files(package) / "axe.min.js").read_text() + "; undefined")
+    page.evaluate(
+        (importlib.resources.files(package) / "axe.min.js").read_text(encoding="utf-8") + "; undefined"
+    )
     assert page.evaluate(AXE) == []
     for text in ("long", "think", "call", "wide"):
         ask(page, text)

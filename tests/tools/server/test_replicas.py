@@ -31,12 +31,14 @@ def free_port() -> int:
 def balanced(folder: Path, ports: list[int]) -> Iterator[Address]:
     port = free_port()
     text = (
-        (ROOT / "docs" / "deploy" / "haproxy.cfg").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+        (ROOT / "docs" / "deploy" / "haproxy.cfg")
+        .read_text(encoding="utf-8")
+        .replace("127.0.0.1:8080", f"127.0.0.1:{port}")
     )
     for number, replica in enumerate(ports, 8081):
         text = text.replace(f"127.0.0.1:{number}", f"127.0.0.1:{replica}")
     text = re.sub(r"inter \w+", "inter 200ms", text)
-    (folder / "haproxy.cfg").write_text(text)
+    (folder / "haproxy.cfg").write_text(text, encoding="utf-8")
     process = subprocess.Popen(["haproxy", "-db", "-f", str(folder / "haproxy.cfg")])
     try:
         end = time.monotonic() + HANG_S

@@ -153,7 +153,7 @@ def test_memory_runs_out(expected: str, mib: int) -> None:
     command = Command("-c", "512", "-np", "4", "-ub", "256")
     address, rng = command.address, random.Random(mib)
     engine = command.engine()
-    pages = int(Path(f"/proc/{engine}/statm").read_text().split()[0])
+    pages = int(Path(f"/proc/{engine}/statm").read_text(encoding="utf-8").split()[0])
     hard = resource.prlimit(engine, resource.RLIMIT_AS)[1]
     resource.prlimit(engine, resource.RLIMIT_AS, (pages * resource.getpagesize() + (mib << 20), hard))
     for _ in range(10):

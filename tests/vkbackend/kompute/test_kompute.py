@@ -86,7 +86,7 @@ def test_order(order: str) -> None:
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
-        env=os.environ | env, cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env=os.environ | env, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     after_read = done.stderr.count("vkCmdDispatch: Hazard WRITE_AFTER_READ")

@@ -25,7 +25,14 @@ def run(module: str, *arguments: str, given: str = "", timeout_s: float) -> subp
     # DEBUG logs shader variants; EXACT=0 allows 16-bit activations
     env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}
     done = subprocess.run(
-        command, env=env, input=given, capture_output=True, text=True, check=False, timeout=timeout_s
+        command,
+        env=env,
+        input=given,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        timeout=timeout_s,
     )
     assert not done.returncode, done.stderr[-3000:]
     return done

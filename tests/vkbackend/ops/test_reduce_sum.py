@@ -41,7 +41,7 @@ def test_sums_one_after_another(
     if compiler is None:
         pytest.skip(f"no {shaderlib.COMPILER} is here")
     source, out = tmp_path / "sums.comp", tmp_path / "sums.spv"
-    source.write_text(SOURCE)
+    source.write_text(SOURCE, encoding="utf-8")
     command = [*compiler.command, "-V", "--target-env", shaderlib.TARGET, f"-I{shaderlib.shaders_dir()}"]
     subprocess.run([*command, "-o", str(out), str(source)], check=True, capture_output=True)
     code = out.read_bytes()

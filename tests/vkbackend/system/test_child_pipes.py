@@ -84,6 +84,6 @@ def test_a_program_that_does_not_ignore_sigpipe_survives_the_end_of_its_child() 
             print("alive", signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.sigpending())
         """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive set() set()\n", "")
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN

@@ -34,7 +34,7 @@ def submitted(gpu: str, devices: str, models: Sequence[str]) -> dict[str, str]:
     command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *models])
     env |= {"PYTHONPATH": str(SUPPORT), "DEBUG": "1", "VKBACKEND_VALIDATION": "1", "VKBACKEND_TIMEOUT": "1"}
     env["VKBACKEND_DISABLE"] = UNKNOWN_TO_VALIDATION
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not [line for line in done.stderr.splitlines() if "validation:" in line]
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -63,6 +63,7 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
         env=os.environ | {"VKBACKEND_VALIDATION": "1"} | env,
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=110,
     )
     assert result.returncode == 0, result.stderr

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     ):  # fmt: skip
         shutil.copy(demo_model(), models / name)
     (models / "broken.gguf").write_bytes(b"no model")
-    (models / "notes.txt").write_text("no model")
+    (models / "notes.txt").write_text("no model", encoding="utf-8")
     return models
 
 
@@ -42,7 +42,7 @@ def read(*line: str) -> tuple[dict[str, Entry], Notes]:
 
 def preset(folder: Path, text: str) -> str:
     path = folder / "presets.ini"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
