@@ -90,7 +90,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
     """Return shares in sixteenths of the largest share, proportional to speed.
 
     Logical devices on one resource share its speed. Devices of one class get equal shares if their resources
-    have equally many logical devices.
+    have the same number of logical devices.
     """
     n = len(speeds)
     alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]

@@ -94,7 +94,7 @@ class Provider(ABC):
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """Return `device`'s share and the rest of its slot, as u32 words."""
+        """Return `device`'s share and the remaining words of its slot, as u32 words."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:

@@ -23,7 +23,7 @@ from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 from vkbackend.repeats import Places, Repeat, RepeatingRecording, moved, section_of
 from vkbackend.step import Mix
 
-Meeting = Reduce | Fetch  # what the host does between two segments
+Meeting = Reduce | Fetch  # the host's work between two segments
 
 MAX_PERIOD = 12
 RECORDED = 2  # periods

@@ -43,8 +43,8 @@ class StepShape:
     n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
-    # Rows attend to later rows. Steps output only hidden states, `n_outputs` or (if 0) one per row, and never
-    # decode.
+    # Rows attend to later rows. Steps never decode. They output only hidden states: `n_outputs` of them, or
+    # one per row if `n_outputs` is 0.
     encodes: bool = False
     experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
     draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).

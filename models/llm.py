@@ -308,11 +308,12 @@ class LLM(Chats, Slots, Embeddings):
         return self._generation(prompt, max_tokens, options)
 
     def stream_of(self, generation: Generation) -> Generator[Chunk, None, None]:
-        """Run a generation of `generation`, like `stream`."""
+        """Run a generation that `generation` returned, like `stream`."""
         return stream(self._open_mailbox(), generation, self._tokenizer)
 
     def aresume(self, generation: Generation, tokens: Sequence[int]) -> AsyncGenerator[Chunk, None]:
-        """Run a generation of `generation`, or continue it after the loss of another engine of this model.
+        """Run a generation that `generation` returned, or continue it after another engine of this model was
+        lost.
 
         `tokens` are the lost engine's tokens. Their chunks are yielded again, without logprobs. With the same
         seed, the text is the same as without the loss, except with xtc and mirostat. Raises PromptTooLong if
@@ -328,11 +329,11 @@ class LLM(Chats, Slots, Embeddings):
         return self._maker.generation(prompt, max_tokens, options)
 
     def memory(self) -> list[dict[str, Any]]:
-        """Return a dict per device, in order, and one for the projector, if there is one. "device" is the
-        name. These keys give bytes: "weights", "adapters" (LoRA adapters, which "weights" or "host" count as
-        well), "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
-        (slices and caches on the host), "stream" (memory for weights that stay in the file), "shared" (tables
-        of all devices, counted for the first), "staging", "free_before" (before loading) and "free" (now). A
+        """Return a dict per device, in order, and one for a projector. "device" is the name. These keys give
+        bytes: "weights", "adapters" (LoRA adapters, which "weights" or "host" count as well), "mapped"
+        (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host" (slices and
+        caches on the host), "stream" (memory for weights that stay in the file), "shared" (tables of all
+        devices, counted for the first), "staging", "free_before" (before loading) and "free" (now). A
         device's free memory is None if unknown."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None

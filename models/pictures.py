@@ -201,7 +201,7 @@ class Pictures:
 
     def rows(self, image: PreparedImage, times: ImageTimes) -> list[ImageRows]:
         """Return the rows of each tile. Raises the errors of the engine."""
-        picture, rows = image.picture, image.rows  # In this order: another thread may set both.
+        picture, rows = image.picture, image.rows  # Read in this order, because another thread may set both.
         if rows is None:
             assert picture is not None
             began = time.perf_counter()

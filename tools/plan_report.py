@@ -67,7 +67,7 @@ class Report:
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # Reason and remedy.
-    notes: tuple[str, ...] = ()  # The file's unused parts, and what `--fit` chose.
+    notes: tuple[str, ...] = ()  # The file's unused parts, and the options that `--fit` chose.
     draft: DraftPlan | None = None
     gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
     mixture: Mixture | None = None  # experts in host memory

@@ -48,7 +48,7 @@ class Queue(ABC):
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
     submitted: int = 0  # Number of the last submitted segment.
     signals: tuple[str, ...] = SIGNALS[:1]  # The SIGNALS that the queue supports.
-    signal: str = SIGNALS[0]  # For executables built from now on.
+    signal: str = SIGNALS[0]  # Used by executables that are built later.
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:

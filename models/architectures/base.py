@@ -84,7 +84,7 @@ class Model(Weighted, Protocol):
     differing: Collection[int]  # Layers that have other ops than layers with equal weights.
     draft_ids: np.ndarray | None  # The token of each row of the head's logits, or None if all are equal.
     n_deepstack: int  # Leading layers after which further rows of images are added.
-    n_staged: int  # Cells of the residuals between an encoder's stages, or 0 if texts fit a step.
+    n_staged: int  # Cells for residuals between an encoder's stages, or 0 if texts fit a step.
     encodes: bool  # Rows attend to later rows, so the model computes only embeddings.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.
     n_adapters: int

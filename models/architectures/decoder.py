@@ -71,7 +71,8 @@ class Decoder(DecoderWeights):
         return h
 
     def attention_input(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """Return the residual as attention reads it, after the norm if there is one."""
+        """Return the input of attention: the residual, normalized if the layer has a norm before
+        attention."""
         return ops.rms_norm(h, w("attn_norm"), self.config.eps) if self.pre_norms else h
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:

@@ -90,7 +90,7 @@ class Head(Decoder):
         return ids
 
     def _check_shared(self, gguf: GGUF) -> None:
-        """Check that the model has what the file lacks."""
+        """Check that the model has the tensors that the file lacks."""
         c, n_vocab = self.config, self._target.n_vocab
         if "output.weight" not in gguf.tensors and c.n_vocab != n_vocab:
             raise GGUFError(f"{self._path}: d2t has {c.n_vocab} tokens, but output.weight is missing")

@@ -1,4 +1,4 @@
-"""Bounds the time that drafts may lose, whatever they guess and whatever a step costs.
+"""Bounds the time that drafts may lose, for any guesses and any cost of steps.
 
 A draft takes the time of its own computation and of the additional rows of a step, and saves the time of the
 accepted tokens. After drafts have lost the time of LOSS steps since the best moment so far, only tries are
@@ -19,7 +19,7 @@ class Account:
         self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s`: since the best moment
 
     def begin(self, plain_s: float) -> None:
-        """Begin a step, which takes `plain_s` without drafts. Forget what tries have lost."""
+        """Begin a step, which takes `plain_s` without drafts. Forget the time that tries have lost."""
         self._most_s = LOSS * plain_s
         self._lost_s = min(self._lost_s, self._most_s)
 
@@ -29,7 +29,7 @@ class Account:
         self.saved_s -= seconds
 
     def invest(self, seconds: float) -> None:
-        """Count time that makes later drafts better. It is limited before it is spent."""
+        """Count time that makes later drafts better. The caller limits this time before spending it."""
         self.saved_s -= seconds
 
     def earn(self, seconds: float) -> None:

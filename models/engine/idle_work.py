@@ -21,7 +21,7 @@ class Recording(Protocol):
 
 
 class IdleWork:
-    """An engine with an error does nothing more: `is_broken` returns whether it has one."""
+    """`is_broken` returns whether the engine has an error. Such an engine does nothing more."""
 
     def __init__(self, runner: Recording, tier: HostTier | None, is_broken: Callable[[], bool]) -> None:
         self._runner, self._tier, self._is_broken = runner, tier, is_broken
@@ -50,5 +50,6 @@ class IdleWork:
         return None if self._is_broken() else self._runner.save_due_s()
 
     def save(self) -> None:
-        """Store what the next start should know, so that a process that is killed later does not lose it."""
+        """Store the use counts for the next start, so that a process that is killed later does not lose
+        them."""
         self._runner.save_counts()

@@ -76,7 +76,7 @@ class Sequence:
     n_asked: int = field(init=False)  # Tokens of `history` in the prompt.
     is_embedded: bool = field(init=False)  # The request needs hidden states instead of logits.
     second: int = field(init=False)  # As in `Embed`.
-    history: list[int] = field(init=False)  # All tokens, with the discarded ones, without rows of images.
+    history: list[int] = field(init=False)  # Includes discarded tokens, but no rows of images.
     order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
     def __post_init__(self) -> None:

@@ -21,8 +21,8 @@ from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.ops import MAX_VEC_ROWS
 
-# If no draft saves time, one is tried after this many steps, to learn the acceptance, and then less and less
-# often.
+# If no draft saves time, the engine tries a draft after this many steps, to learn the acceptance, and then
+# less and less often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
 # The share of time that a draft model may spend on tokens that it lacks: a share of the remaining answer

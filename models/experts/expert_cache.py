@@ -15,7 +15,7 @@ from vkbackend.models.experts.uses import Uses
 
 PERIOD = 4  # Steps between two choices.
 POLL_S = 1e-3  # While filling.
-SAVE_S = 60.0  # Between two times that an idle engine stores the counts.
+SAVE_S = 60.0  # An idle engine stores the counts at this interval.
 
 Choose = Callable[[Uses, Sequence[np.ndarray]], Sequence[Move]]
 

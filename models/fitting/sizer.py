@@ -109,7 +109,7 @@ class Sizer:
         return replace(options, kv_cells=n_ctx + n_more)
 
     def with_slots_of_experts(self, options: Options) -> Options:
-        """Fill the rest of the memory with copies of the most used experts."""
+        """Fill the remaining memory with copies of the most used experts."""
         auto = replace(options, moe_cache_mib="auto")
         sizes = self._model, self._types, self._devices, auto, auto.n_ubatch
         sized = with_cache_size(*sizes, halves=self._halves, reuse=self._reuse, budgets=self._budgets)

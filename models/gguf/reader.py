@@ -141,8 +141,8 @@ class GGUF:
             raise
 
     def attach(self, other: Self, names: Mapping[str, str]) -> None:
-        """Add tensors of another open file, which this one then closes. `names` maps their names to new
-        names."""
+        """Add tensors of another open file. Closing this file also closes the other file. `names` maps their
+        names to new names."""
         first, self.draft_head = len(self._parts), other
         self._parts, self.paths = self._parts + other._parts, self.paths + other.paths
         for old, new in names.items():

@@ -15,8 +15,8 @@ from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 MAX_NBYTES = 1 << 17  # Limit for schemas and grammars. A schema of 3,000 properties compiles in 3 s.
 MAX_DEPTH = 64
-# The white space in JSON: one space, or a line break and an indent. Without a limit a model could write white
-# space forever.
+# White space in JSON is at most one space, or a line break and an indent. Without a limit, a model could
+# write white space forever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
 # With "no_forcing", a valid text may have any tokenization, so the model can write the tokens it was trained
 # on.

@@ -97,7 +97,7 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with what node 0 decided."""
+        """Return options with node 0's decisions."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)

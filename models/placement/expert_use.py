@@ -24,8 +24,8 @@ def zipf(n_expert: int, n_used: int, exponent: float = 1.0) -> Used:
 
 def of_counts(counts: npt.ArrayLike, n_used: int) -> Used:
     """Return `used` in proportion to `counts` [..., n_expert]. A token uses an expert at most once, so a
-    probability is at most 1, and other experts share the rest. Experts of a layer without counts are
-    equally likely."""
+    probability is at most 1, and other experts share the remaining uses. Experts of a layer without counts
+    are equally likely."""
     weights = np.array(counts, np.float64)
     weights[weights.sum(-1) <= 0] = 1
     used = np.zeros_like(weights)

@@ -32,7 +32,7 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Settled:
     """A step has at most `n_ubatch` rows. `sizes` returns the memory that other options would need. `notes`
-    are for the user. `halves` is whether large steps compute halves in turn."""
+    are for the user. `halves` is set if large steps are computed as two halves, which alternate."""
 
     options: Options
     n_ubatch: int

@@ -75,8 +75,8 @@ def steps(runner: Runner) -> Iterator[Step]:
 
 
 def work_of(step: Step) -> list[object]:
-    """Return what may change a row's bits: the wire format of each sum, and the ops with their variants, the
-    formats of their operands, and their constants, which include the splits of keys."""
+    """Return the properties that may change a row's bits: the wire format of each sum, and the ops with their
+    variants, the formats of their operands, and their constants, which include the splits of keys."""
     work: list[object] = [[reduce.wire for reduce in step.reduces if reduce]]
     for executable in step.executables:
         for d in executable.recording.accesses():

@@ -1,5 +1,5 @@
-"""All all-reduce providers produce the same bits, whatever the delays and however many segments are submitted
-ahead. The errors of bfloat16 are bounded.
+"""All all-reduce providers produce the same bits, for any delays and any number of segments that are
+submitted ahead. The errors of bfloat16 are bounded.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 
 
 def shared_models(*names: str) -> list[Any]:
-    """Return parameters for the files in `../shared`. They run with --all, because `tests/data` contains
-    models of the same formats."""
+    """Return parameters for the files in `../shared`. Their tests run only with --all, because `tests/data`
+    contains models of the same formats."""
     present = (name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file())
     return [pytest.param(name, id=name, marks=pytest.mark.wide) for name in present]
 

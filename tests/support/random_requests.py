@@ -21,7 +21,7 @@ from vkbackend.models.llm import LLM
 TIE = 1e-3  # Rounding changes a log probability by at most 1e-4 here.
 LONGEST_S = 900.0  # A request may wait for several loads on a busy machine.
 TEXTS = ("Once upon a time", "The little dog", "A girl named Lily", "One day", "They went to the park and")
-# An answer and the sum of all devices' memory must not depend on what else runs.
+# An answer and the sum of all devices' memory must not depend on other requests.
 OPTIONS: dict[str, Any] = {
     "n_ctx": 96, "n_slots": 2, "kv_cells": 96, "exact": True, "use_mmap": False, "n_ubatch": 4096,
 }  # fmt: skip

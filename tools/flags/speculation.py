@@ -41,7 +41,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_draft(args: argparse.Namespace) -> None:
-    """Fetch the draft model of -hfd. Raises InvalidArgument if -md names another one."""
+    """Fetch the draft model of -hfd. Raises InvalidArgument if -md names another model."""
     if getattr(args, "hf_draft", None) is None:
         return
     if args.draft is not None:

@@ -1,4 +1,4 @@
-"""Counts what an expert cache would hit: `python -m vkbackend.tools.studies.expert_cache -m mixture.gguf -f
+"""Counts the hits of an expert cache: `python -m vkbackend.tools.studies.expert_cache -m mixture.gguf -f
 text.txt`.
 
 Replays routing through the cache's own counts and replacements, without a GPU. The routing is recorded from a

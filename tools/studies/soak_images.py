@@ -1,4 +1,4 @@
-"""Requests with images for serving_soak, in the forms of all APIs, and invalid ones."""
+"""Valid and invalid requests with images for serving_soak, in the forms of all APIs."""
 
 from __future__ import annotations
 

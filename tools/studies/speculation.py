@@ -136,8 +136,8 @@ def count_rows(draft: Runner, outcome: Outcome) -> None:
 
 
 def turns(case: Case, runner: Runner, speculation: Speculation | None, outcome: Outcome) -> Iterator[None]:
-    """Count from the first token on, and yield after every TURN tokens. All texts use one engine, which
-    learns."""
+    """Count from the first token on, and yield after every TURN tokens. The engine learns, so all texts use
+    the same engine."""
     engine = Engine(runner, PrefillBudget(), speculation)
     run_step = runner.mesh.run
 

@@ -64,7 +64,7 @@ class ThreadedPipes:
             return not self._ended and not self._arrived
 
     def close(self) -> None:
-        """Close the child's stdin after what is being sent. The threads end with the child."""
+        """Close the child's stdin after all pending bytes are sent. The threads end with the child."""
         self._unsent.put(None)
 
     def _read(self) -> None:

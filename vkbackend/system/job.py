@@ -47,8 +47,9 @@ if sys.platform == "win32":
         ]
 
     class Job:
-        """A job with one process that was just started. All its processes end with the job, so also with this
-        program. If `memory` is given, the process may commit so many bytes and start no process."""
+        """A job with one process that was just started. All its processes end with the job, and the job ends
+        with this program. If `memory` is given, the process may commit this many bytes and may not start
+        processes."""
 
         def __init__(self, process: subprocess.Popen[Any], memory: int | None = None) -> None:
             self._limits = _Limits(flags=_KILL_ON_CLOSE)

@@ -17,7 +17,7 @@ if sys.platform == "win32":
     _kernel.VirtualFree.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32
 
     def private_pages(nbytes: int) -> np.ndarray:
-        """Return zeros, u8 [nbytes], in pages of their own. Raises OSError and OverflowError.
+        """Return zeros, u8 [nbytes], in pages that hold nothing else. Raises OSError and OverflowError.
 
         `mmap` would make a view of a section, which drivers may refuse to import.
         """
@@ -39,7 +39,7 @@ else:
     _POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels return an error
 
     def private_pages(nbytes: int) -> np.ndarray:
-        """Return zeros, u8 [nbytes], in pages of their own. Raises OSError and OverflowError.
+        """Return zeros, u8 [nbytes], in pages that hold nothing else. Raises OSError and OverflowError.
 
         A shared mapping would be file backed, which the amdgpu driver refuses. A forked child reads zeros.
         With copy-on-write, a write by the parent could create new pages that the device does not use. With

@@ -68,7 +68,8 @@ class TimelineQueue(Queue):
         return self._semaphores + 1
 
     def ends(self) -> Ends:
-        """Return what the next executable records for `signal`. Raises UnsupportedFeature."""
+        """Return the flag and the events that the next executable records for `signal`. Raises
+        UnsupportedFeature."""
         ways = self.signal.split("+")
         if "flag" in ways and self._flag is None:
             self._flag = Flag(self.device)

@@ -15,7 +15,7 @@ from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Overview, Size
 SIDE = 448  # pixels of the side of a square with a tile's area
 MAX_SLICES = 9
 MAX_ASPECT = 200  # longer side / shorter side
-NESTED = 2  # clip.minicpmv_version of MiniCPM-V 2.5, whose slices have the marks of images
+NESTED = 2  # clip.minicpmv_version of MiniCPM-V 2.5, which marks slices like images
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:

@@ -14,7 +14,7 @@ from vkbackend.models.vision.picture import Picture, Tile
 from vkbackend.models.vision.preprocess.cut import Cut, normalized
 from vkbackend.models.vision.rows import KEY_NBYTES
 
-VERSION = 1  # Of the rules; part of a picture's key.
+VERSION = 1  # The version of the rules, a part of a picture's key.
 FAMILIES = {  # projector type -> module
     "idefics3": "idefics3",
     "qwen3vl_merger": "qwen_vl",

@@ -102,9 +102,9 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """Check the logits and the number of exchanges per layer. A layer has two exchanges. It has one if it
-    lacks attention or FFN, or if it adds their results together. Norms over split heads add an exchange of a
-    few values per row."""
+    """Check the logits and the number of exchanges per layer. A layer has two exchanges. A layer that lacks
+    attention or FFN, or adds their results together, has one exchange. Norms over split heads add an exchange
+    of a few values per row."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:

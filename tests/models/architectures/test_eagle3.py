@@ -276,7 +276,7 @@ def test_a_head_alone_is_no_model(folder: Path) -> None:
     "name", ["gemma3n", "gpt2", "gemma4", "qwen35", "qwen3next", "lfm2", "mamba2", "nemotron_h"]
 )
 def test_other_architectures(tmp_path: Path, name: str) -> None:
-    """Streams of gemma3n are refused. All others draft the same on one and two devices."""
+    """gemma3n is refused, because of its streams. All other models draft the same on one and two devices."""
     m = build(name)
     path, head = (
         write(m, tmp_path / "m.gguf"),

@@ -35,7 +35,7 @@ def test_many_shifts(data: st.DataObject) -> None:
     n_ctx = data.draw(st.sampled_from([8, 31, 64, 100]))
     how = {"n_slots": data.draw(st.integers(1, 4)), "n_ctx": n_ctx, "context_shift": True}
     how |= {"n_ubatch": data.draw(st.sampled_from([1, 16, 64])), "n_in_flight": data.draw(st.integers(1, 2))}
-    fewest = -(-n_ctx // CELL_BLOCK) + 1  # One block more for the copy of a shared block.
+    fewest = -(-n_ctx // CELL_BLOCK) + 1  # An additional block for the copy of a shared block.
     how |= {"blocks": data.draw(st.sampled_from([None, fewest, fewest + 1]))}
     engine, _ = make(**how, prefix_cache=data.draw(st.booleans()))
     n_common = data.draw(st.integers(0, n_ctx))

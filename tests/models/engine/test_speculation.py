@@ -242,7 +242,7 @@ def test_drafters_in_turn() -> None:
 
 
 def test_an_expensive_drafter_is_asked_only_if_it_pays() -> None:
-    """A token of the drafter takes as long as a step, which is the constant price of all steps here."""
+    """Drafting a token takes as long as a step, and all steps have the same price here."""
     drafter = Guesses(lambda want: [43] * want.n, 1.0, 0, N_PLAIN)
     drafter.seconds = 1.0
     engine, _ = make(n_ctx=700, drafter=drafter)

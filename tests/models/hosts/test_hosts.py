@@ -121,7 +121,8 @@ FITTED = (
 def test_fit_to_the_devices_of_two_hosts(
     tmp_path: Path, name: str, kib: int, n_ctx: int, n_layers: int, cached: bool, monkeypatch: Any
 ) -> None:
-    """Node 0 fits the model to the memory of all nodes' devices. The others load the same."""
+    """Node 0 fits the model to the memory of all nodes' devices. The other nodes load the model in the same
+    way."""
 
     def budgets(devices: Any) -> list[fit.Budget]:
         return [fit.Budget(f"device {d}", kib << 10, (d,)) for d in range(len(devices))]

@@ -1,4 +1,4 @@
-"""How many weights in host memory are pinned follows from what the system has."""
+"""The system's memory and limits determine how many weights in host memory are pinned."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Wrong(Exception):
-    """The code accepted or answered what it must not."""
+    """The code accepted an invalid case, or its result is wrong."""
 
 
 class Kind(Protocol):

@@ -1,4 +1,4 @@
-"""The fixtures of alibi.py in `transformers`."""
+"""Builds the fixtures of alibi.py as models of `transformers`."""
 
 from __future__ import annotations
 

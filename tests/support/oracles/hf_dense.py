@@ -1,4 +1,4 @@
-"""The fixtures of dense.py in `transformers`."""
+"""Builds the fixtures of dense.py as models of `transformers`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The fixtures of earlier.py in `transformers`. For architectures that transformers lacks, another class
-computes the same logits.
+"""Builds the fixtures of earlier.py as models of `transformers`. For architectures that transformers lacks,
+another class computes the same logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fixtures of encoders.py in `transformers`. The activation is the tanh form of GELU."""
+"""Builds the fixtures of encoders.py as models of `transformers`. The activation is the tanh form of GELU."""
 
 from __future__ import annotations
 

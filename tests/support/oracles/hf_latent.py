@@ -1,4 +1,4 @@
-"""The fixtures of latent.py in `transformers`."""
+"""Builds the fixtures of latent.py as models of `transformers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of layer_norm.py in `transformers`."""
+"""Builds the fixtures of layer_norm.py as models of `transformers`."""
 
 from __future__ import annotations
 

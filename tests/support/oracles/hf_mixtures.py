@@ -1,4 +1,4 @@
-"""The fixtures of mixtures.py in `transformers`."""
+"""Builds the fixtures of mixtures.py as models of `transformers`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The fixtures of near_llama.py in `transformers`. If `transformers` lacks a model's class, another class
-with the same equations computes the logits.
+"""Builds the fixtures of near_llama.py as models of `transformers`. If `transformers` lacks a model's class,
+another class with the same equations computes the logits.
 """
 
 from __future__ import annotations

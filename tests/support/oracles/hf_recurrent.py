@@ -1,4 +1,4 @@
-"""The fixtures of recurrent.py in `transformers`."""
+"""Builds the fixtures of recurrent.py as models of `transformers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of sigmoid_mixtures.py in `transformers`."""
+"""Builds the fixtures of sigmoid_mixtures.py as models of `transformers`."""
 
 from __future__ import annotations
 

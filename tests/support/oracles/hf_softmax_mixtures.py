@@ -1,4 +1,4 @@
-"""The fixtures of softmax_mixtures.py in `transformers`."""
+"""Builds the fixtures of softmax_mixtures.py as models of `transformers`."""
 
 from __future__ import annotations
 

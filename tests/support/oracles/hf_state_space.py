@@ -1,4 +1,4 @@
-"""The fixtures of state_space.py in `transformers`."""
+"""Builds the fixtures of state_space.py as models of `transformers`."""
 
 from __future__ import annotations
 

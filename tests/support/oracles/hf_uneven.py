@@ -1,4 +1,4 @@
-"""The fixtures of uneven.py in `transformers`."""
+"""Builds the fixtures of uneven.py as models of `transformers`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeciConfig(transformers.LlamaConfig):
 
 
 class _Mixer(torch.nn.Module):
-    """The part of a layer that is not attention: nothing, or one matrix."""
+    """Replaces the attention of a layer by nothing, or by one matrix."""
 
     def __init__(self, n_embd: int, mixes: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Encoders with layers of their own: Pixtral, InternVL and Kimi."""
+"""Encoders whose layers differ from the usual layers: Pixtral, InternVL and Kimi."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def step35(m: Fixture) -> None:
         nextn_predict_layers=1, swiglu_clamp_exp=[0.0, 0.0, 0.25, 0.5, 0.0],
         swiglu_clamp_shexp=[0.3, 0.0, 0.5, 0.0, 0.0],
     )  # fmt: skip
-    # Layers without a window use the first half of the factors, and the others none.
+    # Layers without a window use the first half of the factors. Other layers use no factors.
     m.put("rope_freqs.weight", np.tile(llama3_factors(HEAD_DIM // 2, 1000.0), 2))
     gated_layers(m, heads, heads)
     ahead(m, 4)

@@ -12,7 +12,7 @@ from serving import PROCESSES, Address, one_model
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
 
-if TYPE_CHECKING:  # They take 3 s to import, and every worker collects this file.
+if TYPE_CHECKING:  # The imports take 3 s, and every worker collects this file.
     import anthropic
     import openai
 

@@ -53,7 +53,7 @@ class Catalog(Front):
         self.pool.relist(entries)
 
     def find(self, name: str) -> Tenant:
-        """Raises Refusal (400 without a name, 404 for an unknown one)."""
+        """Raises Refusal (400 without a name, 404 for an unknown name)."""
         tenants = list(self.pool.tenants.values())
         tenant = self.pool.find(name) if name else None
         if tenant is None and len(tenants) == 1 and (self._takes_any_name or not name):

@@ -40,8 +40,9 @@ class Preset:
 
 
 def read_presets(path: str, actions: Actions, parse: Parse) -> dict[str, Preset]:
-    """Return the presets by section. Each begins with the words of section `*`. `actions(words)` returns the
-    parser's actions by flag, and `parse` checks words. Raises InvalidArgument with section, key and line."""
+    """Return the presets by section. Each preset begins with the words of section `*`. `actions(words)`
+    returns the parser's actions by flag, and `parse` checks words. Raises InvalidArgument with section, key
+    and line."""
     sections = _sections(path)
     keys = {key for lines in sections.values() for _, key, _ in lines}
     known = actions([name for key in sorted(keys) for name in (*_spelled(key), *_opposites(key))])
