@@ -39,8 +39,8 @@ def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, V
 
 
 def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
-    """Return the views of a step with `n_outputs` rows, whose recording has `bucket(n_outputs)` rows."""
-    return places(region, bucket(n_outputs), k, top_k_chunks(limits, n_vocab, k)[1])
+    """Return the views of a recorded step with `n_outputs` output rows."""
+    return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
 
 
 class Outputs:
@@ -121,7 +121,7 @@ class Outputs:
             if not wanted.hidden:
                 last = View(region.buffer, region.offset, (n_outputs, end - begin))
             if wanted.top_k:
-                best = found_in(region, n_outputs, wanted.top_k, device.limits, end - begin)
+                best = found_in(region, bucket(n_outputs), wanted.top_k, device.limits, end - begin)
                 last = best[2 if wanted.summed else 1]
             views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
         return self._nodes.gather((n_outputs, wanted, place), views)
@@ -152,14 +152,15 @@ class Outputs:
         rows: np.ndarray = host.reshape(region.shape)[:n_outputs].copy()
         return rows
 
-    def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
+    def read_top_k(self, n_outputs: int, wanted: Wanted, n_recorded: int, place: int = 0) -> TopK:
+        """`n_recorded` counts the output rows of the recorded step."""
         k, summed = wanted.top_k, wanted.summed
         ids, logits, sums = [], [], []
         regions = self._places[place]
         for device, region, (begin, end) in zip(self._devices, regions, self._rows(wanted), strict=True):
             if region is not None and begin < end:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
-                views = found_in(region, n_outputs, k, device.limits, end - begin)
+                views = found_in(region, n_recorded, k, device.limits, end - begin)
                 host = views[0].buffer.host  # type: ignore[union-attr]
                 positions = host[views[0].offset : views[0].end].view(np.uint32).reshape(-1, k)
                 ids.append(positions[:n_outputs].astype(np.int64) + begin)

@@ -107,8 +107,8 @@ class Mesh:
         vocabularies = shape.vocab, shape.draft_vocab or shape.vocab
         self.outputs = Outputs(self.devices, self._inputs, vocabularies, sizes.logits, self.nodes, n_places)
 
-    def recorded_step(self, kind: StepKind) -> Step:
-        return self.steps.of(kind)
+    def recorded_step(self, kind: StepKind, may_pad: bool = False) -> Step:
+        return self.steps.of(kind, may_pad)
 
     def record(self, kind: StepKind, build: Build) -> Step:
         """Record a step of `build` in place of the model's forward function. The step uses the memory of the

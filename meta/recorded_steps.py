@@ -18,6 +18,7 @@ from vkbackend.meta.repeated_layers import RepeatedLayers
 from vkbackend.meta.step_builder import Built, StepBuilder
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.streams import Fetch, copied_later
+from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
@@ -29,6 +30,7 @@ STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
 # lavapipe maps memory for the descriptor set of each dispatch, and crashes if the kernel refuses a map. A
 # process may have 65,530 maps (vm.max_map_count). 128 steps of 40 layers (104,000 commands) had 64,000.
 MAX_CPU_COMMANDS = 64_000
+MAX_REPLACED = 8  # A kind that is needed more often is recorded.
 COMPILING_SLICE_S = 0.002  # A step that is recorded ahead stops compiling within this time.
 
 Values = dict[str, list[View | None]]
@@ -85,6 +87,7 @@ class RecordedSteps:
         self.by_kind: dict[StepKind, Step] = {}
         self.while_recording: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
         self.n_recorded, self.record_s = 0, 0.0
+        self.n_replaced: dict[StepKind, int] = {}  # how often a larger step replaced a kind
         self._n_asked = 0
         self._is_awaited: Callable[[], bool] | None = None
 
@@ -98,6 +101,7 @@ class RecordedSteps:
         self._is_awaited = is_awaited
         try:
             self.by_kind[kind] = self._record(kind)
+            self.n_replaced.pop(kind, None)
             return True
         except _Awaited:
             for device in self.builder.devices:
@@ -130,8 +134,14 @@ class RecordedSteps:
     def n_cpu_commands(self) -> int:
         return sum(step.n_cpu_commands for step in self.by_kind.values())
 
-    def of(self, kind: StepKind) -> Step:
+    def of(self, kind: StepKind, may_pad: bool = False) -> Step:
+        """Return the step of a kind, which is recorded if necessary. If `may_pad` is set, a larger recorded
+        step may replace the step MAX_REPLACED times, because padding takes less time than a recording."""
         step = self.by_kind.get(kind)
+        if step is None and may_pad and self.n_replaced.get(kind, 0) < MAX_REPLACED:
+            step = self._larger(kind)
+            if step:
+                self.n_replaced[kind] = self.n_replaced.get(kind, 0) + 1
         if step is None:
             began = time.perf_counter()
             with self.while_recording(kind):
@@ -140,9 +150,25 @@ class RecordedSteps:
             self.record_s += time.perf_counter() - began
             self._make_room(step)
             self.by_kind[kind] = step
+            self.n_replaced.pop(kind, None)
         self._n_asked += 1
         step.used = self._n_asked
         return step
+
+    def _larger(self, kind: StepKind) -> Step | None:
+        """Return the smallest recorded step that has at most twice the rows of `kind`, at least its outputs,
+        and the kernels of few or of many rows as `kind` has."""
+        n_rows, n_outputs = kind.n_rows, kind.n_outputs
+        most = min(2 * n_rows, MAX_VEC_ROWS) if n_rows <= MAX_VEC_ROWS else 2 * n_rows
+        larger = [
+            (other.n_rows, other.n_outputs, other)
+            for other in self.by_kind
+            if not kind.halves  # The larger step's second half may lack output rows.
+            and n_rows <= other.n_rows <= most
+            and n_outputs <= other.n_outputs
+            and other._replace(n_rows=n_rows, n_outputs=n_outputs) == kind
+        ]
+        return self.by_kind[min(larger)[2]] if larger else None
 
     def _make_room(self, new: Step) -> None:
         """Close the least recently used steps until `new` fits. Each run of a step ends before the next call,

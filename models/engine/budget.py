@@ -1,4 +1,6 @@
-"""Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time.
+"""Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time. If more
+prompts wait than sequences decode, the rows may add the time of a decode-only step for each prompt per
+decoding sequence, so that prompts get the share of time that decoding sequences get.
 
 The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
 are fast enough, and shrinks after a slow step.
@@ -8,52 +10,68 @@ from __future__ import annotations
 
 from vkbackend.meta.step_kind import bucket
 
-SLOWER = 2.0  # Limit of a step's time, relative to a step without prompt rows.
 GROWTH = 1.15  # After a fast step, multiply the prompt rows by this.
 WEIGHT = 0.25
 REFRESH = 64  # A step without prompt rows is measured again after this many steps.
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
 PADDED = 16  # Steps with PADDED or more prompt rows have no padding.
+MAX_SHARE = 8  # At most, prompts take this many times the time of a decode-only step.
 
 
 class PrefillBudget:
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a decode-only step, by its padded number of rows
         self._age: dict[int, int] = {}
-        self._rows = float(FIRST_ROWS)
+        self._rows = float(FIRST_ROWS)  # rows that take as long as a decode-only step
+        self._row_s = 0.0  # of the latest step without decoding sequences, until rows of both were measured
+        self._is_learned = False
         self._n_steps = 0
 
-    def rows(self, n_decode: int, most: int) -> int:
+    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
+        """Return how many prompt rows, at most `most`, a step may have with `n_decode` decoding sequences,
+        while `n_prompts` prompts wait."""
         if not n_decode:
             return most
-        kind = bucket(n_decode)
-        if kind not in self._alone or self._age[kind] >= REFRESH:
+        kind = self._measured(n_decode)
+        if kind is None or self._age[kind] >= REFRESH:
             self._n_steps = -1
             return 0
         self._age[kind] += 1
-        n = max(1, int(self._rows))
+        n = max(1, int(self._rows * min(max(1, n_prompts / n_decode), MAX_SHARE)))
         if n >= PADDED:
             n = max(_below(n_decode + n) - n_decode, PADDED // 2)
         return min(most, n)
 
+    def _measured(self, n_decode: int) -> int | None:
+        """Return the padded rows of the measured decode-only step that has n_decode rows, or else the most
+        of fewer. A step with fewer rows takes no longer, so its time is a safe limit."""
+        return max((kind for kind in self._alone if kind <= bucket(n_decode)), default=None)
+
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
         """Adjust the limit to the time of a step that was already recorded."""
         self._n_steps += 1
-        if not n_decode or not (
-            n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
-        ):
+        if not n_decode:
+            self._row_s = seconds / max(1, n_prompt)
             return
         kind = bucket(n_decode)
-        known = self._alone.get(kind)
         if not n_prompt:
-            self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
-            self._age[kind] = 0
-        elif known is not None and seconds > SLOWER * known:
+            known = self._alone.get(kind)
+            if known is None or self._n_steps % EVERY == 0:
+                self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
+                self._age[kind] = 0
+            if not self._is_learned and self._row_s:
+                self._rows = max(FIRST_ROWS, min(seconds / self._row_s, 1e4))
+            return
+        if (measured := self._measured(n_decode)) is None:
+            return
+        self._is_learned = True
+        known, share = self._alone[measured], max(1, n_prompt / self._rows)
+        if seconds > (1 + share) * known:
             # The step may be slow for another reason, so at most halve the number.
-            self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
+            self._rows = max(1.0, self._rows * max(0.5, (1 + share) * known / seconds))
         # A step with fewer prompt rows had only short prompts, so the limit does not grow.
-        elif known is not None and n_prompt >= int(self._rows) // 2:
+        elif n_prompt >= int(self._rows) // 2:
             self._rows = min(self._rows * GROWTH, 1e4)
 
 

@@ -238,6 +238,8 @@ def serve(conn: Conn, options: Options, open_: Open = Engine.open, watch: Watch 
         threading.Thread(target=_read, args=(conn, inbox), daemon=True).start()
         conn.send(engine.info)
         engine.runner.tell_of_compiling(compiled)
+        if env.records_ahead():
+            engine.runner.allow_padding()
         more = True
         while True:
             try:

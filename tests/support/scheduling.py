@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Everything(PrefillBudget):
     """A budget that assigns all rows to prompts, so no step depends on the clock."""
 
-    def rows(self, n_decode: int, most: int) -> int:
+    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
         return most
 
 

@@ -1,11 +1,11 @@
 """Times the first requests of a new server: `python -m vkbackend.tools.studies.cold_clients [-m MODEL]`.
 
 Starts servers in turns, one for each way to record steps: every layer of every step; equal layers once; and
-equal layers once with steps ahead while the server is idle. Then `-np` clients send requests at once. When
-all steps are recorded, they send requests with other words. The columns are the milliseconds to the first
-token and between tokens, the kinds of steps that were recorded while the clients waited, the seconds of
-recording, the failed answers, and the machine's load. `--layers N` replaces the model by N small random
-layers with the model's vocabulary.
+equal layers once with steps ahead while the server is idle. Then `-np` clients send requests at once, or
+within `--spread` seconds. Later, they send requests with other words. The columns are the milliseconds to
+the first token and between tokens, the kinds of steps that were recorded while the clients waited, the
+seconds of recording, the failed answers, and the machine's load. `--layers N` replaces the model by N small
+random layers with the model's vocabulary.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ WAVE = "first ms p50", "first ms p99", "next ms p99", "recorded", "record s"
 COLUMNS = "steps", "round", *WAVE, f"again: {WAVE[0]}", *WAVE[1:], "errors", "load"
 
 
-async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, seed: int) -> HttpLoad:
+async def wave(endpoint: Endpoint, n: int, n_words: int, n_gen: int, spread_s: float, seed: int) -> HttpLoad:
+    """Client `i` asks at a random moment of the first `spread_s` seconds."""
     model = await model_of(endpoint)
     began = time.perf_counter()
 
     async def client(i: int) -> Text:
-        words = random.Random(seed + i).choices(WORDS, k=n_words)
+        rng = random.Random(seed + i)
+        words = rng.choices(WORDS, k=n_words)
+        await asyncio.sleep(spread_s * rng.random())
         return await text_of(endpoint, *body_of("completions", model, words, n_gen, i))
 
     texts = await asyncio.gather(*map(client, range(n)))
@@ -67,7 +70,7 @@ async def recorded(endpoint: Endpoint) -> tuple[int, float]:
 def waves(endpoint: Endpoint, name: str, turn: int, args: argparse.Namespace) -> tuple[object, ...]:
     """Return a row of the table."""
     time.sleep(args.idle)
-    sizes = args.parallel, args.words, args.n_gen
+    sizes = args.parallel, args.words, args.n_gen, args.spread
     cells: list[object] = []
     n_errors, before = 0, asyncio.run(recorded(endpoint))
     for seed in (0, args.parallel):
@@ -89,6 +92,7 @@ def main() -> None:
     add("--layers", type=int, default=0, help="in its place: this many small layers with its vocabulary")
     add("-dev", "--device", default="0", help="device list (default: %(default)s)")
     add("-np", "--parallel", type=int, default=16, help="clients (default: %(default)s)")
+    add("--spread", type=float, default=0, help="seconds in which the clients arrive (default: all at once)")
     add("--words", type=int, default=8, help="words of a prompt (default: %(default)s)")
     add("-n", "--n-gen", type=int, default=16, help="tokens of a text (default: %(default)s)")
     add("-r", "--repetitions", type=int, default=2, help="rounds (default: %(default)s)")

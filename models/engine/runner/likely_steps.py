@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
@@ -18,9 +18,10 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, for one sequence, for all, and for some, then prompts together with decoding sequences. A running
-    server first gets the steps with one bucket more or fewer rows, and one more or fewer outputs, than the
-    latest steps.
+    or less, for one sequence and for all, then prompts with decoding sequences. The latter come first
+    with powers of two of rows and the most outputs, because a larger step can replace a step that is not
+    recorded yet. A running server first gets the steps with one bucket more or fewer rows, and one more or
+    fewer outputs, than the latest steps. Some kinds are yielded twice.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))
@@ -36,21 +37,29 @@ def likely_kinds(
                     yield kind._replace(n_rows=n_rows, n_outputs=n_outputs)
     yield from (StepKind(n, n, Mix.DECODE, wanted) for n in outputs)
     largest_first = [n for n in reversed(rows) if n > MAX_VEC_ROWS]
-    # One prompt, then a prompt for every slot, then prompts for some slots.
-    for n_outputs in dict.fromkeys((1, outputs[-1], *outputs)):
-        for n_rows in largest_first:
-            if n_outputs < n_rows:
-                halves = 0 < shape.halves <= n_rows
-                mix = mix_of(n_rows // 2 if halves else n_rows)
-                yield StepKind(n_rows, n_outputs, mix, wanted, halves=halves)
-        if n_outputs == 1:
-            # Few rows with a run of several: this run has one output, or none before its prompt ends.
-            few = [n for n in rows if 1 < n <= MAX_VEC_ROWS]
-            yield from (StepKind(n, k, Mix.FEW, wanted) for n in few for k in outputs if k <= bucket(n - 1))
-    for n_outputs in outputs:
-        for n_rows in reversed(largest_first):
-            if n_outputs < n_rows:
-                yield StepKind(n_rows, n_outputs, Mix.BOTH, wanted)
+    powers = [n for n in largest_first if n & n - 1 == 0]
+    few = [n for n in rows if 1 < n <= MAX_VEC_ROWS]
+
+    def prompts(sizes: Iterable[int], n_outputs: int) -> Iterator[StepKind]:
+        for n in sizes:
+            halves = 0 < shape.halves <= n
+            if n_outputs < n:
+                yield StepKind(n, n_outputs, mix_of(n // 2 if halves else n), wanted, halves=halves)
+
+    def together(sizes: Iterable[int], n_outputs: int) -> Iterator[StepKind]:
+        """Prompts with decoding sequences."""
+        yield from (StepKind(n, n_outputs, Mix.BOTH, wanted) for n in sizes if n_outputs < n)
+
+    yield from prompts(largest_first, 1)
+    yield from prompts(largest_first, outputs[-1])
+    for n in reversed(powers):
+        yield from together([n], max(k for k in outputs if k < n))
+    # Few rows with a run of several: this run has one output, or none before its prompt ends.
+    yield from (StepKind(n, max(k for k in outputs if k <= bucket(n - 1)), Mix.FEW, wanted) for n in few)
+    for n_outputs in reversed(outputs):
+        yield from prompts(largest_first, n_outputs)
+        yield from (StepKind(n, n_outputs, Mix.FEW, wanted) for n in few if n_outputs <= bucket(n - 1))
+        yield from together(reversed(largest_first), n_outputs)
 
 
 def buckets(n: int) -> list[int]:

@@ -39,9 +39,11 @@ Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 class StepHandle(NamedTuple):
     """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` is the step's
-    result, which may contain more candidates. `place` selects the memory for the results."""
+    result, which may contain more candidates. `n_recorded` counts the output rows of the recorded step.
+    `place` selects the memory for the results."""
 
     n_outputs: int
     k: int
     computed: Wanted
+    n_recorded: int
     place: int

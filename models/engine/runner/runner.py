@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,7 @@ class Runner:
         self._shifts = loading.shifting(self.mesh, self.kv)
         self._in_flight: deque[StepHandle] = deque()
         self._n_launched = 0
+        self._pads = False
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab],
@@ -141,9 +143,10 @@ class Runner:
             raise UnsupportedModel(ONLY_EMBEDS)
         computed = wanted if k < 2 else wanted._replace(top_k=self.max_top_k)
         n_outputs = len(batch.outputs)
-        handle = StepHandle(n_outputs, k, computed, self._n_launched % self._n_places)
         self.mesh.check_usable()
         step = self.recorded_step(batch, computed)
+        place = self._n_launched % self._n_places
+        handle = StepHandle(n_outputs, k, computed, step.kind.n_outputs, place)
         self.kv.flush()
         if self.kv.states and not wanted.ahead:
             advance = self.kv.states.slots.advance
@@ -163,13 +166,13 @@ class Runner:
         Raises the errors of devices and nodes."""
         first = self._in_flight.popleft()
         assert first is handle
-        n, k, computed, place = handle
+        n, k, computed, n_recorded, place = handle
         if n:
             self.mesh.outputs.collect(n, computed, place)
         if computed.hidden:
             return None, self.mesh.outputs.read_hidden(n, place), None
         if k:
-            ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, place)
+            ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, n_recorded, place)
             return ids[:, :k], logits[:, :k], log_sums
         if n:
             return None, self.mesh.outputs.read_logits(self._logits, n, computed, place), None
@@ -193,7 +196,10 @@ class Runner:
             kind = kind._replace(images=True)
             if batch.images.sees_end:  # Halves would store K and V of later rows too late.
                 kind = kind._replace(mix=Mix.PREFILL, halves=False, sees_end=True)
-        return self.mesh.recorded_step(kind._replace(stage=batch.stage) if batch.stage >= 0 else kind)
+        if batch.stage >= 0:
+            kind = kind._replace(stage=batch.stage)
+        # The rows of a sequence alone have the same padding, and therefore the same bits, at any time.
+        return self.mesh.recorded_step(kind, self._pads and len(runs) > 1)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
         """Record decoding steps with these numbers of rows, so that no request waits for a recording."""
@@ -209,13 +215,19 @@ class Runner:
         steps = self.mesh.steps
         used = sorted(steps.by_kind.values(), key=lambda step: -step.used)
         kinds = [step.kind for step in used if step.used]
-        for kind in likely_kinds(kinds, self._shape, self.n_slots, self.max_top_k):
+        likely = likely_kinds(kinds, self._shape, self.n_slots, self.max_top_k)
+        for kind in chain(list(steps.n_replaced), likely):
             if kind not in self._tried and kind not in steps.by_kind and kind.n_outputs <= self.max_outputs:
                 recorded = steps.record_ahead(kind, is_awaited)
                 if recorded or not is_awaited():
                     self._tried.add(kind)
                 return recorded or is_awaited()
         return False
+
+    def allow_padding(self) -> None:
+        """Let a recorded step with more rows replace a step of several sequences that is not recorded yet.
+        Nodes of a group need the same steps, and drafts are chosen by the measured times of exact steps."""
+        self._pads = not (self.group or self.options.speculation)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Tables | None = None) -> None:
         """Compute this node's part of a micro-batch. `Run.states` must be set. `tables` contains rows of cos

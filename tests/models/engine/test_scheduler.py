@@ -140,8 +140,25 @@ def test_prompts_may_double_the_time_of_a_step() -> None:
     assert 0 in budgets, "the step without is measured again"
 
 
+def test_many_prompts_get_the_share_of_many_sequences() -> None:
+    budget = PrefillBudget()
+    budget.took(0, 100, 0.010)  # 100 rows of a prompt take as long as the decode-only step
+    budget.took(2, 0, 0.010)
+    assert budget.rows(2, 508, 1) == budget.rows(2, 508, 2) == 94, "100 rows, without padding"
+    assert budget.rows(2, 508, 8) == 382, "four prompts per decoding sequence"
+    assert budget.rows(2, 5000, 100) == 766, "at most MAX_SHARE"
+    assert budget.rows(40, 508, 20) == 88, "the step of 40 takes at least as long as the step of 2"
+
+    for _ in range(3):
+        budget.took(2, 382, 0.030)
+    assert budget.rows(2, 5000, 8) > 382, "the rows took less than four times as long"
+    for _ in range(3):
+        budget.took(2, 382, 0.100)
+    assert budget.rows(2, 5000, 8) < 200
+
+
 class Fixed(PrefillBudget):
-    def rows(self, n_decode: int, most: int) -> int:
+    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
         return min(most, 3) if n_decode else most
 
 
@@ -186,7 +203,7 @@ def test_a_single_prompt_row_does_not_count_as_decoding() -> None:
     measured: list[tuple[int, int]] = []
 
     class One(PrefillBudget):
-        def rows(self, n_decode: int, most: int) -> int:
+        def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
             return min(most, 1) if n_decode else most
 
         def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:

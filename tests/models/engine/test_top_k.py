@@ -8,6 +8,9 @@ import pytest
 from device_sets import DEVICE_SETS, wide
 from runners import load_runner, step_top_k
 
+from vkbackend.meta.candidates import TopK
+from vkbackend.meta.recorded_steps import MAX_REPLACED
+from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.llm import LLM
 from vkbackend.models.placement import traced_steps
 from vkbackend.ops import MAX_TOP_K
@@ -72,6 +75,38 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
     best = step_top_k(runner, [5, 6, 7, 8], runs, [1, 3], 40, summed=True)
     assert best.log_sums is not None and np.abs(best.log_sums - want).max() < 1e-5
     runner.close()
+
+
+@pytest.mark.parametrize("devices", [["numpy"] * 3, *SETS], ids=str)
+def test_a_larger_step_replaces_a_step_that_is_not_recorded(large: Synthetic, devices: list[str]) -> None:
+    """The step has more rows and outputs than necessary. Candidates under a mask and sums do not change."""
+    padded, exact = (load_runner(large, devices=devices, n_ctx=32, n_ubatch=16, n_slots=4) for _ in range(2))
+    padded.allow_padding()
+    masks = np.full((4, -(-padded.n_vocab // 32)), 0x55555555, np.uint32)
+
+    def step(runner: Runner, n_decode: int, n: int, masked: bool = False) -> TopK:
+        """Compute decoding rows at position 0, and `n` rows of a prompt in the last slot."""
+        runs = [*(Run(slot, slot, 1, 0) for slot in range(n_decode)), Run(3, n_decode, n, 0)]
+        outputs = [*range(n_decode), n_decode + n - 1]
+        mask = masks[: len(outputs)] if masked else None
+        return runner.step_top_k(list(range(5, 5 + n_decode + n)), runs, outputs, 4, mask, summed=not masked)
+
+    for masked in (False, True):
+        step(padded, 3, 13, masked)  # records 16 rows with 4 outputs
+        for n_decode, n in ((1, 8), (1, 11), (2, 8)):
+            got, want = step(padded, n_decode, n, masked), step(exact, n_decode, n, masked)
+            assert got.ids.tolist() == want.ids.tolist()
+            np.testing.assert_allclose(got.logits, want.logits, rtol=1e-4, atol=1e-5)
+            if got.log_sums is not None and want.log_sums is not None:
+                np.testing.assert_allclose(got.log_sums, want.log_sums, rtol=1e-5)
+    assert padded.n_recorded == 2
+    for _ in range(MAX_REPLACED):
+        step(padded, 1, 9)
+    assert padded.n_recorded == 3, "a kind that is needed often is recorded"
+    padded.step_top_k([5] * 9, [Run(0, 0, 9, 0)], [8], 4)
+    assert padded.n_recorded == 4, "the rows of a sequence alone always have the same padding"
+    for runner in (padded, exact):
+        runner.close()
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *SETS], ids=str)
