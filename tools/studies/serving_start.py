@@ -33,7 +33,7 @@ POLL_S = 0.01
 READY_S = 300.0
 
 
-def tiny(vocab: str, path: Path, n_layer: int = N_LAYER) -> None:
+def tiny(vocab: str, path: Path, n_layer: int = N_LAYER, n_embd: int = N_EMBD) -> None:
     """Write a llama model with the vocabulary of `vocab` and small random layers."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
@@ -50,12 +50,12 @@ def tiny(vocab: str, path: Path, n_layer: int = N_LAYER) -> None:
             writer.add_array(key, np.asarray(value).tolist())
     writer.add_block_count(n_layer)
     writer.add_context_length(512)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_feed_forward_length(2 * N_EMBD)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(2 * n_embd)
     writer.add_head_count(N_HEAD)
     writer.add_head_count_kv(N_HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    writer.add_rope_dimension_count(n_embd // N_HEAD)
     rng = np.random.default_rng(1)
 
     def add(name: str, *shape: int) -> None:
@@ -63,15 +63,15 @@ def tiny(vocab: str, path: Path, n_layer: int = N_LAYER) -> None:
         values = np.ones(shape) if ones else rng.standard_normal(shape) / np.sqrt(shape[-1])
         writer.add_tensor(f"{name}.weight", values.astype(np.float32 if ones else np.float16))
 
-    add("token_embd", n_vocab, N_EMBD)
-    add("output_norm", N_EMBD)
+    add("token_embd", n_vocab, n_embd)
+    add("output_norm", n_embd)
     for i in range(n_layer):
         for norm in ("attn_norm", "ffn_norm"):
-            add(f"blk.{i}.{norm}", N_EMBD)
+            add(f"blk.{i}.{norm}", n_embd)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{i}.{name}", N_EMBD, N_EMBD)
+            add(f"blk.{i}.{name}", n_embd, n_embd)
         for name, rows, columns in (("gate", 2, 1), ("up", 2, 1), ("down", 1, 2)):
-            add(f"blk.{i}.ffn_{name}", rows * N_EMBD, columns * N_EMBD)
+            add(f"blk.{i}.ffn_{name}", rows * n_embd, columns * n_embd)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

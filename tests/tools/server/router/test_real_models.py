@@ -19,7 +19,10 @@ from random_requests import FLAGS, Load, known_requests, resident_nbytes, tree_o
 from rerankers import bert_reranker
 from serving import Command
 
+from vkbackend.models.engine.runner.open_devices import open_devices
+from vkbackend.open_device import runtime_of
 from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.studies.serving_start import tiny
 
 MIB = 1 << 20
 
@@ -72,6 +75,42 @@ def test_two_models_with_room_for_one(tmp_path: Path, models: Path) -> None:
         # The server keeps modules and freed memory that its allocator holds back.
         assert resident_nbytes(command.process.pid) - base < (loaded - base) / 2
     finally:
+        assert command.end() == 0, command.log
+
+
+def n_descriptors(command: Command) -> int:
+    return len(list(Path(f"/proc/{command.process.pid}/fd").iterdir()))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("word", ["0", pytest.param("1", marks=two_drivers)])
+def test_unloading_returns_all_memory(tmp_path: Path, word: str) -> None:
+    """The memory of all processes and the device's free memory are the same after each of several loads."""
+    path = tmp_path / "large.gguf"
+    tiny(str(demo_model()), path, 4, n_embd=1024)
+    command = Command(
+        "--models-dir", str(tmp_path), "--models-devices", word, "--log-disable", *FLAGS, devices=None
+    )
+    [opened] = open_devices([word], runtime_of("native"), exact=False, batch_invariant=False)
+    loaded, after, free, descriptors = [], [], [], []
+    try:
+        for _ in range(5):
+            body = {"model": "large", "prompt": "a", "max_tokens": 2}
+            assert command.address.post("/v1/completions", body)[0] == 200
+            loaded.append(resident_nbytes(command.process.pid))
+            assert command.address.post("/models/unload", {"model": "large"})[0] == 200
+            assert engines_of(command) == []
+            after.append(resident_nbytes(command.process.pid))
+            free.append(opened.free_nbytes())
+            descriptors.append(n_descriptors(command))
+        print(json.dumps({"MiB loaded": [n // MIB for n in loaded], "after": [n // MIB for n in after]}))
+        assert min(loaded) - max(after) > path.stat().st_size
+        assert max(after) - min(after) < 4 * MIB
+        assert max(descriptors) - min(descriptors) <= 2
+        if not opened.limits.is_cpu:  # The free memory of a software device is the machine's.
+            assert max(n or 0 for n in free) - min(n or 0 for n in free) < 4 * MIB, free
+    finally:
+        opened.close()
         assert command.end() == 0, command.log
 
 
