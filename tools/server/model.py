@@ -27,8 +27,13 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 LASTED_S = 10.0
 CLOSE_S = 15.0
 REOPEN_S = 300.0  # How long an answer waits to continue.
+# Answers do not wait any longer if the model could not be opened so often, such as after its file was removed.
+# The attempts take at least 8 s, in which a driver frees the memory of the lost process.
+MOST_FAILED = 5
 LOADING_RETRY_S = 2
 NOT_READY = "model_not_ready"
+REOPENING = "the model was lost and is being reopened; retry the request"
+LOST = "the model was lost and cannot be opened again; the server's log says why"
 
 log = logging.getLogger("vkbackend.serve")
 Open = Callable[[Progress], LLM]
@@ -47,10 +52,14 @@ class Abandoned(Exception):
 
 class Model:
     """While the model is ready, `run` sets `llm`. `stats` are the engine's latest statistics. `on_ready` is
-    called each time that the model has been opened."""
+    called each time that the model has been opened. If `gives_up`, `run` ends after MOST_FAILED attempts to
+    reopen the model."""
 
-    def __init__(self, open_: Open, on_ready: Callable[[], None] = lambda: None) -> None:
-        self._open, self._on_ready = open_, on_ready
+    def __init__(
+        self, open_: Open, on_ready: Callable[[], None] = lambda: None, gives_up: bool = False
+    ) -> None:
+        self._open, self._on_ready, self._gives_up = open_, on_ready, gives_up
+        self._n_failed = 0  # attempts to reopen the model since it was lost
         self.state, self.bytes_loaded, self.bytes_total = State.LOADING, 0, 0
         self.n_restarts = 0
         self.stats: dict[str, Any] = {}
@@ -70,14 +79,14 @@ class Model:
         done = self.bytes_loaded / self.bytes_total if self.bytes_total else 0.0
         message = {
             State.LOADING: f"the model is loading ({done:.0%}); retry the request",
-            State.RESTARTING: "the model was lost and is being reopened; retry the request",
+            State.RESTARTING: LOST if self._n_failed >= MOST_FAILED else REOPENING,
         }.get(self.state, self._end)
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code=NOT_READY, retry_s=LOADING_RETRY_S, extra=extra)
 
     async def run(self) -> None:
         """Keep the model open until `close`. A reopened model gets the scales of adapters that clients set.
-        Raise errors of the first opening."""
+        Raise errors of the first opening, and of the last if `gives_up`."""
         wait_s = FIRST_WAIT_S / 2
         scales: list[tuple[int, float]] = []
         while True:
@@ -90,8 +99,15 @@ class Model:
             except VkbackendError as error:
                 if not self.n_restarts:
                     raise
+                self._n_failed += 1
                 log.error("cannot reopen the model: %s", error)
+                if self._n_failed == MOST_FAILED:
+                    if self._gives_up:
+                        self.close(LOST)
+                        raise
+                    self._tell_waiting()
             else:
+                self._n_failed = 0
                 if not self._ending:
                     ready = time.monotonic()
                     if scales:
@@ -99,8 +115,7 @@ class Model:
                     log.info("the model is ready (%.1f s)", ready - began)
                     self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
                     self._lost.clear()
-                    self._opened.set()
-                    self._opened = asyncio.Event()
+                    self._tell_waiting()
                     self._on_ready()
                     await self._watch(llm)
                     self._llm, lasted_s = None, time.monotonic() - ready
@@ -117,6 +132,10 @@ class Model:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait_s)
                 return
+
+    def _tell_waiting(self) -> None:
+        self._opened.set()
+        self._opened = asyncio.Event()
 
     def _progress(self, done: int, total: int) -> None:
         if self._ending:
@@ -136,10 +155,11 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     async def reopened(self, lost: LLM | None) -> LLM:
-        """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503)."""
+        """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503), also
+        after MOST_FAILED attempts."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REOPEN_S):
-                while self.state is not State.ENDED:
+                while self.state is not State.ENDED and self._n_failed < MOST_FAILED:
                     if self._llm is not None and self._llm is not lost and self.state is State.READY:
                         return self._llm
                     await self._opened.wait()

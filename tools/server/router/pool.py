@@ -239,7 +239,9 @@ class Pool:
             chosen += f", projector: {word}"
         log.info("loading %s on %s%s", tenant.entry.name, ", ".join(place.devices), chosen)
         tenant.model = model = Model(
-            lambda progress: self._open(tenant.entry, place, progress), lambda: self._opened(tenant)
+            lambda progress: self._open(tenant.entry, place, progress),
+            lambda: self._opened(tenant),
+            gives_up=True,
         )
         tenant.begin(place, self._clock())
         tenant.task = self._run(self._live(tenant, model))
