@@ -1,12 +1,15 @@
 """Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time. If more
 prompts wait than sequences decode, the rows may add the time of a decode-only step for each prompt per
-decoding sequence, so that prompts get the share of time that decoding sequences get.
+decoding sequence, so that prompts get the share of time that decoding sequences get. Prompts that end within
+a short pause are not cut, because cutting delays their first tokens and gives decoding sequences nothing.
 
 The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
 are fast enough, and shrinks after a slow step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from vkbackend.meta.step_kind import bucket
 
@@ -16,6 +19,7 @@ REFRESH = 64  # A step without prompt rows is measured again after this many ste
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
 PADDED = 16  # Steps with PADDED or more prompt rows have no padding.
+PAUSE_S = 0.1  # The rest of all prompts is computed at once if it takes at most this many seconds.
 MAX_SHARE = 8  # At most, prompts take this many times the time of a decode-only step.
 
 
@@ -28,9 +32,9 @@ class PrefillBudget:
         self._is_learned = False
         self._n_steps = 0
 
-    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
-        """Return how many prompt rows, at most `most`, a step may have with `n_decode` decoding sequences,
-        while `n_prompts` prompts wait."""
+    def rows(self, n_decode: int, most: int, waiting: Sequence[int]) -> int:
+        """Return how many prompt rows, at most `most`, a step may have with `n_decode` decoding sequences.
+        `waiting` lists the rows that are left of each prompt."""
         if not n_decode:
             return most
         kind = self._measured(n_decode)
@@ -38,7 +42,9 @@ class PrefillBudget:
             self._n_steps = -1
             return 0
         self._age[kind] += 1
-        n = max(1, int(self._rows * min(max(1, n_prompts / n_decode), MAX_SHARE)))
+        if sum(waiting) * self._alone[kind] <= PAUSE_S * self._rows:
+            return min(most, sum(waiting))
+        n = max(1, int(self._rows * min(max(1, len(waiting) / n_decode), MAX_SHARE)))
         if n >= PADDED:
             n = max(_below(n_decode + n) - n_decode, PADDED // 2)
         return min(most, n)

@@ -314,9 +314,10 @@ class Scheduler:
         return batch
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
-        n_prompt, n_prompts = self._n_ubatch, len(line) - n_decode
-        if n_prompts:
-            n_prompt = self.budget.rows(n_decode, self._n_ubatch, n_prompts)
+        n_prompt = self._n_ubatch
+        if n_decode < len(line):
+            waiting = [s.n_wanted for s in line if not s.decodes]
+            n_prompt = self.budget.rows(n_decode, n_prompt, waiting)
         left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
         batch: Batch = []
         for sequence in line:

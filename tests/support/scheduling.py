@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fake_runner import FakeRunner
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Everything(PrefillBudget):
     """A budget that assigns all rows to prompts, so no step depends on the clock."""
 
-    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
+    def rows(self, n_decode: int, most: int, waiting: Sequence[int]) -> int:
         return most
 
 

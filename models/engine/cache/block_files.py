@@ -26,6 +26,7 @@ N_READERS = 2  # SHA-256 takes about 1 s per GB.
 QUEUE_NBYTES = 256 << 20  # of parts that wait to be written
 _FOLDER, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.\d{1,3}")
 _PART = re.compile(r"\.[0-9a-f]{64}\.\d{1,3}\.[0-9a-f]{8}")
+REPORT_S = 3600.0  # Errors of writing are reported once in this time.
 _LEFT_S = 3600.0  # A temporary file of this age belongs to a process that was killed.
 
 
@@ -37,13 +38,14 @@ class BlockFiles:
         self.folder = self._top / identity.hex()[:32]
         _opened(self._top).close()
         self._directory = _opened(self.folder)
+        self._deleted: list[Folder] = []  # Readers may still use them.
         self._changed = Condition()
         self._known: set[str] = set()
         self._writing: dict[str, bytes] = {}
         self._readers = ThreadPoolExecutor(N_READERS, "vkbackend-blocks")
         self._writer = ThreadPoolExecutor(1, "vkbackend-blocks")
         self._n_waiting = 0  # bytes of `_writing`
-        self._is_reported = False
+        self._next_report = 0.0
         self.counts: Counter[str] = Counter()
         self.nbytes = self._scan(0)
 
@@ -78,7 +80,8 @@ class BlockFiles:
     def close(self) -> None:
         for threads in (self._writer, self._readers):
             threads.shutdown(cancel_futures=True)
-        self._directory.close()
+        for folder in (self._directory, *self._deleted):
+            folder.close()
 
     # ---- in the threads ----
 
@@ -88,20 +91,30 @@ class BlockFiles:
             if self.nbytes + nbytes > self._most:
                 self.nbytes = self._scan(nbytes)
             if self.nbytes + nbytes <= self._most:
-                trusted_files.write(self._directory, name, KIND, data)
+                self._write_file(name, data)
                 self._touch(name, used_ns)
                 with self._changed:
                     self._known.add(name)
                     self.nbytes += nbytes
                     self.counts["written"] += 1
-        except OSError as reason:
-            if not self._is_reported:
-                self._is_reported = True
+        except (OSError, InvalidArgument) as reason:
+            if time.monotonic() >= self._next_report:
+                self._next_report = time.monotonic() + REPORT_S
                 env.log(0, f"{str(self.folder)!r}: blocks of the KV cache are not written: {why(reason)}")
         finally:
             with self._changed:
                 self._n_waiting -= len(self._writing.pop(name))
                 self._changed.notify_all()
+
+    def _write_file(self, name: str, data: bytes) -> None:
+        try:
+            trusted_files.write(self._directory, name, KIND, data)
+        except FileNotFoundError:  # The folder was deleted, such as to forget the texts.
+            _opened(self._top).close()
+            deleted, self._directory = self._directory, _opened(self.folder)
+            self._deleted.append(deleted)
+            self.nbytes = self._scan(0)
+            trusted_files.write(self._directory, name, KIND, data)
 
     def _read(self, name: str, nbytes: int, used_ns: int) -> bytes | None:
         if (data := self._writing.get(name)) is not None:

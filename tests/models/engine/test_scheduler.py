@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -117,14 +118,14 @@ def test_a_paused_request_computes_nothing_until_resumed() -> None:
 
 def test_prompts_may_double_the_time_of_a_step() -> None:
     budget = PrefillBudget()
-    assert budget.rows(0, 512) == 512
-    assert budget.rows(4, 508) == 0, "first a step is measured without rows of prompts"
+    assert budget.rows(0, 512, [4000]) == 512
+    assert budget.rows(4, 508, [4000]) == 0, "first a step is measured without rows of prompts"
     budget.took(4, 0, 0.010)
 
     def steps(n_steps: int, row_s: float) -> list[int]:
         rows = []
         for _ in range(n_steps):
-            if n := budget.rows(4, 508):
+            if n := budget.rows(4, 508, [4000]):
                 rows.append(n)
                 budget.took(4, n, 0.010 + n * row_s)
             else:
@@ -136,7 +137,7 @@ def test_prompts_may_double_the_time_of_a_step() -> None:
     assert min(steps(40, 0.004)[-20:]) >= 1 and max(steps(40, 0.004)) <= 3, "on a slower device 2.5 do"
     assert max(steps(40, 0.1)[-20:]) == 1, "one row is always there"
     assert max(steps(60, 0.0001)[-20:]) >= 60, "and it grows again"
-    budgets = [budget.rows(4, 508) for _ in range(2 * REFRESH)]
+    budgets = [budget.rows(4, 508, [4000]) for _ in range(2 * REFRESH)]
     assert 0 in budgets, "the step without is measured again"
 
 
@@ -144,21 +145,22 @@ def test_many_prompts_get_the_share_of_many_sequences() -> None:
     budget = PrefillBudget()
     budget.took(0, 100, 0.010)  # 100 rows of a prompt take as long as the decode-only step
     budget.took(2, 0, 0.010)
-    assert budget.rows(2, 508, 1) == budget.rows(2, 508, 2) == 94, "100 rows, without padding"
-    assert budget.rows(2, 508, 8) == 382, "four prompts per decoding sequence"
-    assert budget.rows(2, 5000, 100) == 766, "at most MAX_SHARE"
-    assert budget.rows(40, 508, 20) == 88, "the step of 40 takes at least as long as the step of 2"
-
+    assert budget.rows(2, 508, [4000]) == budget.rows(2, 508, 2 * [4000]) == 94, "100 rows, without padding"
+    assert budget.rows(2, 508, 8 * [4000]) == 382, "four prompts per decoding sequence"
+    assert budget.rows(2, 5000, 100 * [4000]) == 766, "at most MAX_SHARE"
+    assert budget.rows(40, 508, 20 * [4000]) == 88, "a step of 40 takes at least as long as a step of 2"
+    assert budget.rows(2, 5000, 10 * [100]) == 1000, "PAUSE_S suffices for all"
+    assert budget.rows(2, 508, 10 * [100]) == 508 and budget.rows(2, 5000, 11 * [100]) < 600
     for _ in range(3):
         budget.took(2, 382, 0.030)
-    assert budget.rows(2, 5000, 8) > 382, "the rows took less than four times as long"
+    assert budget.rows(2, 5000, 8 * [4000]) > 382, "the rows took less than four times as long"
     for _ in range(3):
         budget.took(2, 382, 0.100)
-    assert budget.rows(2, 5000, 8) < 200
+    assert budget.rows(2, 5000, 8 * [4000]) < 200
 
 
 class Fixed(PrefillBudget):
-    def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
+    def rows(self, n_decode: int, most: int, waiting: Sequence[int]) -> int:
         return min(most, 3) if n_decode else most
 
 
@@ -203,7 +205,7 @@ def test_a_single_prompt_row_does_not_count_as_decoding() -> None:
     measured: list[tuple[int, int]] = []
 
     class One(PrefillBudget):
-        def rows(self, n_decode: int, most: int, n_prompts: int = 1) -> int:
+        def rows(self, n_decode: int, most: int, waiting: Sequence[int]) -> int:
             return min(most, 1) if n_decode else most
 
         def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:

@@ -89,7 +89,8 @@ def test_a_larger_step_replaces_a_step_that_is_not_recorded(large: Synthetic, de
         runs = [*(Run(slot, slot, 1, 0) for slot in range(n_decode)), Run(3, n_decode, n, 0)]
         outputs = [*range(n_decode), n_decode + n - 1]
         mask = masks[: len(outputs)] if masked else None
-        return runner.step_top_k(list(range(5, 5 + n_decode + n)), runs, outputs, 4, mask, summed=not masked)
+        tokens = list(range(5, 5 + n_decode + n))
+        return step_top_k(runner, tokens, runs, outputs, 4, mask, summed=not masked)
 
     for masked in (False, True):
         step(padded, 3, 13, masked)  # records 16 rows with 4 outputs
@@ -103,7 +104,7 @@ def test_a_larger_step_replaces_a_step_that_is_not_recorded(large: Synthetic, de
     for _ in range(MAX_REPLACED):
         step(padded, 1, 9)
     assert padded.n_recorded == 3, "a kind that is needed often is recorded"
-    padded.step_top_k([5] * 9, [Run(0, 0, 9, 0)], [8], 4)
+    step_top_k(padded, [5] * 9, [Run(0, 0, 9, 0)], [8], 4)
     assert padded.n_recorded == 4, "the rows of a sequence alone always have the same padding"
     for runner in (padded, exact):
         runner.close()

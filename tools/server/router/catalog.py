@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vkbackend.errors import VkbackendError
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.front import Config, Endpoint, Front
+from vkbackend.tools.server.model import in_thread
 from vkbackend.tools.server.router.downloads import Downloads
 from vkbackend.tools.server.router.pool import Pool
 from vkbackend.tools.server.router.registry import Entry, Notes
 from vkbackend.tools.server.router.tenant import Tenant
 from vkbackend.tools.server.service import Service
+
+log = logging.getLogger("vkbackend.serve")
+RELIST_S = 30.0  # Deadline for reading the list of models.
+UNREADABLE = "the list of models cannot be read and is unchanged; the server's log says why"
 
 
 class Catalog(Front):
@@ -33,6 +40,8 @@ class Catalog(Front):
         super().__init__(config)
         self.downloads = Downloads(self.reload) if downloads else None
         self.pool, self.relist, self._takes_any_name = pool, relist, takes_any_name
+        # A folder on a network may block its reader for ever. Later calls then start no threads.
+        self._reading: asyncio.Future[tuple[Sequence[Entry], Notes]] | None = None
         self._services: WeakKeyDictionary[Tenant, Service] = WeakKeyDictionary()
 
     @property
@@ -48,8 +57,22 @@ class Catalog(Front):
         self.pool.close()
 
     async def reload(self) -> None:
-        """Read the list of models again. Raises InvalidArgument."""
-        entries, _ = await asyncio.to_thread(self.relist)
+        """Read the list of models again. If that fails, the list does not change. Raises Refusal (503)."""
+        try:
+            async with asyncio.timeout(RELIST_S):
+                if self._reading is not None:
+                    await asyncio.shield(self._reading)
+                self._reading = asyncio.ensure_future(in_thread(self.relist))
+                entries, _ = await asyncio.shield(self._reading)
+        except TimeoutError:
+            log.error("the list of models could not be read within %g s", RELIST_S)
+            raise Refusal(503, UNREADABLE, code="models_unreadable", retry_s=60) from None
+        except (VkbackendError, OSError) as error:
+            log.error("the list of models cannot be read: %s", error)
+            raise Refusal(503, UNREADABLE, code="models_unreadable", retry_s=5) from None
+        finally:
+            if self._reading is not None and self._reading.done():
+                self._reading = None
         self.pool.relist(entries)
 
     def find(self, name: str) -> Tenant:

@@ -80,6 +80,7 @@ class Pool:
         for name, tenant in list(self.tenants.items()):
             entry = wanted.get(name)
             if entry is not None and entry.fingerprint == tenant.entry.fingerprint:
+                tenant.retry_at = 0.0  # What failed before may have been mended.
                 del wanted[name]
                 continue
             tenant.is_gone = True
@@ -256,6 +257,7 @@ class Pool:
         await in_thread(gc.collect)  # Frees the tokenizer and its vocabulary.
         place, was_closing, tenant.task = tenant.place, tenant.is_closing, None
         tenant.end()
+        tenant.places = None  # The file may be another when the model is loaded again.
         self._gone.discard(tenant)
         if not self._open_ones():
             self._left = dict(self._budgets)

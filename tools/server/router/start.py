@@ -28,7 +28,7 @@ from vkbackend.tools.server.router.places import (
 )
 from vkbackend.tools.server.router.pool import Plan, Pool, PoolSettings
 from vkbackend.tools.server.router.presets import Preset, read_presets
-from vkbackend.tools.server.router.registry import Entry, Notes, listed
+from vkbackend.tools.server.router.registry import Entry, Notes, fingerprint_of, listed
 from vkbackend.tools.server.router.router import Router
 
 Listing = Callable[[], tuple[Sequence[Entry], Notes]]
@@ -103,11 +103,17 @@ def _words_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _plan(machine: Machine, budgets: Mapping[str, int]) -> Plan:
+    """Return a function that plans a model again only if its files have changed."""
+    known: dict[str, tuple[str, list[Place]]] = {}
+
     def plan(entry: Entry, left: Mapping[str, int]) -> list[Place]:
         options, devices = entry.options, entry.devices
         if options.fit:
             return fitted_places(options, machine, budgets, left, devices)
-        return places_of(options, machine, budgets, devices)
+        files = fingerprint_of(options, devices or ())
+        if known.get(entry.name, ("",))[0] != files:
+            known[entry.name] = files, places_of(options, machine, budgets, devices)
+        return known[entry.name][1]
 
     return plan
 

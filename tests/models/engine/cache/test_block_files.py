@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +71,15 @@ def test_damaged_and_foreign_files(
 def test_a_block_of_another_size_is_refused(files: BlockFiles, capfd: Any) -> None:
     assert read(files, NAMES[0], 999) is None and read(files, NAMES[1], 1004) is None
     assert capfd.readouterr().err.count("computed again") == 2
+
+
+def test_a_deleted_folder_is_made_again(files: BlockFiles, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "kv")
+    assert read(files, NAMES[0]) is None
+    assert files.write(NAMES[2], b"2" * 1000, time.time_ns()) and files.flush(60)
+    assert read(files, NAMES[2]) == b"2" * 1000 and NAMES[1] not in files
+    assert [path.name for path in files_of(tmp_path / "kv")] == [NAMES[2]] and files.nbytes < 2000
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
 
 
 def test_a_full_disk_is_reported_once(files: BlockFiles, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -12,6 +12,7 @@ from pools import FakeMachine, entry, reached, request, running
 
 from vkbackend.errors import DeviceLost, GGUFError, OutOfDeviceMemory, UnsupportedModel
 from vkbackend.models.options import Options
+from vkbackend.tools.server import model
 from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.model import State
 from vkbackend.tools.server.router.places import Place
@@ -394,6 +395,32 @@ def test_a_model_that_dies_is_opened_again() -> None:
             assert a.n_active == 2 and len(machine.opened) == 2 and machine.held == {"gpu": 1}
             pool.release(a)
             pool.release(a)
+
+    run(test)
+
+
+def test_a_model_that_dies_and_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file was removed while it was loaded. Its requests end, and its place becomes free."""
+    monkeypatch.setattr(model, "FIRST_WAIT_S", 0.001)
+    machine = FakeMachine(errors={"a": []})
+
+    async def test() -> None:
+        async with running(machine.pool(ABC, budget=1)) as pool:
+            a = pool.tenants["a"]
+            async with request(pool, "a"):
+                lost, opened = machine.models["a"][0], a.model
+                assert opened is not None
+                machine.errors["a"] = [GGUFError("no such file") for _ in range(model.MOST_FAILED)]
+                lost.lost = DeviceLost("gone")
+                opened.failed(lost.lost, lost)  # type: ignore[arg-type]
+                late = await refused(opened.reopened(lost))  # type: ignore[arg-type]
+                assert late.status == 503 and "cannot be opened again" in str(late)
+            assert not machine.errors["a"]
+            async with request(pool, "b"):
+                assert a.status.value == "unloaded" and "no such file" in a.message
+            machine.now = 2.0
+            async with request(pool, "a"):
+                assert len(machine.models["a"]) == 2
 
     run(test)
 

@@ -8,9 +8,14 @@ import pytest
 from tiny_vision import write_projector
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.options import Options
 from vkbackend.tools.cli import parse
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.serve import entry_of
+from vkbackend.tools.server.front import Config
+from vkbackend.tools.server.router import start
+from vkbackend.tools.server.router.cards import Machine
+from vkbackend.tools.server.router.places import Place
 from vkbackend.tools.server.router.registry import Entry, Notes, models_in
 from vkbackend.tools.server.router.start import listing_of
 
@@ -160,6 +165,26 @@ def test_fingerprints_change_with_files_and_flags(folder: Path) -> None:
     os.utime(folder / "tale.gguf", (1, 1))
     second = prints()
     assert {name for name in first if first[name] != second[name]} == {"tale"}
+
+
+def test_a_file_that_is_replaced_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def places_of(options: Options, *_: object) -> list[Place]:
+        planned.append(Path(options.path).stat().st_size)
+        return []
+
+    monkeypatch.setattr(start, "places_of", places_of)
+    plan = start._plan(Machine({}, (), None), {})
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"1")
+    entry = Entry("a", Options(str(path)), Config("a", "a"))
+    for _ in range(2):
+        plan(entry, {})
+    assert planned == [1]
+    path.write_bytes(b"22")
+    plan(entry, {})
+    assert planned == [1, 2]
 
 
 def test_one_model_with_an_idle_limit() -> None:

@@ -12,10 +12,11 @@ import pytest
 from pools import FakeMachine, entry
 from serving import Address, front_served, until
 
-from vkbackend.errors import DeviceLost, GGUFError
+from vkbackend.errors import DeviceLost, GGUFError, InvalidArgument
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Limits
+from vkbackend.tools.server.router import catalog
 from vkbackend.tools.server.router.router import Router
 
 pytestmark = [pytest.mark.no_vulkan, pytest.mark.usefixtures("no_collection")]
@@ -198,6 +199,45 @@ def test_a_new_list() -> None:
         complete(address, model="a")
         assert [model["id"] for model in address.get("/models?reload=1")[1]["data"]] == ["a", "b", "c", "new"]
         assert statuses(address)["a"] == "loaded" and complete(address, model="new")[0] == 200
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("--models-dir '/secret'"), OSError(5, "I/O error")])
+def test_a_list_that_cannot_be_read(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The list does not change, and clients do not see the server's folders."""
+    with routed(FakeMachine()) as address:
+        assert address.server is not None
+        complete(address, model="a")
+
+        def fails() -> Any:
+            raise error
+
+        address.server.service.relist = fails
+        status, answer, headers = address.get("/models?reload=1")
+        assert status == 503 and "secret" not in str(answer) and "retry-after" in headers
+        assert str(error) in caplog.text
+        assert statuses(address) == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
+
+
+def test_a_folder_that_blocks_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread waits for the folder, however often clients ask for the list."""
+    monkeypatch.setattr(catalog, "RELIST_S", 0.1)
+    back, n_read = threading.Event(), []
+    with routed(FakeMachine()) as address:
+        assert address.server is not None
+        service = address.server.service
+        relist = service.relist
+
+        def blocks() -> Any:
+            n_read.append(1)
+            assert back.wait(30)
+            return relist()
+
+        service.relist = blocks
+        assert [address.get("/models?reload=1")[0] for _ in range(3)] == [503, 503, 503]
+        assert len(n_read) == 1 and complete(address, model="a")[0] == 200
+        back.set()
+        until(lambda: address.get("/models?reload=1")[0] == 200)
+        assert "new" in statuses(address) and len(n_read) == 2
 
 
 def test_keys_guard_all_but_health() -> None:
