@@ -22,10 +22,21 @@ from vkbackend.meta.tensor import Tensor, Weight
 SCORES_NBYTES = 1 << 25
 
 
-def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
-    """Return the top_k positions of each row in ascending order, u32 [rows, top_k]. A position's score is the
-    sum over the indexer's heads of w * max(q . k, 0). The shapes are q [rows, heads * head], w [rows, heads]
-    and `keys` [n_cells, head]."""
+def choose(
+    q: Tensor,
+    w: Tensor,
+    keys: Weight,
+    cells: Weight,
+    *,
+    heads: int,
+    top_k: int,
+    block: int = 1,
+    tail: bool = False,
+) -> Tensor:
+    """Return the top_k blocks of `block` positions for each row in ascending order, u32 [rows, top_k]. A
+    block's score is the sum over the indexer's heads of w * max(q . k, 0), with the key of its last position.
+    The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With `tail`, the row's
+    own block is the last of the top_k, if it is incomplete."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     if is_rotated(keys):
         q = hadamard(q, q.width // heads, head)
@@ -33,7 +44,7 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
     for d in holders_of(chosen):
         on, step, table = graph.on(d, "index"), graph.inputs[d].step, cells.whole(d)
-        n_positions = table.shape[1] * device_ops.CELL_BLOCK
+        n_positions = table.shape[1] * device_ops.CELL_BLOCK // block
         queries, gains = q.on(d).reshape(rows, heads, head), w.on(d)
         ids = replace(chosen.on(d), dtype="u32")
         most = max(1, SCORES_NBYTES // (4 * n_positions))
@@ -41,9 +52,21 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
             end = min(first + most, rows)
             scores = graph.scratch((end - first, n_positions), "index scores")
             operands = queries.rows(first, end), gains.rows(first, end)
-            on.index_scores(*operands, keys.whole(d), table, scores, step, first_row=first)
-            on.index_top_k(scores, ids.rows(first, end), step, first_row=first)
+            place: dict[str, Any] = {"first_row": first, "block": block}
+            on.index_scores(*operands, keys.whole(d), table, scores, step, **place)
+            on.index_top_k(scores, ids.rows(first, end), step, tail=tail, **place)
     return chosen
+
+
+def pool_keys(x: Tensor, raw: Weight, cells: Weight, bias: Weight) -> Tensor:
+    """Return the weighted mean of a block's keys in the rows of the blocks' last positions, like x [rows,
+    head], which was stored with its gates in `raw` [n_cells, 2 * head]. The weights are the softmax over the
+    block's positions of gate + bias. `bias` is [positions of a block, head]."""
+    y = x.graph.new(x.rows, x.width, x.state, "pooled keys", holders_of(x))
+    for d in holders_of(y):
+        step = x.graph.inputs[d].step
+        x.graph.on(d, "index").pool_keys(raw.whole(d), cells.whole(d), bias.whole(d), y.on(d), step)
+    return y
 
 
 def choose_blocks(q: Tensor, keys: Weight, cells: Weight, *, top_k: int, block: int, n_local: int) -> Tensor:

@@ -71,6 +71,11 @@ def silu_mul_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return mul(clamp(silu(gate), -F32_MAX, limit), clamp(up, -limit, limit))
 
 
+def silu_of_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """Return silu(min(gate, limit)) * u, where u is `up` clamped to [-limit, limit] (GLM-5.3-Flash)."""
+    return silu_mul(clamp(gate, -F32_MAX, limit), clamp(up, -limit, limit))
+
+
 def mul(a: Tensor, b: Tensor) -> Tensor:
     return _glu("mul", a, b, "none")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from vkbackend.meta import split
+from vkbackend.meta.ops import elementwise
 from vkbackend.meta.ops.elementwise import add_vector
 from vkbackend.meta.ops.heads import concat
+from vkbackend.meta.ops.rows import columns
 from vkbackend.meta.sums import each, holders_of, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
@@ -59,12 +61,11 @@ def copies(x: Tensor, m: int) -> Tensor:
     return y
 
 
-def mix(x: Tensor, mixes: Tensor, scale: Weight, base: Weight, eps: float) -> Tensor:
-    """Return the sum of the streams of x, weighted by sigmoid(scale[0] * mixes + base) + eps."""
+def mix(x: Tensor, mixes: Tensor, scale: Weight, base: Weight, m: int, eps: float) -> Tensor:
+    """Return the sum of the m streams of x, weighted by sigmoid(scale[0] * mixes + base) + eps."""
     x, mixes = whole(x), whole(mixes)
     state, holders = _everywhere("mix", x, mixes), _holders(x, mixes)
-    width = x.width // (base.shape[0] // scale.shape[0])  # the base and scale of `spread` may follow
-    y = x.graph.new(x.rows, width, state, "streams_mix", holders)
+    y = x.graph.new(x.rows, x.width // m, state, "streams_mix", holders)
     for on, *views, out in each(y, "streams_mix", x, mixes, scale, base):
         on.streams_mix(*views, out, eps=eps)
     return y
@@ -91,6 +92,27 @@ def spread(
     for on, *views, out in each(y, "streams_spread", x, a, mixes, scale, base):
         on.streams_spread(*views, out, gain=gain, eps=eps)
     return y
+
+
+def transport(
+    x: Tensor, a: Tensor, mixes: Tensor, scale: Weight, base: Weight, n_turns: int, eps: float
+) -> Tensor:
+    """Mix the streams of x by a matrix whose rows and columns sum to 1, and add `a` to each, weighted by 2 *
+    sigmoid(scale[1] * mixes + base)."""
+    x, a, mixes = whole(x), whole(a), whole(mixes)
+    state, holders = _everywhere("transport", x, a, mixes), _holders(x, a, mixes)
+    y = x.graph.new(x.rows, x.width, state, "streams_sinkhorn", holders)
+    for on, *views, out in each(y, "streams_sinkhorn", x, a, mixes, scale, base):
+        on.streams_sinkhorn(*views, out, n_turns=n_turns, eps=eps)
+    return y
+
+
+def mean(x: Tensor, n: int) -> Tensor:
+    """Return the mean of the streams of x, which have n values each."""
+    m, total = x.width // n, columns(x, 0, n)
+    for i in range(1, m):
+        total = total + columns(x, i * n, (i + 1) * n)
+    return elementwise.scale(total, 1 / m)
 
 
 def add_to_all(x: Tensor, v: Weight) -> Tensor:

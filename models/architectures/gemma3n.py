@@ -127,7 +127,4 @@ class Model(PerLayerInputs):
         h, n, m = ops.outputs(h), self.n_embd, self.n_stream
         others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)
         h = streams.streams_of(self.first(h), others)
-        total = self.first(h)
-        for i in range(1, m):
-            total = total + ops.columns(h, i * n, (i + 1) * n)
-        return ops.rms_norm(ops.scale(total, 1 / m), w("output_norm"), self.config.eps)
+        return ops.rms_norm(streams.mean(h, n), w("output_norm"), self.config.eps)

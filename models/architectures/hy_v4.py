@@ -88,7 +88,7 @@ class Model(glm_dsa.Model):
         return linear(ops.head_norm(h, None, h.width, self.config.eps), w, f"{name}_fn")
 
     def mixed(self, h: Tensor, mixes: Tensor, w: Weights, name: str) -> Tensor:
-        return streams.mix(h, mixes, w(f"{name}_scale"), w(f"{name}_base"), self.stream_eps)
+        return streams.mix(h, mixes, w(f"{name}_scale"), w(f"{name}_base"), self.n_stream, self.stream_eps)
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         for name in ("hc_attn", "hc_ffn"):

@@ -15,7 +15,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.ops.chosen_attention import attend_chosen
 from vkbackend.meta.ops.heads import concat, mat_heads
-from vkbackend.meta.plan import MIRROR, columns, rows
+from vkbackend.meta.plan import MIRROR, Role, columns, rows
 from vkbackend.meta.policy import Attention
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
@@ -29,17 +29,19 @@ from vkbackend.models.gguf.reader import GGUF
 
 class LatentAttention(Decoder):
     """If `applies_rope`, RoPE rotates the shared dimensions of keys (table "rope") and of q (table `q_rope`).
-    `rank_q` is the size of q's latent, or 0."""
+    There may be no shared dimensions. `rank_q` is the size of q's latent, or 0. If attention reads chosen
+    positions, these are blocks of `block_size` positions, of which the last is incomplete with `tail`."""
 
     applies_rope = True
     q_rope = "rope"  # The RoPE table for q.
     half_split = False
+    block_size = 1
+    tail = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
         """Read the sizes, and set one kv head per layer."""
-        self.latent, self.shared = (
-            read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
-        )
+        self.latent = read_count(gguf, "attention.kv_lora_rank")
+        self.shared = int(gguf.u32(f"{gguf.architecture}.rope.dimension_count"))
         self.rank_q = int(gguf.u32(f"{gguf.architecture}.attention.q_lora_rank", 0))
         self.full = f"{gguf.architecture}.attention.key_length_mla" not in gguf.metadata
         kind = "" if self.full else "_mla"
@@ -87,14 +89,20 @@ class LatentAttention(Decoder):
             ]
         return [
             *specs,
-            WeightSpec("attn_q", (n_head * self.nope, n_in), rows("heads")),
-            WeightSpec("attn_q_shared", (n_head * self.shared, n_in), rows("heads")),
-            WeightSpec("attn_latent", (self.latent, n_embd), of_latent),
-            WeightSpec("attn_k_shared", (self.shared, n_embd), of_latent),
+            *self._with_shared("attn_q", n_head, self.nope, n_in, rows("heads")),
+            *self._with_shared("attn_latent", 1, self.latent, n_embd, of_latent),
             WeightSpec("attn_kv_a_norm", (self.latent,)),
             *up,
             WeightSpec("attn_output", (n_embd, n_head * self.size_v), columns("heads")),
         ]
+
+    def _with_shared(self, name: str, n: int, width: int, n_in: int, role: Role) -> list[WeightSpec]:
+        """Return the weight of n vectors of `width`, and that of their shared dimensions if there are any."""
+        specs = [WeightSpec(name, (n * width, n_in), role)]
+        if self.shared:
+            named = name.replace("latent", "k") + "_shared"
+            specs.append(WeightSpec(named, (n * self.shared, n_in), role))
+        return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
@@ -104,6 +112,9 @@ class LatentAttention(Decoder):
             (("attn_k_up", "attn_v_up"), "attn_kv_b", True),
         ):
             full_names = [f"{prefix}{name}.weight" for name in names]
+            if full_names[0] in by_name and full_names[1] not in by_name:  # without shared dimensions
+                whole = replace(by_name[full_names[0]], source=f"{prefix}{tensor}.weight")
+                by_name[full_names[0]] = whole
             if all(name in by_name for name in full_names):
                 parts = [by_name[name] for name in full_names]
                 repeat = parts[0].shape[0] // self.nope if per_head else 1
@@ -125,41 +136,44 @@ class LatentAttention(Decoder):
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         eps = self.config.eps
-        c, k_shared, q_in = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared"), x
+        c, q_in = linear(x, w, "attn_latent"), x
         if self.rank_q:
             q_in = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
         chosen = self.choose(x, q_in, w, cache, il)
-        q, q_shared = linear(q_in, w, "attn_q"), linear(q_in, w, "attn_q_shared")
-        if self.applies_rope:
-            q_shared = ops.rope(q_shared, self.shared, self.q_rope, half_split=self.half_split)
-            k_shared = ops.rope(k_shared, self.shared, half_split=self.half_split)
+        q = linear(q_in, w, "attn_q")
+        q_shared = self.turned_shared(linear(q_in, w, "attn_q_shared"), self.q_rope) if self.shared else None
         if self.q_rope == "rope_q":
             q = ops.rope(q, self.nope, "still_q")
         c = ops.head_norm(c, w("attn_kv_a_norm"), self.latent, eps)
-        self.store_latent(c, k_shared, w, cache)
+        self.store_latent(c, x, w, cache)
         if self.full:
-            return self.attend(concat(q, q_shared, self.nope, self.shared), c, w, cache, il)
+            return self.attend(self.joined(q, q_shared, self.nope), c, w, cache, il)
         layer = self.config.layers[il]
-        q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent, self.shared)
+        q = self.joined(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent)
         a = self.attend_chosen(q, w, cache, chosen, layer) if chosen else self.attend_all(q, w, cache, layer)
         a = mat_heads(a, w("attn_v_b"), layer.n_head)
         return linear(self.gate(a, x, w), w, "attn_output")
 
-    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
-        c, k_shared = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared")
-        if self.applies_rope:
-            k_shared = ops.rope(k_shared, self.shared, half_split=self.half_split)
-        self.store_latent(
-            ops.head_norm(c, w("attn_kv_a_norm"), self.latent, self.config.eps), k_shared, w, cache
-        )
+    def turned_shared(self, x: Tensor, table: str = "rope") -> Tensor:
+        """Rotate the shared dimensions of q or of the key."""
+        return ops.rope(x, self.shared, table, half_split=self.half_split) if self.applies_rope else x
 
-    def store_latent(self, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache) -> None:
-        """Store the normed latent `c` and the shared dimensions, or a key and a value per head computed from
-        them (attn_kv_b)."""
+    def joined(self, x: Tensor, shared: Tensor | None, n: int) -> Tensor:
+        """Return each head of x, of n elements, followed by its shared dimensions."""
+        return x if shared is None else concat(x, shared, n, self.shared)
+
+    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
+        c = linear(x, w, "attn_latent")
+        self.store_latent(ops.head_norm(c, w("attn_kv_a_norm"), self.latent, self.config.eps), x, w, cache)
+
+    def store_latent(self, c: Tensor, x: Tensor, w: Weights, cache: LayerCache) -> None:
+        """Store the normed latent `c` and the shared dimensions of x, or a key and a value per head computed
+        from them (attn_kv_b)."""
+        k_shared = self.turned_shared(linear(x, w, "attn_k_shared")) if self.shared else None
         k, v, n = c, c, self.latent
         if self.full:
             k, v, n = linear(c, w, "attn_k_up"), linear(c, w, "attn_v_up"), self.nope
-        ops.kv_store(concat(k, k_shared, n, self.shared), cache.k, cache.cells, n + self.shared)
+        ops.kv_store(self.joined(k, k_shared, n), cache.k, cache.cells, n + self.shared)
         ops.kv_store(v, cache.v, cache.cells, v.width // (k.width // n))
 
     def attend_all(self, q: Tensor, w: Weights, cache: LayerCache, layer: LayerConfig) -> Tensor:
@@ -189,5 +203,7 @@ class LatentAttention(Decoder):
             head_dim_k=layer.head_dim,
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
+            block=self.block_size,
+            tail=self.tail,
             sinks=w.get("attn_sinks.weight"),
         )

@@ -16,9 +16,10 @@ KEPT_ROWS = 16
 class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
     all if `window` is 0. A layer with an `owner` reads this earlier layer's caches. `index_dim` is the size
-    of index keys, or 0 without an indexer. A layer with a `chooser` attends to positions that this earlier
-    layer's indexer chose. A cache with `n_kept` also keeps a row of this size for each of a slot's last
-    KEPT_ROWS positions."""
+    of index keys, or 0 without an indexer. `raw_dim` is the number of values per position from which index
+    keys are pooled, or 0. A layer with a `chooser` attends to positions that this earlier layer's indexer
+    chose. A cache with `n_kept` also keeps a row of this size for each of a slot's last KEPT_ROWS
+    positions."""
 
     n_head_kv: int
     head_dim_k: int
@@ -27,6 +28,7 @@ class KVSpec:
     window: int = 0
     owner: int | None = None
     index_dim: int = 0
+    raw_dim: int = 0
     chooser: int | None = None
     n_kept: int = 0
 
@@ -47,8 +49,9 @@ class KeyRotation:
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
     cells hold the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
-    writes the caches. `index` holds the indexer's keys [n_cells, index_dim], and `kept` the rows of the last
-    positions [n_slots, KEPT_ROWS, n_kept]."""
+    writes the caches. `index` holds the indexer's keys [n_cells, index_dim], `raw` the values from which
+    index keys are pooled [n_cells, raw_dim], and `kept` the rows of the last positions [n_slots, KEPT_ROWS,
+    n_kept]."""
 
     k: Weight
     v: Weight
@@ -56,12 +59,13 @@ class LayerCache:
     window: int = 0
     shared: bool = False
     index: Weight | None = None
+    raw: Weight | None = None
     kept: Weight | None = None
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
         """Return the arrays in CachePlan's order."""
-        return (self.k, self.v, self.index) if self.index else (self.k, self.v)
+        return tuple(filter(None, (self.k, self.v, self.index, self.raw)))
 
 
 @dataclass(frozen=True, slots=True)

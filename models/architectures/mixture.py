@@ -119,7 +119,8 @@ class Mixture:
         if self.situ:
             return ops.situ_mul(gate, up, *self.situ)
         if self.limit_shared:
-            return ops.silu_mul_clamped(gate, up, self.limit_shared)
+            clamped = ops.silu_of_clamped if self.limits_gate else ops.silu_mul_clamped
+            return clamped(gate, up, self.limit_shared)
         return GLU[self.act](gate, up)
 
 

@@ -8,6 +8,7 @@ from vkbackend.formats import padded, row_nbytes
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.memory_specs import kv_of
 from vkbackend.models.options import Options
+from vkbackend.models.placement.cache_plan import raw_type
 
 TYPES = "f16", "q8_0", "q4_0"  # the most precise first
 
@@ -40,6 +41,7 @@ def _nbytes(model: Model, type_k: str, type_v: str) -> int:
             (spec.n_head_kv, spec.head_dim_k, type_k),
             (spec.n_head_kv, spec.head_dim_v, type_v),
             (1, spec.index_dim, type_k),
+            (1, spec.raw_dim, raw_type(type_k)),
         )
     ]
     return sum(n * row_nbytes(dtype, padded(head, dtype)) for n, head, dtype in widths)

@@ -25,7 +25,7 @@ from vkbackend.ops import CELL_BLOCK
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """The caches of a layer with its own caches. `arrays` lists (name, head size in whole blocks, type) of K,
-    V and index keys."""
+    V, index keys and the values that these are pooled from."""
 
     layer: int
     spec: KVSpec
@@ -49,10 +49,10 @@ class CachePlan:
 
     def heads_of(self, name: str) -> Ranges:
         """Return each device's heads in an array. Every device with kv heads has all index keys."""
-        return on_holders(self.heads) if name == "index" else self.heads
+        return on_holders(self.heads) if name in ("index", "raw") else self.heads
 
     def n_heads(self, name: str) -> int:
-        return 1 if name == "index" else self.spec.n_head_kv
+        return 1 if name in ("index", "raw") else self.spec.n_head_kv
 
     def nbytes(self, device: int) -> list[int]:
         nbytes = []
@@ -95,7 +95,14 @@ def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
     arrays = [("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)]
     if spec.index_dim:
         arrays.append(("index", spec.index_dim, options.type_k))
+    if spec.raw_dim:
+        arrays.append(("raw", spec.raw_dim, raw_type(options.type_k)))
     return tuple((name, padded(width, dtype), dtype) for name, width, dtype in arrays)
+
+
+def raw_type(type_k: str) -> str:
+    """Return the type of what index keys are pooled from, which is never quantized."""
+    return type_k if block_of(type_k)[0] == 1 else "f16"
 
 
 def layout_of(options: Options) -> dict[str, str]:

@@ -61,7 +61,7 @@ def _arrays(memory: LayerMemory) -> Iterator[tuple[str, Weight]]:
         yield from memory.arrays.items()
         cache = memory.cache  # type: ignore[assignment]
     if isinstance(cache, LayerCache):
-        for name in ("k", "v", "cells", "index", "kept"):
+        for name in ("k", "v", "cells", "index", "raw", "kept"):
             if (array := getattr(cache, name)) is not None:
                 yield name, array
 

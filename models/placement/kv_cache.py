@@ -70,8 +70,8 @@ class KVCache:
                 self.tables[plan.ring] = CellTable(stores, plan)
             table = self.tables[plan.ring]
             table.window = max(table.window, plan.window)
-            k, v, *index = (
-                stores.cache(
+            arrays = {
+                name: stores.cache(
                     f"cache_{name}_l{plan.layer}",
                     plan.n_cells,
                     plan.n_heads(name) * width,
@@ -80,10 +80,16 @@ class KVCache:
                     plan.home,
                 )
                 for name, width, dtype in plan.arrays
-            )
+            }
             kept = stores.zeros(f"kept_l{plan.layer}", plan.kept, plan.home) if plan.spec.n_kept else None
             caches[plan.layer] = LayerCache(
-                k, v, table.cells, plan.spec.window, index=index[0] if index else None, kept=kept
+                arrays["k"],
+                arrays["v"],
+                table.cells,
+                plan.spec.window,
+                index=arrays.get("index"),
+                raw=arrays.get("raw"),
+                kept=kept,
             )
         self.own = caches
         self.layers = memories(layout, caches, self.states.layers)

@@ -296,15 +296,21 @@ def _caches(layout: Layout) -> list[LayerMemory]:
     for plan in layout.caches:
         shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
-        k, v, *index = (
-            _cache(plan.n_cells, split(1, plan.heads_of(name), [width]), dtype, layout.n_devices)
+        held = {
+            name: _cache(plan.n_cells, split(1, plan.heads_of(name), [width]), dtype, layout.n_devices)
             for name, width, dtype in plan.arrays
-        )
+        }
         kept = None
         if plan.spec.n_kept:
             kept = Weight("kept", plan.kept, "f32", MIRRORED, [[(0, _view(plan.kept))]] * layout.n_devices)
         caches[plan.layer] = LayerCache(
-            k, v, cells, plan.spec.window, index=index[0] if index else None, kept=kept
+            held["k"],
+            held["v"],
+            cells,
+            plan.spec.window,
+            index=held.get("index"),
+            raw=held.get("raw"),
+            kept=kept,
         )
     return memories(layout, caches, states)
 

@@ -92,6 +92,19 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2moe": SHORT_CONV,
     "kimi-linear": KDA,
     "kimi-k3": KDA | {"attn_res.block_size": 2, "activation.situ_beta": 1.0},
+    "glm5-next": {
+        **KDA,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "rope.dimension_count": 0,
+        "attention.q_lora_rank": 64,
+        "attention.indexer.head_count": 4,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.top_k": 64,
+        "attention.indexer.kpool": 16,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 20,
+    },
     "bailingmoe3": KDA | {"kda.gate_lower_bound": -5.0},
 }
 

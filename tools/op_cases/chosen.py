@@ -51,6 +51,30 @@ class IndexScores(Case):
 
 
 @dataclass(frozen=True)
+class PoolKeys(Case):
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 3, 1),)
+    block: int = 4
+    head: int = 32
+    type_k: str = "f16"
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1
+        cells, n_cells = cell_table(rng, self.runs)
+        tensors = {
+            "k": cache(rng, self.type_k, cells, n_cells, 2 * self.head, self.runs),
+            "cells": cells,
+            "bias": uniform(rng, self.block, self.head),
+            "y": output(rows, self.head),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            r.pool_keys(v["k"], v["cells"], v["bias"], v["y"], v["step"])
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
 class IndexMaxima(Case):
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -186,6 +210,9 @@ def quick() -> list[Case]:
         IndexScores(_RUNS, 9, 128, "q5_0"),
         IndexScores(_LONG, 5, 32, block=4),
         IndexScores(_RUNS, 3, 64, "f32", first_row=1, block=32),
+        PoolKeys(),
+        PoolKeys(((2, 30, 6), (0, 0, 2), (3, 95, 2)), 2, 136, "f32"),
+        PoolKeys(((0, 60, 70), (1, 15, 1)), 16, 8, "bf16"),
         IndexMaxima(),
         IndexMaxima(_RUNS, 4, 40, 7, 2, "f32"),
         IndexMaxima(_LONG, 17, 32, 64, 1, "q8_0", first_row=1),

@@ -113,6 +113,21 @@ class StreamsSpread(StreamsMix):
 
 
 @dataclass(frozen=True)
+class StreamsSinkhorn(StreamsMix):
+    turns: int = 20
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng, (2 + self.m) * self.m) | {"a": uniform(rng, self.rows, self.n)}
+        tensors |= {"scale": uniform(rng, 3), "y": output(self.rows, self.m, self.n)}
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("x", "a", "mixes", "scale", "base", "y"))
+            r.streams_sinkhorn(*args, n_turns=self.turns, eps=1e-6)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
 class StreamsAttend(Case):
     n: int = 64
     rows: int = 3
@@ -174,7 +189,15 @@ def quick() -> list[Case]:
     cases: list[Case] = [kind(*shape) for kind in (StreamsOf, StreamsAdd) for shape in shapes]
     for kind in (StreamsPredict, StreamsCorrect):
         cases += [kind(), kind(1, 1, 1, 0.25), kind(31, 5, 3), kind(65, 2, 8)]
-    cases += [StreamsMix(), StreamsMix(127, 5, 3, 3), StreamsSpread(), StreamsSpread(1, 1, 2)]
+    cases += [
+        StreamsMix(),
+        StreamsMix(127, 5, 3, 3),
+        StreamsSinkhorn(),
+        StreamsSinkhorn(129, 2, 8, turns=3),
+        StreamsSinkhorn(31, 1, 2, turns=1),
+        StreamsSpread(),
+        StreamsSpread(1, 1, 2),
+    ]
     cases += [StreamsAttend(), StreamsAttend(1, 1, 1), StreamsAttend(131, 5, 9)]
     cases += [kind(*of) for kind in (Center, RowMoments) for of in ((64, 3), (2, 1), (1031, 5))]
     return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]

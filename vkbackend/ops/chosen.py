@@ -57,6 +57,20 @@ class ChosenOps(Target):
             flops=2 * n_rows * n_heads * n_positions * head,
         )
 
+    def pool_keys(self, k: View, cells: View, bias: View, y: View, step: View) -> None:
+        """Write to y [n_rows, head] the weighted mean of a block's keys, for each row whose position is the
+        last of a block of n positions. The cache `k` [n_cells, 2 * head] has keys, then gates. An element's
+        weights are the softmax over the block's positions of gate + bias, where `bias` is f32 [n, head].
+        Other rows get zeros. `k` has a float type."""
+        (block, head), n_rows = bias.shape, y.shape[0]
+        assert y.shape == (n_rows, head) and k.shape[1:] == (2 * head,) and head % 4 == 0, (k, bias, y)
+        assert k.dtype in ("f32", "f16", "bf16") and cells.dtype == "u32" and bias.dtype == "f32", (k, cells)
+        consts = {"LOCAL": 32, "HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype)}
+        push: dict[str, int | float] = {"n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
+        groups = (-(-head // 128), 1, n_rows)
+        args = k, cells, bias, y
+        self.record("pool_keys", "f32", args, {**push, "block_size": block}, consts, groups, step)
+
     def index_maxima(
         self,
         q: View,

@@ -138,6 +138,13 @@ SPECS: dict[str, OpSpec] = {
             rows=True,
         ),
         op_spec(
+            "pool_keys",
+            "k:r cells:r bias:r y:w",
+            "n_rows blocks_per_slot block_size",
+            "HEAD K_TYPE",
+            rows=True,
+        ),
+        op_spec(
             "index_maxima",
             "q:r k:r cells:r y:w",
             "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local",
@@ -254,6 +261,12 @@ SPECS: dict[str, OpSpec] = {
         op_spec("streams_attend", "x:r a:r w:r y:w", "n n_rows eps:f", "STREAMS"),
         op_spec("streams_mix", "x:r mixes:r scale:r base:r y:w", "n n_rows width eps:f", "STREAMS"),
         op_spec("streams_spread", "x:r a:r mixes:r scale:r base:r y:w", "n n_rows gain:f eps:f", "STREAMS"),
+        op_spec(
+            "streams_sinkhorn",
+            "x:r a:r mixes:r scale:r base:r y:w",
+            "n n_rows n_turns eps:f",
+            "STREAMS",
+        ),
         op_spec("rows_before", "x:r kept:r y:w", "n n_rows n_kept", "HAS_X", rows=True),
         op_spec("keep_rows", "x:r kept:w", "n n_rows n_kept", rows=True),
         op_spec("row_moments", "x:r y:w", "n n_rows"),

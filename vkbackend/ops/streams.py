@@ -87,6 +87,30 @@ class StreamOps(Target):
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "gain": gain, "eps": eps}
         self._weighted("streams_spread", (x, a, mixes, scale, base, y), push, m)
 
+    def streams_sinkhorn(
+        self, x: View, a: View, mixes: View, scale: View, base: View, y: View, *, n_turns: int, eps: float
+    ) -> None:
+        """Compute y_i = 2 sigmoid(scale[1] mixes[r, m + i] + base[m + i]) a + sum over streams j of w_ji x_j
+        for each stream i of row r. The rows and columns of w [m, m] sum to 1 (Sinkhorn and Knopp 1967). It
+        begins as the softmax over i of scale[2] mixes[r, 2 m:] + base[2 m:], plus eps. In each of `n_turns`
+        turns, rows (except in the first turn) and then columns are divided by their sums plus eps. Shapes: x
+        and y [n_rows, m, n], a [n_rows, n], mixes [n_rows, 2 m + m^2], scale [3], base [2 m + m^2]."""
+        n, n_rows = a.shape[-1], mixes.shape[0]
+        m = rows_of(x, n) // n_rows
+        assert rows_of(x, n) == rows_of(y, n) == n_rows * m and rows_of(a, n) == n_rows, (x, a, y)
+        assert mixes.shape[1] == base.shape[0] == 2 * m + m * m and scale.shape == (3,), (mixes, scale, base)
+        assert m <= MAX_STREAMS and n_turns >= 1, (m, n_turns)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "n_turns": n_turns, "eps": eps}
+        self.record(
+            "streams_sinkhorn",
+            "f32",
+            (x, a, mixes, scale, base, y),
+            push,
+            {"LOCAL": 128, "STREAMS": m},
+            (-(-n // 128), 1, n_rows),
+            flops=2 * m * (m + 1) * n * n_rows,
+        )
+
     def streams_attend(self, x: View, a: View, w: View, y: View, *, eps: float) -> None:
         """Write to y [n_rows, n] a weighted sum of the m streams x [n_rows, m, n] and the stream `a` [n_rows,
         n]. The weights are the softmax over the streams s of the scores w . s / sqrt(mean(s^2) + eps). w is

@@ -23,6 +23,20 @@ def index_scores(
         out[row, : len(at)] = gains[row] @ np.maximum(products, 0)
 
 
+def pool_keys(
+    k: Array, cells: Array, bias: Array, y: Array, step: StepParams, *, n_rows: int, blocks_per_slot: int,
+    block_size: int, head: int, **_: Any,
+) -> None:  # fmt: skip
+    out, biases = y.reshape(n_rows, head), f64(bias, block_size, head)
+    out[:] = 0
+    for row in range(min(n_rows, step.n_rows)):
+        at = cells_of(step, row, cells, blocks_per_slot)
+        if len(at) % block_size == 0:
+            keys, gates = cached(k, at[-block_size:], 2).swapaxes(0, 1)
+            weights = np.exp(gates + biases - (gates + biases).max(axis=0))
+            out[row] = (weights * keys).sum(axis=0) / weights.sum(axis=0)
+
+
 def index_maxima(
     q: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
     first_row: int, blocks_per_slot: int, n_blocks: int, block_size: int, n_local: int, head: int, **_: Any,

@@ -64,6 +64,21 @@ def streams_spread(
     y.reshape(n_rows, streams, n)[:] = values
 
 
+def streams_sinkhorn(
+    x: Array, a: Array, mixes: Array, scale: Array, base: Array, y: Array,
+    *, n: int, n_rows: int, n_turns: int, eps: float, streams: int, **_: Any,
+) -> None:  # fmt: skip
+    m, raw, bases = streams, f64(mixes, n_rows, (2 + streams) * streams), f64(base, (2 + streams) * streams)
+    logits = (scale.reshape(-1)[2] * raw[:, 2 * m :] + bases[2 * m :]).reshape(n_rows, m, m)
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    weights = weights / weights.sum(axis=2, keepdims=True) + eps
+    for axis in (1, *(2, 1) * (n_turns - 1)):
+        weights = weights / (weights.sum(axis=axis, keepdims=True) + eps)
+    gains = 2 * _weights(raw, scale, base, 1, m)
+    values = np.einsum("rji,rjn->rin", weights, f64(x, n_rows, m, n))
+    y.reshape(n_rows, m, n)[:] = values + gains[:, :, None] * f64(a, n_rows, 1, n)
+
+
 def streams_attend(
     x: Array, a: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, streams: int, **_: Any
 ) -> None:

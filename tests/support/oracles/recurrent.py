@@ -286,3 +286,67 @@ def lfm2(m: Fixture) -> None:
 def lfm2moe(m: Fixture) -> None:
     lfm2_layers(m)
     m.keys |= {"leading_dense_block_count": 1, "expert_gating_func": 2}
+
+
+GLM5_KINDS = [0, 1, 1, 0, 1]  # kv heads: 0 in delta nets, 1 in latent attention
+GLM5_INDEXED = [True, True, False, True, True]
+
+
+@fixture("glm5-next")
+def glm5_next(m: Fixture) -> None:
+    """Build a model in which a row attends to two of up to twelve blocks, and to its own incomplete block.
+    The third layer uses the blocks that the second layer chose."""
+    n_head, n_stream, rank_q, n_index, index, pool = 4, 4, 24, 8, 32, 4
+    n_layer = len(GLM5_KINDS)
+    base(
+        m, n_layer, n_kv=GLM5_KINDS, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
+        expert_gating_func=2, expert_weights_scale=2.5, expert_weights_norm=True, ssm__conv_kernel=4,
+        kda__head_dim=KDA_SIZE, kda__gate_lower_bound=-5.0, attention__kv_lora_rank=LATENT,
+        attention__q_lora_rank=rank_q, attention__key_length=LATENT, attention__value_length=LATENT,
+        attention__key_length_mla=NOPE, attention__value_length_mla=HEAD_DIM, rope__dimension_count=0,
+        attention__indexer__head_count=n_index, attention__indexer__key_length=index,
+        attention__indexer__top_k=2 * pool, attention__indexer__kpool=pool,
+        attention__indexer__kpool_select_tail=True, attention__indexer__types=GLM5_INDEXED,
+        attention__layer_norm_epsilon=1e-6, hyper_connection__count=n_stream,
+        hyper_connection__sinkhorn_iterations=5, hyper_connection__epsilon=1e-6,
+        swiglu_clamp_exp=[0.7] * n_layer,
+    )  # fmt: skip
+    for il, n_kv in enumerate(GLM5_KINDS):
+        p = f"blk.{il}."
+        if n_kv:
+            latent_without_rope(m, il, n_head, rank_q)
+        else:
+            kimi_delta(m, il, n_head)
+            m.put(p + "ssm_a", m.tensors.pop(p + "ssm_a").reshape(-1))
+        for name in ("hc_attn", "hc_ffn"):
+            n = (2 + n_stream) * n_stream
+            m.matrix(f"{p}{name}_fn", n, n_stream * N_EMBD)
+            m.put(f"{p}{name}_base.weight", m.normal(f"{p}{name}_base", n))
+            m.put(f"{p}{name}_scale.weight", 1 + m.normal(f"{p}{name}_scale", 3) / 4)
+        if n_kv and GLM5_INDEXED[il]:
+            m.matrix(p + "indexer.attn_q_b", n_index * index, rank_q)
+            m.matrix(p + "indexer.attn_k", index, N_EMBD)
+            m.norm(p + "indexer.k_norm", index)
+            m.bias(p + "indexer.k_norm", index)
+            m.matrix(p + "indexer.proj", n_index, N_EMBD)
+            m.matrix(p + "indexer_compressor_gate", index, N_EMBD, gain=2.0)
+            m.put(p + "indexer_compressor_ape.weight", m.normal(p + "indexer_compressor_ape", pool, index))
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+def latent_without_rope(m: Fixture, il: int, n_head: int, rank_q: int) -> None:
+    p = f"blk.{il}."
+    m.norm(p + "attn_norm", N_EMBD)
+    m.matrix(p + "attn_q_a", rank_q, N_EMBD)
+    m.norm(p + "attn_q_a_norm", rank_q)
+    m.matrix(p + "attn_q_b", n_head * NOPE, rank_q, gain=2.0)
+    m.matrix(p + "attn_kv_a_mqa", LATENT, N_EMBD)
+    m.norm(p + "attn_kv_a_norm", LATENT)
+    m.matrix(p + "attn_k_b", n_head, LATENT, NOPE)
+    m.matrix(p + "attn_v_b", n_head, HEAD_DIM, LATENT)
+    m.matrix(p + "attn_output", N_EMBD, n_head * HEAD_DIM, gain=1.5)

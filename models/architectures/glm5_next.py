@@ -1,0 +1,182 @@
+"""glm5-next (GLM-5.3-Flash, its text part): kimi-linear with a residual of several streams, which a matrix
+mixes after attention and after the FFN. The rows and columns of the matrix sum to 1 (Xie et al. 2025,
+arXiv:2512.24880). Latent attention has no RoPE and reads blocks of positions that an indexer chooses by the
+weighted mean of a block's index keys. The row's own incomplete block is always read. Activations are bounded.
+Z.ai 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.ops import streams
+from vkbackend.meta.ops.chosen_attention import choose, pool_keys
+from vkbackend.meta.ops.heads import concat
+from vkbackend.meta.plan import rows
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import kimi_linear
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config, with_limits
+from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, LayerMemory, MemorySpec
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import (
+    check_off,
+    read_count,
+    read_flags,
+    read_float,
+    read_floats,
+)
+from vkbackend.models.architectures.weight_specs import WeightSpec
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.chosen import MAX_INDEX_HEAD
+from vkbackend.ops.moe import Gating
+from vkbackend.ops.streams import MAX_STREAMS
+
+
+class Model(kimi_linear.Model):
+    mixture = Mixture(gating=Gating("sigmoid"), limits_gate=True)
+    residual_is_wide = True
+    tail = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        self.n_stream = read_count(gguf, "hyper_connection.count")
+        self.n_turns = read_count(gguf, "hyper_connection.sinkhorn_iterations", limit=1000)
+        self.stream_eps = read_float(gguf, "hyper_connection.epsilon", 0.0, low=0.0)
+        self.bound = read_float(gguf, "kda.gate_lower_bound", 0.0)
+        if self.n_stream > MAX_STREAMS:
+            raise UnsupportedModel(f"{self.n_stream} streams: up to {MAX_STREAMS} are supported")
+        c = self.with_bounds(super().read_config(gguf), gguf)
+        self.read_indexer(gguf, c)
+        return c
+
+    def with_bounds(self, c: Config, gguf: GGUF) -> Config:
+        """Set the bounds of activations. Those of routed experts are the default of all others."""
+        kind = "shexp" if f"{gguf.architecture}.swiglu_clamp_shexp" in gguf.metadata else "exp"
+        self.limits = read_floats(gguf, f"swiglu_clamp_{kind}", len(c.layers), low=0.0)
+        c = with_limits(c, gguf)
+        layers = [
+            replace(layer, mixture=layer.mixture and replace(layer.mixture, limit_shared=limit))
+            for layer, limit in zip(c.layers, self.limits, strict=True)
+        ]
+        return replace(c, layers=tuple(layers))
+
+    def read_indexer(self, gguf: GGUF, c: Config) -> None:
+        check_off(gguf, "attention.indexer.kpool_select_tail", True)
+        keys = "head_count", "key_length", "top_k", "kpool"
+        self.n_index, self.index_dim, self.top_k, self.block_size = (
+            read_count(gguf, f"attention.indexer.{key}") for key in keys
+        )
+        if self.index_dim % 8 or self.index_dim > MAX_INDEX_HEAD or not self.rank_q or self.full:
+            raise UnsupportedModel(
+                f"index keys of {self.index_dim}: multiples of 8 up to {MAX_INDEX_HEAD}, a q from a latent, "
+                "and one latent head for keys and values are supported"
+            )
+        if self.top_k % self.block_size:
+            raise GGUFError(
+                f"{gguf.paths[0]}: top_k {self.top_k} is not a multiple of kpool {self.block_size}"
+            )
+        self.index_eps = read_float(gguf, "attention.layer_norm_epsilon", 1e-6, low=0.0)
+        flags = read_flags(gguf, "attention.indexer.types", len(c.layers)) or [True] * len(c.layers)
+        # Layer il reads the blocks that layer choosers[il] chose.
+        self.choosers: dict[int, int] = {}
+        last = None
+        for il in (i for i, recurrent in enumerate(self.recurrent) if not recurrent):
+            last = il if flags[il] else last
+            if last is None:
+                raise GGUFError(f"{gguf.paths[0]}: layer {il} has no indexer")
+            self.choosers[il] = last
+
+    # ---- weights ----
+
+    def stream_weights(self, name: str) -> list[WeightSpec]:
+        n = (2 + self.n_stream) * self.n_stream
+        return [
+            WeightSpec(f"{name}_fn", (n, self.n_stream * self.config.n_embd)),
+            WeightSpec(f"{name}_base", (n,)),
+            WeightSpec(f"{name}_scale", (3,)),
+        ]
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        specs = [*super().attention_weights(il), *self.stream_weights("hc_attn")]
+        if self.choosers.get(il) != il:
+            return specs
+        n_embd, n, whole = self.config.n_embd, self.index_dim, rows("kv_heads")
+        return [
+            *specs,
+            WeightSpec("indexer.attn_q_b.weight", (self.n_index * n, self.rank_q), whole),
+            WeightSpec("indexer.attn_k.weight", (n, n_embd), whole),
+            WeightSpec("indexer.k_norm.weight", (n,)),
+            WeightSpec("indexer.k_norm.bias", (n,)),
+            WeightSpec("indexer.proj.weight", (self.n_index, n_embd), whole),
+            WeightSpec("indexer_compressor_gate", (n, n_embd), whole),
+            WeightSpec("indexer_compressor_ape", (self.block_size, n), f32=True),
+        ]
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        return [*super().feed_forward_weights(il), *self.stream_weights("hc_ffn")]
+
+    def kv(self, il: int) -> MemorySpec:
+        spec = super().kv(il)
+        if not isinstance(spec, KVSpec):
+            return spec
+        if (chooser := self.choosers[il]) != il:
+            return replace(spec, chooser=chooser)
+        return replace(spec, index_dim=self.index_dim, raw_dim=2 * self.index_dim)
+
+    # ---- graph ----
+
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return streams.copies(super().embed(graph, w), self.n_stream)
+
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        for name in ("hc_attn", "hc_ffn"):
+            mixes = linear(ops.head_norm(h, None, h.width, self.config.eps), w, f"{name}_fn")
+            by = mixes, w(f"{name}_scale"), w(f"{name}_base")
+            x = streams.mix(h, *by, self.n_stream, self.stream_eps)
+            if name == "hc_attn":
+                y = self.mix(self.attention_input(x, w, il), w, cache, il)
+            else:
+                y = self.ffn(ops.same_bits(x) if self.config.layers[il].mixture else x, w, il)
+            h = streams.transport(h, y, *by, self.n_turns, self.stream_eps)
+        return h
+
+    def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        return streams.add_to_all(h, w("control_vector")) if il in self.control else h
+
+    def hidden_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        return self.output_norm(streams.mean(ops.outputs(h), self.config.n_embd), w)
+
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
+        if not self.limits[il]:
+            return super().feed_forward(x, w, il)
+        a = ops.silu_of_clamped(linear(x, w, "ffn_gate"), linear(x, w, "ffn_up"), self.limits[il])
+        return linear(a, w, "ffn_down")
+
+    def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        kept = h.graph.kept
+        if cache.index is None:
+            return kept["chosen"]
+        self.store_index(h, w, cache)
+        kept["chosen"] = choose(
+            linear(q, w, "indexer.attn_q_b"),
+            linear(h, w, "indexer.proj"),
+            cache.index,
+            cache.cells,
+            heads=self.n_index,
+            top_k=self.top_k // self.block_size + 1,
+            block=self.block_size,
+            tail=True,
+        )
+        return kept["chosen"]
+
+    def store_index(self, h: Tensor, w: Weights, cache: LayerCache) -> None:
+        assert cache.index and cache.raw
+        n, norm, bias = self.index_dim, w("indexer.k_norm"), w.bias("indexer.k_norm")
+        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), norm, bias, self.index_eps)
+        gate = linear(h, w, "indexer_compressor_gate")
+        ops.kv_store(concat(k, gate, n, n), cache.raw, cache.cells, 2 * n)
+        pooled = pool_keys(k, cache.raw, cache.cells, w("indexer_compressor_ape"))
+        ops.kv_store(pooled, cache.index, cache.cells, n)
