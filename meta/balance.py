@@ -22,7 +22,7 @@ class Cost:
     """The bytes that a split needs on each device. A device stores `held` bytes. Per token, the device reads
     `read` bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
     all-reduce among all devices, and `inner` of each all-reduce within one node. If layers are divided into
-    sequential stages, `stages` lists each device's stage."""
+    sequential stages, `stages` lists each device's stage. The model has `n_layers` layers."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -30,6 +30,7 @@ class Cost:
     reduces: tuple[int, ...] = ()
     inner: tuple[int, ...] = ()
     stages: tuple[Hashable, ...] = ()
+    n_layers: int = 0
 
 
 class Budget(Protocol):
@@ -43,19 +44,23 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
+    """`reduce_ms` includes the time that devices idle around exchanges. `layers_ms` is the time of layers
+    beyond reading weights."""
+
     weights_ms: float
     host_ms: float
     reduce_ms: float
+    layers_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
-        return self.weights_ms + self.host_ms + self.reduce_ms
+        return self.weights_ms + self.host_ms + self.reduce_ms + self.layers_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The predicted times of a split. If fewer devices are faster, `fewer` lists the indices of the fastest
-    subset."""
+    subset. `alone` is the fastest single device in which the model fits, or -1."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -63,6 +68,17 @@ class Prediction:
     n_reduces: int
     fewer: tuple[int, ...] = ()
     fewer_times: Times | None = None
+    alone: int = -1
+    alone_times: Times | None = None
+
+    @property
+    def break_even_us(self) -> float:
+        """Return the time of an exchange at which all devices are as fast as `alone`. It is negative if they
+        are slower even without exchanges."""
+        if self.alone_times is None or not self.n_reduces:
+            return 0.0
+        t = self.times
+        return 1e3 * (self.alone_times.total_ms - (t.total_ms - t.reduce_ms)) / self.n_reduces
 
     def lines(self, names: Sequence[str]) -> list[str]:
         split = ", ".join(
@@ -73,14 +89,28 @@ class Prediction:
         out = [
             f"split {','.join(f'{share:g}' for share in self.tensor_split)}: {split}",
             f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, host-placed tensors "
-            f"{t.host_ms:.3g}, {self.n_reduces} reduces {t.reduce_ms:.3g}",
+            f"{t.host_ms:.3g}, {self.n_reduces} reduces {t.reduce_ms:.3g}"
+            + (f", layers beyond reading {t.layers_ms:.3g}" if t.layers_ms else ""),
         ]
         if self.fewer_times:
             few = ", ".join(names[d] for d in self.fewer)
             out.append(
                 f"fewer devices would be faster: {few} alone, {self.fewer_times.total_ms:.3g} ms per token"
             )
-        return out
+        return [*out, *self._against_one(names)]
+
+    def _against_one(self, names: Sequence[str]) -> list[str]:
+        """Compare with the fastest device alone, and say which exchange would change the result."""
+        if self.alone_times is None or not self.n_reduces:
+            return []
+        name, t, least = names[self.alone], self.times, self.break_even_us
+        exchange_us = 1e3 * t.reduce_ms / self.n_reduces
+        together = f"together {self.alone_times.total_ms / t.total_ms:.2f} times as fast as {name} alone"
+        if least <= 0:
+            why = "slower even with exchanges that take no time: give the slower devices smaller shares"
+            return [f"{together}; {why}"]
+        bound = "faster while" if t.total_ms < self.alone_times.total_ms else "faster only if"
+        return [f"{together}; {bound} an exchange takes less than {least:.0f} us (now {exchange_us:.0f})"]
 
 
 # ---- arithmetic ----
@@ -149,6 +179,7 @@ def times(
     resources: Sequence[Hashable],
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
+    layer_s: float = 0.0,
 ) -> Times:
     """Predict the time of a token, in which stages run in sequence. Devices of a stage read in parallel, or
     in sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of some
@@ -168,6 +199,7 @@ def times(
         slowest(cost.read, [speed.weights for speed in speeds]),
         slowest(cost.host, [speed.host for speed in speeds]),
         meeting(cost.reduces, reduce_s) + meeting(cost.inner, inner_s),
+        1e3 * layer_s * cost.n_layers,
     )
 
 
@@ -184,12 +216,14 @@ def times_on(devices: Sequence[Device], shares: Shares, cost: Cost, rates: Rates
     """Predict the time of a step with this `cost` on the devices that have a share."""
     busy = [device for device, share in zip(devices, shares, strict=True) if share]
     here = [device for device in busy if not device.node]
+    cut_s = rates.cut(busy) if cost.reduces or cost.inner else 0.0
     return times(
         cost,
         rates.speeds(devices, cost.host),
         rates.resources(devices),
-        lambda nbytes: rates.reduce(busy, nbytes),
-        lambda nbytes: rates.reduce(here, nbytes),
+        lambda nbytes: rates.reduce(busy, nbytes) + cut_s,
+        lambda nbytes: rates.reduce(here, nbytes) + cut_s,
+        rates.layer(busy),
     )
 
 
@@ -205,16 +239,20 @@ def predict(
     resources = rates.resources(devices)
     whole = times_on(devices, shares, cost(shares), rates)
     best: tuple[int, ...] = ()
-    best_times = whole
+    best_times, alone, alone_times = whole, -1, None
     for members in subsets(shares, speeds):
         part = _among(members, devices, speeds, resources)
         part = fitted(part, lambda s: cost(s).held, budgets, [class_of(device) for device in devices])
         if overfull(cost(part).held, budgets):
             continue
-        if (other := times_on(devices, part, cost(part), rates)).total_ms < best_times.total_ms:
+        other = times_on(devices, part, cost(part), rates)
+        if len(members) == 1:
+            (alone,), alone_times = members, other
+        if other.total_ms < best_times.total_ms:
             best, best_times = members, other
     n_reduces = len(cost(shares).reduces) + len(cost(shares).inner)
-    return Prediction(shares, speeds, whole, n_reduces, best, best_times if best else None)
+    fewer_times = best_times if best else None
+    return Prediction(shares, speeds, whole, n_reduces, best, fewer_times, alone, alone_times)
 
 
 def auto_split(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vkbackend.meta.host_memory import shared_bus
 from vkbackend.meta.known_speed import Speed
+from vkbackend.meta.learned_times import cut_seconds, layer_seconds
 from vkbackend.meta.speed import measure_reduce, measure_speed, resource_of
 from vkbackend.runtime import Device
 
@@ -14,11 +15,14 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Given speeds replace measured speeds. `weights` and `host` are the bytes per second of Speed. An
-    exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`."""
+    exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`. A layer takes
+    `layer_s` beyond reading its weights. Around an exchange, devices idle `cut_s` (learned_times.py)."""
 
     weights: float | None = None
     host: float | None = None
     exchange_s: float | None = None
+    layer_s: float | None = None
+    cut_s: float | None = None
 
     def speed(self, device: Device) -> Speed:
         if self.weights and self.host:
@@ -35,6 +39,18 @@ class Rates:
     def resources(self, devices: Sequence[Device]) -> list[Hashable]:
         """Devices with equal labels share a speed. A given speed is the speed of each device."""
         return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
+
+    def layer(self, devices: Sequence[Device]) -> float:
+        """Return the seconds per layer beyond reading weights. Of given speeds, nothing was learned."""
+        if self.layer_s is not None or self.weights:
+            return self.layer_s or 0.0
+        return layer_seconds([device for device in devices if not device.node])
+
+    def cut(self, devices: Sequence[Device]) -> float:
+        """Return the seconds per exchange beyond exchanging."""
+        if self.cut_s is not None or self.weights or self.exchange_s is not None:
+            return self.cut_s or 0.0
+        return cut_seconds(devices) if not any(device.node for device in devices) else 0.0
 
     def reduce(self, devices: Sequence[Device], nbytes: int) -> float:
         """Return the seconds of an all-reduce of `nbytes`, or 0 for one device."""

@@ -1,10 +1,11 @@
 """`vkbackend bench`: measure tokens per second in prefill and decode, with llama-bench's flags and columns.
 
 "weight GB/s" is the rate at which all devices together read weights, and "% of copy" is its ratio to the copy
-rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read" is its ratio
-to the rate at which the file is read again. The formats csv and json use llama-bench's fields. Every test is
-warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and devices,
-and adds columns with llama.cpp's rate and the ratio.
+rate. "us/reduce" is host time per all-reduce. "predicted t/s" is the rate that `plan` predicts for tokens at
+the beginning of the context, and measured rates are kept to improve later predictions. "load GB/s" is the
+loading rate, and "% of read" is its ratio to the rate at which the file is read again. The formats csv and
+json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` alternates with runs of
+llama-cpp-python on the same model and devices, and adds columns with llama.cpp's rate and the ratio.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_
 from vkbackend.tools.flags.speculation import add_speculation_arguments
 from vkbackend.tools.flags.sweeps import values_of
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
+from vkbackend.tools.measure.predicted import TokenTime
 from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import (
     Test,
@@ -48,7 +50,7 @@ MAX_DELAY_S = 3600
 BACKENDS = {"VulkanDevice": "Vulkan", "KomputeDevice": "Kompute", "NumpyDevice": "numpy"}
 COLUMNS = (
     "model", "size", "params", "backend", "devices", "ngl", "sm", "ts", "test", "t/s",
-    "weight GB/s", "% of copy", "us/reduce", "load s", "load GB/s", "% of read",
+    "weight GB/s", "% of copy", "us/reduce", "predicted t/s", "load s", "load GB/s", "% of read",
 )  # fmt: skip
 
 
@@ -75,6 +77,7 @@ class Row:
     load: Loading
     weight_rate: float | None
     copy_rate: float
+    predicted: float | None = None  # tokens per second
     theirs: Timing | None = None
     swept: dict[str, str] = field(default_factory=dict)  # swept flag -> its value
     time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -95,6 +98,7 @@ class Row:
             "-" if self.weight_rate is None else f"{self.weight_rate / 1e9:.3f}",
             "-" if self.weight_rate is None else f"{100 * self.weight_rate / self.copy_rate:.1f}",
             "-" if t.reduce_us is None else f"{t.reduce_us:.0f}",
+            "-" if self.predicted is None else f"{self.predicted:.2f}",
             *self.load.cells(),
             *map(printable, self.swept.values()),
         ]
@@ -128,6 +132,7 @@ class Row:
                 "weight_bytes_per_s": self.weight_rate,
                 "copy_bytes_per_s": self.copy_rate,
                 "us_per_reduce": t.reduce_us,
+                "predicted_ts": self.predicted,
             }
         )
         if self.theirs:
@@ -250,11 +255,15 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
                 timing, theirs = other.alternate(timer, test, args.repetitions)
             else:
                 timing = timer.time(test, args.repetitions)
-            rate = None
+            rate = predicted = None
             if not test.n_prompt:
+                if not test.n_depth:  # a prediction does not include attention over the context
+                    token = TokenTime(runner)
+                    predicted = token.rate
+                    token.learn(statistics.median(timing.seconds) / test.n_gen)
                 rate = weight_nbytes_per_step(runner) * test.n_gen / min(timing.seconds)
             swept = getattr(args, "swept", {})
-            yield Row(model, settings(runner), timing, loading, rate, copied, theirs, swept=swept)
+            yield Row(model, settings(runner), timing, loading, rate, copied, predicted, theirs, swept=swept)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -77,7 +77,7 @@ def cost_function(
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
             for nbytes in ([n + per_device for n in whole.held], whole.read, whole.host)
         )
-        return Cost(held, read, host, whole.reduces, tuple(inside), stages)
+        return Cost(held, read, host, whole.reduces, tuple(inside), stages, whole.n_layers)
 
     return cost
 
@@ -102,7 +102,8 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int 
                 model, load, d, n_rows
             )
     held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
-    return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
+    n_layers = model.n_layer - model.n_ahead
+    return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces, n_layers=n_layers)
 
 
 def read_by_head(model: Model, layout: Layout) -> list[int]:

@@ -16,6 +16,8 @@ from runners import load_runner
 from vkbackend import shaderlib
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
+from vkbackend.meta.known_speed import key_of, remember
+from vkbackend.meta.learned_times import known_tokens
 from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -23,6 +25,7 @@ from vkbackend.tools import verify
 from vkbackend.tools.cli import main
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.synthetic import Synthetic
+from vkbackend.twins.device import NumpyDevice
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 TINY = ("llama", 96, False, synthetic._dense(2, 256, 4, 2, 64, 512))
@@ -77,6 +80,23 @@ def test_rows_in_every_format(models: Path, capsys: Any) -> None:
     tests = ["pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5"]
     assert [line.split(" | ")[8] for line in text.splitlines() if line.startswith("| llama ")] == tests
     assert "build: vkbackend" in text
+
+
+def test_predictions_learn_from_measured_tokens(
+    models: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor whose speed is unknown is not measured. Then the first prediction lacks the layers."""
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    flags = ["-m", str(models / "stories-narrow-Q8_0.gguf"), "-p", "0", "-n", "3", "-r", "1", "-o", "json"]
+    assert json.loads(bench(capsys, *flags))[0]["predicted_ts"] is None
+    device = NumpyDevice("numpy")
+    remember(f"speed {key_of(device)}", [1e12, 1e12])
+    for names in ("numpy", "numpy,numpy"):
+        first, second = (json.loads(bench(capsys, *flags, "-dev", names))[0] for _ in range(2))
+        if names == "numpy":
+            assert first["predicted_ts"] > 10 * first["avg_ts"]  # 1 TB/s, which numpy does not reach
+        assert second["predicted_ts"] == pytest.approx(first["avg_ts"], rel=0.05)
+    assert len(known_tokens([device])) == len(known_tokens([device] * 2)) == 2
 
 
 def test_weight_rate_counts_the_bytes_of_a_token(models: Path, capsys: Any) -> None:
