@@ -1,5 +1,6 @@
 """Measures how fast a device reads pinned host memory of each kind (buffer.py), how fast copies move it to
-the device, and both at once. Reports on one and the same bus range from 2 to 26 GB/s, so nothing is assumed.
+the device, and both at once. The rates that users report for the same bus range from 2 to 26 GB/s, so no rate
+is assumed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def measure_ways(
     open_again: Callable[[], Sequence[Device]], sizes: Sequence[int] = SIZES
 ) -> Iterator[Measured]:
     """Time every way on newly opened devices: all providers with the default signal, then all signals and
-    depths with the best provider of a token's sum. A way that the devices lack is left out."""
+    depths with the best provider of a token's sum. A way that the devices do not support is left out."""
 
     def timed(nbytes: int, provider: str, signal: str, ahead: int | None) -> Iterator[Measured]:
         how = ReduceOptions(
@@ -71,8 +71,8 @@ def best_provider(rows: Sequence[Measured]) -> str:
 
 
 def choice_of(rows: Sequence[Measured]) -> Choice | None:
-    """Return the fastest exact ways, or None if no sum was exact. The way of a size also serves the sizes
-    between the next smaller one and it, and the last all larger ones."""
+    """Return the fastest exact ways, or None if no sum was exact. The way of a size also serves smaller
+    sizes, down to the next measured size. The way of the largest size also serves all larger sizes."""
     default = [row for row in rows if (row.signal, row.ahead) == (SIGNALS[0], AHEAD)]
     ways: list[tuple[int, str]] = []
     for nbytes in sorted({row.nbytes for row in default}):

@@ -126,8 +126,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """Create the provider `wanted`, one of PROVIDERS, or of each size the best (`auto`). Raises
-    UnsupportedFeature."""
+    """Create the provider `wanted`, one of PROVIDERS. The provider `auto` uses the best way for each size.
+    Raises UnsupportedFeature."""
     planned = planned_ways(wanted, devices, slot_nbytes)
     try:
         with ExitStack() as undo:

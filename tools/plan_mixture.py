@@ -1,5 +1,6 @@
 """Shows the cost of experts in host memory, for `vkbackend plan`. One table compares tokens with and without
-a cache of the most used experts, and with experts on the CPU. Another shows prompts by rows of a step."""
+a cache of the most used experts, and with experts on the CPU. Another table shows prompts for steps with
+several numbers of rows."""
 
 from __future__ import annotations
 

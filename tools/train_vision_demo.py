@@ -106,8 +106,9 @@ def share_right(w: Weights, config: Config, words: Vocabulary, n: int, seed: int
 
 
 def train(config: Config, words: Vocabulary, minutes: float, steps: int, lr: float, seed: int) -> Weights:
-    """Train matrices with Muon, which needs half of AdamW's steps here, and the rest with AdamW. The rates
-    are constant at first, and fall to zero by `steps` steps, or after `minutes` minutes if that is sooner."""
+    """Train matrices with Muon, which needs half of AdamW's steps here, and other weights with AdamW. The
+    rates are constant at first, and fall to zero by `steps` steps, or after `minutes` minutes if that is
+    sooner."""
     import torch
 
     w = {**init_weights(config, seed), **init_vision(SIZES, config.n_embd, seed)}

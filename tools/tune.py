@@ -9,9 +9,9 @@ Each kind of pinned host memory is measured as well: how fast shaders read it, h
 at once. Weights in host memory use the kind that is read fastest.
 
 With several devices, exchanges between the first 2, 3, ... of them are measured: every way for sums of 4 KiB
-to 16 MiB, then signals and submissions ahead for the sum of a token. The fastest are kept for these devices
-in this order, and `plan` predicts with their times. `--exchanges` measures only exchanges, also between
-devices of several drivers.
+to 16 MiB, then signals and submissions ahead for the sum of a token. The fastest ways are kept for these
+devices in this order, and `plan` uses their times for predictions. `--exchanges` measures only exchanges,
+also between devices of several drivers.
 """
 
 from __future__ import annotations

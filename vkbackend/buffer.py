@@ -31,10 +31,10 @@ class Home(Enum):
     KV = "kv"  # Device local. Freed with the model.
     SCRATCH = "scratch"  # Device local. Reused within a step.
     HOST = "host"  # Pinned host memory for weights and caches that the device reads over the bus.
-    STREAM = "stream"  # As HOST, for weights that the host writes while a step runs (meta/streams.py).
+    STREAM = "stream"  # Like HOST, but for weights that the host writes while a step runs (meta/streams.py).
     STAGING = "staging"  # Host-visible memory that the host reads and writes, HOST_CACHED if available.
     PAGES = "pages"  # Pinned host pages that the device imports.
-    VISIBLE = "visible"  # Device local and mapped, for what the host writes and the device reads.
+    VISIBLE = "visible"  # Device local and mapped, for data that the host writes and the device reads.
     MAPPED = "mapped"  # Pages of a model file that a CPU device imports read-only.
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Semaphores signal to the host that a segment has ended, and to a segment that it may begin. A flag in host
-# memory can replace the first, an event the second.
+# memory can replace the signal to the host, and an event can replace the signal to a segment.
 SIGNALS = ("semaphore", "flag", "event", "flag+event")
 
 

@@ -60,7 +60,7 @@ def low_rank_specs(
 
 
 def _groups(halves: Mapping[str, Half]) -> Iterator[list[str]]:
-    """Yield the names of weights that share an A. Halves A that are split, or too large, are not shared."""
+    """Yield the names of weights that share an A. An A that is split or too large is not shared."""
     for name, half in halves.items():
         layer, _, matrix = name.removesuffix(".weight").rpartition(".")
         same = next((group for group in SAME_INPUT if matrix in group), (matrix,))

@@ -53,7 +53,7 @@ class Model(kimi_linear.Model):
         return c
 
     def with_bounds(self, c: Config, gguf: GGUF) -> Config:
-        """Set the bounds of activations. Those of routed experts are the default of all others."""
+        """Set the bounds of activations. The bounds of routed experts are the default for all other FFNs."""
         kind = "shexp" if f"{gguf.architecture}.swiglu_clamp_shexp" in gguf.metadata else "exp"
         self.limits = read_floats(gguf, f"swiglu_clamp_{kind}", len(c.layers), low=0.0)
         c = with_limits(c, gguf)

@@ -29,7 +29,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 class LatentAttention(Decoder):
     """If `applies_rope`, RoPE rotates the shared dimensions of keys (table "rope") and of q (table `q_rope`).
-    There may be no shared dimensions. `rank_q` is the size of q's latent, or 0. If attention reads chosen
+    A model may lack shared dimensions. `rank_q` is the size of q's latent, or 0. If attention reads chosen
     positions, these are blocks of `block_size` positions, of which the last is incomplete with `tail`."""
 
     applies_rope = True
@@ -97,7 +97,8 @@ class LatentAttention(Decoder):
         ]
 
     def _with_shared(self, name: str, n: int, width: int, n_in: int, role: Role) -> list[WeightSpec]:
-        """Return the weight of n vectors of `width`, and that of their shared dimensions if there are any."""
+        """Return the weight of n vectors of `width`, and the weight of their shared dimensions if the model
+        has any."""
         specs = [WeightSpec(name, (n * width, n_in), role)]
         if self.shared:
             named = name.replace("latent", "k") + "_shared"

@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def experts(self) -> tuple[int, int]:
-        """Return the words of all tables, and the experts of their layers."""
+        """Return the number of words of all tables, and the number of experts of their layers."""
         every = self.tables.values()
         return sum(table.n_words for table in every), sum(table.n_counts for table in every)
 

@@ -17,7 +17,7 @@ ARCHITECTURE = "clip"
 # Patches of a row's side, if the file does not state them.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
 MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2, "glm4v": 2, "kimivl": 2, "kimik25": 2}
-# Old files state CLIP's own projection_dim. The rows of these tensors have the right width.
+# Old files state CLIP's own projection_dim instead of the text model's, so these tensors give the width.
 LAST_WEIGHTS = {"mlp": "mm.2.weight", "resampler": "resampler.proj.weight"}
 QUERIES = "resampler.query"
 NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patches

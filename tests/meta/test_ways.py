@@ -1,4 +1,4 @@
-"""The choice of ways by size, what a way needs, and pieces of sums."""
+"""Test the choice of ways by size, the requirements of a way, and sums in pieces."""
 
 from __future__ import annotations
 

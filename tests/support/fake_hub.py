@@ -23,7 +23,7 @@ SECRET = "hf_secretsecretsecret"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """`cut` ends the next answer after so many bytes. With a `gate`, files wait in the middle."""
+    """`cut` ends the next answer after this many bytes. With a `gate`, files wait in the middle."""
 
     asked: list[str] = []  # noqa: RUF012
     cut = 0

@@ -133,7 +133,7 @@ class Load:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Return the processes that descend from `pid`, with itself."""
+    """Return `pid` and all processes that descend from it."""
     pids = [pid]
     for known in pids:
         for task in Path(f"/proc/{known}/task").glob("*/children"):

@@ -2,8 +2,8 @@
 
 mypy knows which attributes of the standard library a system has. The files that use system-dependent modules
 are checked for Windows, macOS and Linux. The modules that they import are not checked, so this takes a
-quarter of the time of a complete check. An error counts if Linux does not have it too. TREE is linked_tree's
-folder, CACHE a folder for mypy.
+quarter of the time of a complete check. An error counts only if the check for Linux does not report it, too.
+TREE is linked_tree's folder, CACHE a folder for mypy.
 """
 
 from __future__ import annotations

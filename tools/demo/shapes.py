@@ -44,7 +44,7 @@ def _article(word: str) -> str:
 
 def is_held_out(shape: Shape) -> bool:
     """Return whether training never draws this shape. For each form and place, one of six colours is held
-    out, so 12 of 72 shapes are. Training draws each pair of a colour, a form and a place."""
+    out, so 12 of 72 shapes are held out. Training draws each pair of a colour, a form and a place."""
     colour, form, place = ([*COLOURS].index(shape[0]), SHAPES.index(shape[1]), PLACES.index(shape[2]))
     return (colour + 2 * form + place) % len(COLOURS) == 0
 

@@ -100,7 +100,7 @@ def encode(w: Weights, sizes: VisionSizes, patches: torch.Tensor) -> torch.Tenso
 
 
 def write_mmproj(path: Path, weights: dict[str, np.ndarray], sizes: VisionSizes, n_text: int) -> None:
-    """Write a projector file as llama.cpp's converter does: matrices in F16, the rest in F32."""
+    """Write a projector file as llama.cpp's converter does: matrices in F16, other tensors in F32."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name("vkbackend vision demo")

@@ -27,7 +27,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 LASTED_S = 10.0
 CLOSE_S = 15.0
 REOPEN_S = 300.0  # How long an answer waits to continue.
-# Answers do not wait any longer if opening failed so often, such as after the file of the model was removed.
+# Answers do not wait any longer after this many failures, such as after the file of the model was removed.
 # The attempts take at least 8 s, in which a driver frees the memory of the lost process.
 MOST_FAILED = 5
 LOADING_RETRY_S = 2

@@ -109,7 +109,7 @@ class Service(Front):
                 )
 
     async def retried(self, llm: LLM, compute: Callable[[LLM], Awaitable[T]]) -> T:
-        """Compute, and once more if the engine is lost."""
+        """Call `compute`, and call it again if the engine is lost."""
         try:
             return await compute(llm)
         except VkbackendError as error:

@@ -1,6 +1,6 @@
 """Compares steps of several sizes in one run: `python -m vkbackend.tools.studies.step_rows -m model.gguf`.
 
-Opens the model once for each -ub, and computes prompts and then single tokens, alternating between them.
+Opens the model once for each -ub, and computes prompts and then single tokens. Runs of the models alternate.
 Prints the prompts' tokens per second and per CPU second, the scratch memory, the time to the first token of
 the last prompt, and the time of a decoded token relative to the first -ub. CPU time includes software
 drivers' threads, and depends less on other programs than wall time.

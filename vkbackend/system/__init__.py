@@ -1,1 +1,2 @@
-"""What operating systems do differently: one module per concern. Only this folder asks which system runs."""
+"""Differences between operating systems, with one module per concern. Only this folder asks which system
+runs."""

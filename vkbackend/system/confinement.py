@@ -1,7 +1,8 @@
-"""The parent's watch over a child process: its CPU time and memory, beside the limits of the system.
+"""Lets a parent watch the CPU time and memory of a child process, in addition to the system's limits.
 
-Linux limits what the child sets itself (own_limits.py), and Windows what is in the child's job. A system may
-ignore such limits, as Wine does, so the parent compares as well and ends the child.
+Linux enforces the limits that the child sets itself (own_limits.py), and Windows the limits of the child's
+job. A system may ignore such limits, as Wine does, so the parent also compares the child's use with them, and
+ends the child.
 """
 
 from __future__ import annotations

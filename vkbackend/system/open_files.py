@@ -1,4 +1,4 @@
-"""How many files this process may open, and has open."""
+"""The number of files that this process may still open."""
 
 from __future__ import annotations
 

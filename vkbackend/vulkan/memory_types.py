@@ -35,7 +35,7 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
 
     STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST and STREAM prefer
     memory that is not device local, and then types of `host_kind`, if given. VISIBLE needs device-local types
-    that are host visible. Other homes prefer device-local types that are not.
+    that are host visible. Other homes prefer device-local types that are not host visible.
 
     Without a resizable BAR, the host sees 256 MiB of device memory, which are a heap of their own. Drivers
     need this heap, so it is not used.

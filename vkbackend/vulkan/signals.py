@@ -1,4 +1,4 @@
-"""Cheaper signals between the host and a running queue than semaphores: a flag and events.
+"""Signals between the host and a running queue that cost less than semaphores: a flag and events.
 
 At the end of a segment, a command buffer writes the segment's number to a word of host memory, which the host
 polls without a call of the driver. At its beginning, a command buffer waits for an event that the host sets.
@@ -89,7 +89,7 @@ class Events:
 
 
 class Ends:
-    """What the command buffers of an executable record at the ends of segments."""
+    """Records the signals of an executable's segments: waiting for an event, and writing the flag."""
 
     def __init__(self, flag: Flag | None = None, events: Events | None = None) -> None:
         self.flag, self.events = flag, events
@@ -99,6 +99,6 @@ class Ends:
             self.events.wait(cmd, segment)
 
     def end(self, cmd: Any, segment: int, n_segments: int) -> None:
-        """The host waits for the last segment's semaphore, so the last has no flag."""
+        """The host waits for the last segment's semaphore, so the last segment writes no flag."""
         if self.flag and segment < n_segments - 1:
             self.flag.write(cmd, segment)

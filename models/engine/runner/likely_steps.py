@@ -18,10 +18,10 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, for one sequence and for all, then prompts with decoding sequences. The latter come first
-    with powers of two of rows and the most outputs, because a larger step can replace a step that is not
-    recorded yet. A running server first gets the steps with one bucket more or fewer rows, and one more or
-    fewer outputs, than the latest steps. Some kinds are yielded twice.
+    or less, for one sequence and for all, then prompts with decoding sequences. Of prompts with decoding
+    sequences, steps with the most outputs and with powers of two of rows come first, because a larger step
+    can replace a step that is not recorded yet. A running server first gets the steps with one bucket more or
+    fewer rows, and one more or fewer outputs, than the latest steps. Some kinds are yielded twice.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))
@@ -54,7 +54,7 @@ def likely_kinds(
     yield from prompts(largest_first, outputs[-1])
     for n in reversed(powers):
         yield from together([n], max(k for k in outputs if k < n))
-    # Few rows with a run of several: this run has one output, or none before its prompt ends.
+    # Steps of few rows with a run of several rows. This run has one output, or none before its prompt ends.
     yield from (StepKind(n, max(k for k in outputs if k <= bucket(n - 1)), Mix.FEW, wanted) for n in few)
     for n_outputs in reversed(outputs):
         yield from prompts(largest_first, n_outputs)

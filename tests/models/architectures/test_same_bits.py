@@ -60,7 +60,7 @@ DRIVER = next(iter(WAYS))
 FEW = [*product(["llama"], [ALONE]), *product(["lfm2", "mamba2"], [PAIR])]
 
 
-# Every model runs in every way, on one device or on two in turn.
+# Every model runs in every way, alternately on one device and on two.
 TURNS = [
     pytest.param(*p.values, way, id=f"{p.id}-{way}", marks=p.marks)
     for p, way in zip(3 * SETS, 2 * [*WAYS], strict=True)

@@ -26,7 +26,7 @@ SOURCES = {
     "cohere2moe+rms": (2, 2),
 }
 HEADS = tuple(SOURCES)
-OWN_TABLES = ("qwen35moe", "glm-dsa")  # with their own embeddings and output matrix
+OWN_TABLES = ("qwen35moe", "glm-dsa")  # heads with separate embeddings and a separate output matrix
 WITHOUT_NORM = ("qwen3next",)  # The model's output norm is the output norm of the head.
 
 

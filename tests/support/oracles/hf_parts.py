@@ -20,7 +20,7 @@ MAKERS: dict[type, Callable[[Any], torch.nn.Module]] = {}
 
 
 class TextModel(torch.nn.Module):
-    """A text model without its images' encoder, and the output matrix."""
+    """A text model with an output matrix and without the encoder of images."""
 
     def __init__(self, config: Any, class_: Any, finish: Callable[[Any, Any], Any] = lambda x, _: x) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ def tiles(config: VisionConfig, pixels: np.ndarray, **limits: int) -> list[np.nd
         values = values.transpose(4, 0, 2, 1, 3).reshape(3, rows * p, columns * p)
         return [2 * (values - np.float32(0.5)) if c.projector == "gemma4v" else values]
     if c.projector == "resampler":
-        # Version 4.6 merges 4 x 4 patches, and earlier ones none.
+        # Version 4.6 merges 4 x 4 patches, and earlier versions merge no patches.
         best = made.find_best_resize
 
         def unmerged(

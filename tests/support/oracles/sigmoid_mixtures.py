@@ -97,7 +97,7 @@ def mimo2(m: Fixture) -> None:
 
 
 def gated_layers(m: Fixture, heads: list[int], widths: list[int]) -> None:
-    """Add layers with `heads` heads and gates of `widths`, the first of which has no experts."""
+    """Add layers with `heads` heads and gates of `widths`. The first layer has no experts."""
     for il, (n_head, width) in enumerate(zip(heads, widths, strict=True)):
         m.keys["attention.head_count"] = n_head
         attention(m, il, head_norms=True)

@@ -40,7 +40,7 @@ class Catalog(Front):
         super().__init__(config)
         self.downloads = Downloads(self.reload) if downloads else None
         self.pool, self.relist, self._takes_any_name = pool, relist, takes_any_name
-        # A folder on a network may block its reader for ever. Later calls then start no threads.
+        # A network folder may block its reader forever, so later calls wait for the same reader.
         self._reading: asyncio.Future[tuple[Sequence[Entry], Notes]] | None = None
         self._services: WeakKeyDictionary[Tenant, Service] = WeakKeyDictionary()
 

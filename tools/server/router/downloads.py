@@ -16,7 +16,7 @@ from vkbackend.models.hub import is_name
 from vkbackend.tools.server.failures import Refusal
 
 MOST = 4
-SILENT_S = 120.0  # A download without progress for so long has failed.
+SILENT_S = 120.0  # A download without progress for this time has failed.
 N_ENDED = 64
 COMMAND = (sys.executable, "-m", "vkbackend.tools.server.router.fetching")
 KEPT = "the part that was fetched is kept: try again"
@@ -35,7 +35,7 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a download. `number` counts all of them."""
+    """The end of a download. `number` counts all downloads."""
 
     number: int
     name: str

@@ -80,7 +80,7 @@ class Pool:
         for name, tenant in list(self.tenants.items()):
             entry = wanted.get(name)
             if entry is not None and entry.fingerprint == tenant.entry.fingerprint:
-                tenant.retry_at = 0.0  # What failed before may have been mended.
+                tenant.retry_at = 0.0  # The cause of earlier failures may be gone.
                 del wanted[name]
                 continue
             tenant.is_gone = True
@@ -257,7 +257,7 @@ class Pool:
         await in_thread(gc.collect)  # Frees the tokenizer and its vocabulary.
         place, was_closing, tenant.task = tenant.place, tenant.is_closing, None
         tenant.end()
-        tenant.places = None  # The file may be another when the model is loaded again.
+        tenant.places = None  # The file may have changed when the model is loaded again.
         self._gone.discard(tenant)
         if not self._open_ones():
             self._left = dict(self._budgets)

@@ -70,8 +70,8 @@ def settings_of(args: argparse.Namespace, limits: Limits) -> PoolSettings:
 
 
 def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str], Entry]) -> Listing:
-    """Return a function that reads the folder and the presets. Without either, the list contains one
-    model."""
+    """Return a function that reads the folder and the presets. Without folder and presets, the list contains
+    one model."""
     line = list(args.line)
 
     def parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -236,7 +236,8 @@ def test_two_models_at_once_while_others_are_idle() -> None:
 
 
 def test_a_device_that_is_fuller_than_planned() -> None:
-    """Another program holds memory. An idle model makes room instead of an error, and the budget recovers."""
+    """Another program holds memory. Instead of an error, an idle model is unloaded to make room, and the
+    budget recovers."""
     machine = FakeMachine(errors={"b": [OutOfDeviceMemory("full")]})
 
     async def test() -> None:

@@ -134,7 +134,7 @@ def test_streams_get_comments_while_their_model_loads() -> None:
 
 
 def test_a_stream_whose_model_cannot_be_loaded() -> None:
-    """An error before the first comment sets the status, a later one is an event."""
+    """An error before the first comment sets the status, and a later error is an event."""
     body = {"messages": [{"role": "user", "content": "p"}], "max_tokens": 2, "model": "a", "stream": True}
     machine = FakeMachine(errors={"a": [GGUFError("it is cut")]})
     with routed(machine) as address:
@@ -219,7 +219,7 @@ def test_a_list_that_cannot_be_read(error: Exception, caplog: pytest.LogCaptureF
 
 
 def test_a_folder_that_blocks_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread waits for the folder, however often clients ask for the list."""
+    """Only one thread waits for the folder, even if clients request the list often."""
     monkeypatch.setattr(catalog, "RELIST_S", 0.1)
     back, n_read = threading.Event(), []
     with routed(FakeMachine()) as address:
