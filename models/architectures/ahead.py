@@ -13,7 +13,7 @@ Both h and g are results of a final norm. To draft further, the head reads its o
 The K and V of a position need x, but no attention. So a step of the model stores the head's K and V for all
 rows, and computes nothing else of the head. A drafting step computes one row per sequence. The cache keeps
 the latest rows of h, and of g while drafting, by slot and position. A sequence that continues from cached
-blocks has no h of the position before; it reads an old row, which only makes a draft worse.
+blocks lacks the h of the position before. It reads an old row instead, which only makes a draft worse.
 """
 
 from __future__ import annotations

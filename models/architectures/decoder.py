@@ -48,8 +48,9 @@ class Decoder(DecoderWeights):
     def staged(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
         """Compute one stage of a part of an encoder's text, and return the residual.
 
-        Stage 0 embeds the tokens. Stage il + 1 is layer il, for which all parts have stored K and V. Each
-        stage stores K and V for the next layer, and the residual. Two caches take turns.
+        Stage 0 embeds the tokens, and stage il + 1 computes layer il. Each stage stores the residual, and K
+        and V for the next layer. When a stage begins, all parts of the text have finished the stage before.
+        Two caches take turns.
         """
         stage, store = graph.kind.stage, w(RESIDUALS)
         first = caches[0]

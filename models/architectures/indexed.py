@@ -32,7 +32,7 @@ class IndexedAttention(deepseek2.Model):
     """Attention's RoPE pairs neighbours. The indexer's RoPE is half-split if `index_half_split`."""
 
     index_half_split = False
-    index_eps = 1e-6  # of the index keys' LayerNorm; files do not state it
+    index_eps = 1e-6  # the epsilon of the index keys' LayerNorm, which files do not state
 
     def read_config(self, gguf: GGUF) -> Config:
         config = super().read_config(gguf)

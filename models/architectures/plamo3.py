@@ -1,6 +1,6 @@
 """plamo3 (PLaMo 3): norms of q and k heads, and norms after attention and FFN. Seven of eight layers have a
-window, another RoPE base and no RoPE scaling. Files of the norms after attention and FFN lack ".weight" in
-their names. Preferred Networks 2025.
+window, another RoPE base and no RoPE scaling. In files, the names of the norms after attention and FFN lack
+".weight". Preferred Networks 2025.
 """
 
 from __future__ import annotations

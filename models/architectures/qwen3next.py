@@ -67,7 +67,7 @@ class Model(PredictsAhead):
         return Delta(n_k, n_v, size, d_conv, (1, 1, *v), v)
 
     def _read_recurrent(self, gguf: GGUF) -> list[bool]:
-        """Return whether each layer is recurrent. The head never is."""
+        """Return whether each layer is recurrent. The multi-token prediction head is never recurrent."""
         key, n_layer = f"{gguf.architecture}.attention.recurrent_layers", self.n_layer - self.n_ahead
         ahead = [False] * self.n_ahead
         if named := [bool(value) for value in np.ravel(gguf.get(key, []))]:

@@ -1,4 +1,4 @@
-"""xverse (XVERSE 7B, 13B, 65B): llama without experts and frequency factors. XVERSE Technology 2023."""
+"""xverse (XVERSE 7B, 13B, 65B): llama without experts or frequency factors. XVERSE Technology 2023."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-MAX_RESTORES = 3  # Later a request's prompt is computed, although parts of it are stored.
+MAX_RESTORES = 3  # After this many, a request's prompt is computed, even if parts of it are stored.
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
@@ -277,7 +277,7 @@ class Scheduler:
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _restore(self, restoring: Restoring) -> None:
-        """Restore blocks of prompts, a slice for each."""
+        """Restore the next stored blocks of each prompt."""
         for sequence in [s for s in self.running if s.restore]:
             restore = sequence.restore
             assert restore is not None

@@ -71,8 +71,9 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern splits text before a run of
-    spaces, unless a token with inner spaces might match there: it has the same character before its spaces,
-    and ends with them or has the same character after them. Gemma has a few tokens with inner spaces."""
+    spaces, unless a token with inner spaces may match there. Such a token has the text's character before the
+    spaces. After the spaces, it ends or has the text's character. Gemma has a few tokens with inner
+    spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # A body of more than this many times the maximum size ends the connection.
+MAX_BODIES = 4  # A body that exceeds the maximum size by more than this factor ends the connection.
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",

@@ -1,6 +1,6 @@
 """The parent's ends of the pipes that are a child's stdin and stdout. Every wait has a time limit.
 
-Windows waits for no pipe with a time limit, so threads read and write there.
+Windows cannot wait for a pipe with a time limit, so threads read and write there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 No step waits for a copy, because the host polls a fence. On a transfer queue, a copy waits for the steps
 submitted before it. Steps submitted after `ended` wait for a timeline semaphore, which the copy has signalled
-by then. Without a transfer queue, copies run on the compute queue between steps, between barriers.
+by then. Without a transfer queue, copies run on the compute queue between steps, with a barrier before and
+after them.
 """
 
 from __future__ import annotations

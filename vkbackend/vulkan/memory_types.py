@@ -37,8 +37,8 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
     memory that is not device local, and then types of `host_kind`, if given. VISIBLE needs device-local types
     that are host visible. Other homes prefer device-local types that are not host visible.
 
-    Without a resizable BAR, the host sees 256 MiB of device memory, which are a heap of their own. Drivers
-    need this heap, so it is not used.
+    Without a resizable BAR, the host sees 256 MiB of device memory, which form a separate heap. Drivers need
+    this heap, so it is not used.
     """
 
     def score(kind: int) -> tuple[bool, ...]:

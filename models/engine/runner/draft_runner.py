@@ -1,4 +1,5 @@
-"""Runs what drafts: a head of the model, or a smaller model, which follows the sequences in its own slots."""
+"""Runs the model that drafts: a head of the main model, or a smaller model that follows the sequences in its
+own slots."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class DraftRunner:
     def rewind(self, slot: int, n: int) -> int:
         n = self._runner.resume_at(slot, n)
         if n < self._cache.resumable(slot):
-            n = 0  # A window has left the blocks before this position.
+            n = 0  # blocks before this position are no longer in a window
         if n == 0:
             self._cache.drop(slot)
         else:

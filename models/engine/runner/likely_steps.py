@@ -17,8 +17,8 @@ def likely_kinds(
 ) -> Iterator[StepKind]:
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
-    A server that just started gets decoding steps of 1 to `n_slots` sequences, then prompts that fill a step
-    or less, for one sequence and for all, then prompts with decoding sequences. Of prompts with decoding
+    A server that just started gets decoding steps of 1 to `n_slots` sequences, then full and smaller steps of
+    prompts, for one sequence and for all, then prompts with decoding sequences. Of prompts with decoding
     sequences, steps with the most outputs and with powers of two of rows come first, because a larger step
     can replace a step that is not recorded yet. A running server first gets the steps with one bucket more or
     fewer rows, and one more or fewer outputs, than the latest steps. Some kinds are yielded twice.

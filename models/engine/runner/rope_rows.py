@@ -29,7 +29,8 @@ class RopeRows:
         return rope
 
     def of_images(self, images: BatchImages | None) -> dict[str, np.ndarray] | None:
-        """Return the same for the positions of a step with images, or None if they are the cells."""
+        """Return rows as `at`, for the positions of a step with images, or None if the positions equal the
+        cells."""
         if images is None or images.positions is None:
             return None
         return {name: table.rows(images.positions) for name, table in self._ropes.items()}

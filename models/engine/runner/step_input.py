@@ -1,4 +1,4 @@
-"""Writes what a step reads: tokens, positions, rows of cos and sin, rows of images, adapters and masks."""
+"""Writes the input of a step: tokens, positions, rows of cos and sin, rows of images, adapters and masks."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list
 
 @pytest.mark.wide
 def test_other_options_have_other_blocks(model: Path, folder: Path) -> None:
-    """Each line changes K and V. Nothing is found, and the files of the first model remain."""
+    """Each of `changes` changes K and V, so no blocks are found. The files of the first model remain."""
     n = len(files_of(folder))
     changes: list[dict[str, Any]] = [
         {"type_v": "f16"},

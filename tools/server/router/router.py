@@ -40,7 +40,7 @@ STREAMING: frozenset[Endpoint] = frozenset(
         messages.messages,
     )
 )
-LISTS: frozenset[Endpoint] = frozenset((adapters.set_adapters,))  # Their body is a list, without a model.
+LISTS: frozenset[Endpoint] = frozenset((adapters.set_adapters,))  # Their body is a list without a model.
 
 
 class Leased(Response):
