@@ -42,12 +42,14 @@ class Attention:
 class DeltaNet:
     """The sizes of a delta net, split between key heads with their value heads and state.
 
-    The output projection has `columns` columns per key head and `block` elements per quant block.
+    The output projection has `columns` columns per key head and `block` elements per quant block. If
+    `shifts`, the layer mixes each row with the row before it, which every device with a share keeps.
     """
 
     n_k_heads: int
     columns: int
     block: int = 1
+    shifts: bool = False
 
     @property
     def grain(self) -> int:
@@ -56,7 +58,12 @@ class DeltaNet:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {"k_heads": self.n_k_heads}
+        return {"k_heads": self.n_k_heads} | ({"shifts": 1} if self.shifts else {})
+
+    def ranges(self, k_heads: Ranges, shares: Sequence[float]) -> dict[str, Ranges]:
+        """Return the ranges of all dimensions."""
+        rows = tuple((0, int(share > 0)) for share in shares)
+        return {"k_heads": k_heads} | ({"shifts": rows} if self.shifts else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
 
 def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> dict[str, Ranges]:
     if isinstance(mixer, DeltaNet):
-        return {"k_heads": _take(mixer.n_k_heads, mixer.grain, shares, held)}
+        return mixer.ranges(_take(mixer.n_k_heads, mixer.grain, shares, held), shares)
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
@@ -276,7 +283,7 @@ def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation:
     # ours.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
-        return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
+        return a.ranges(_cumulative(a.n_k_heads, grain, n, shares, rotation), shares or (1,) * n)
     columns = a.group * a.head_dim_k
     padded = a.block
     while padded < 128 and padded * n < columns:

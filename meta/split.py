@@ -364,6 +364,37 @@ def selective_scan(
     )
 
 
+def token_shift(x: State, mu: State, state: State) -> None:
+    """A device with the state must have all of it, because every device shifts the complete rows."""
+    cuts = {cut for cut in state.ranges if cut[1] > cut[0]}
+    if x == mu == MIRRORED and state.kind is Kind.SPLIT and state.axis == 1 and len(cuts) == 1:
+        if min(cuts)[0] == 0:
+            return
+    raise _no_rule("token_shift", x=x, mu=mu, state=state)
+
+
+def wkv(
+    op: str, parts: Sequence[State], weights: Sequence[State], head_dim: int, state: State | None = None
+) -> State:
+    """For its heads, a device must hold all parts, the weights, and the state. The result is split like
+    them."""
+    x = parts[0]
+    if x.kind is Kind.SPLIT and per_head(op, x, head_dim) == x and not x.segments and set(parts) == {x}:
+        if set(weights) <= {replace(x, axis=0)} and state in (None, resized(x, head_dim)):
+            return x
+    states = dict(zip("abcdefg", (*parts, *weights, *([state] if state else ())), strict=False))
+    raise _no_rule(op, **states)
+
+
+def share(x: State, like: State) -> State:
+    """Return the state of a device's columns of x, which all devices have completely."""
+    if x == MIRRORED and (
+        like == MIRRORED or (like.kind is Kind.SPLIT and like.axis == 1 and not like.segments)
+    ):
+        return like
+    raise _no_rule("share", x=x, like=like)
+
+
 def group_norm(x: State, w: State, group: int) -> bool:
     """Return whether x is split between groups of `group` columns. Otherwise devices exchange sums of
     squares."""

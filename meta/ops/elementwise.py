@@ -55,6 +55,10 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     return _glu("sigmoid_mul", gate, x, "sigmoid")
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    return _glu("sigmoid", x, x, "sigmoid_alone")
+
+
 def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
     """Return g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up clamped to [-7, 7] (gpt-oss)."""
     return _glu("swiglu_oai", gate, up, "swiglu_oai")

@@ -26,6 +26,10 @@ class Weights:
     def layer(self, il: int) -> Weights:
         return self.under(f"blk.{il}.")
 
+    def within(self, prefix: str) -> Weights:
+        """Return the weights whose names begin with `prefix` after this prefix."""
+        return Weights(self._weights, self._prefix + prefix)
+
     def under(self, prefix: str) -> Weights:
         return Weights(self._weights, prefix)
 

@@ -57,6 +57,7 @@ MODELS = {
     "nemotron": "Nemotron-4, Minitron",
     "nemotron_h": "Nemotron-H, Nemotron Nano 2",
     "nemotron_h_moe": "Nemotron 3 Nano",
+    "rwkv7": "RWKV-7 World, Goose",
     "phi2": "Phi-1, Phi-1.5, Phi-2",
     "phi3": "Phi-3, Phi-4",
     "phimoe": "Phi-3.5-MoE",

@@ -1,7 +1,7 @@
 // An activation's number is its index in ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4, GELU_ALONE = 5, RELU2_ALONE = 6;
-const uint SILU_ALONE = 7, GELU_ERF_ALONE = 8, GELU_QUICK_ALONE = 9, RELU = 10;
+const uint SILU_ALONE = 7, GELU_ERF_ALONE = 8, GELU_QUICK_ALONE = 9, RELU = 10, SIGMOID_ALONE = 11;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;
 const float GELU_SCALE = 0.7978845608028654; // sqrt(2 / pi)
 
@@ -25,10 +25,10 @@ float glu_value(uint act, float g, float u) {
         u = clamp(u, -OAI_LIMIT, OAI_LIMIT) + 1.0;
     }
     if (act == GELU_ERF_ALONE) return gelu_erf(g);
-    if (act == GELU_ALONE || act == SILU_ALONE || act == GELU_QUICK_ALONE) u = 1.0;
+    if (act == GELU_ALONE || act == SILU_ALONE || act == GELU_QUICK_ALONE || act == SIGMOID_ALONE) u = 1.0;
     float z = g;
     if (act == GELU_QUICK_ALONE) z = 1.702 * g;
     if (act == GELU || act == GELU_ALONE) z = 2.0 * GELU_SCALE * g * (1.0 + 0.044715 * g * g);
     if (act == SWIGLU_OAI) z = OAI_ALPHA * g;
-    return (act == SIGMOID ? 1.0 : g) / (1.0 + exp(min(-z, 87.0))) * u; // exp(88.8) overflows F32
+    return (act == SIGMOID || act == SIGMOID_ALONE ? 1.0 : g) / (1.0 + exp(min(-z, 87.0))) * u; // exp(88.8) overflows F32
 }

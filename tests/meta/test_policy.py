@@ -175,6 +175,15 @@ def test_state_space_heads_are_split_with_their_groups(
         assert split or all(widths(heads))
 
 
+@pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
+def test_every_device_with_a_share_keeps_the_rows_before(policy: str) -> None:
+    layer = Layer(DeltaNet(2, 64, 32, shifts=True), FeedForward(512, 32))
+    plans, _ = plan_model([layer] * 3, 100, 4, [1.0, 0.0, 1.0, 1.0], policy)
+    for plan in plans:
+        assert plan.ranges["shifts"] == ((0, 1), (0, 0), (0, 1), (0, 1))
+        check_tiling(plan.ranges["k_heads"], 2, "key heads")
+
+
 def test_layers_without_mixer_or_ffn_and_with_parallel_scan() -> None:
     attention, scan, ffn = Attention(8, 4, 64, 64), StateSpace(8, 1, 64, 128), FeedForward(256)
     layers = [Layer(None, ffn), Layer(scan, None), Layer(attention, ffn, parallel=scan)]

@@ -3,7 +3,7 @@ refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -102,6 +102,18 @@ def selective(
     return rules.selective_scan(x, dt, (b, MIRRORED), (a, ROWS), state, 4)
 
 
+BEFORE = split(1, ((0, 9), (0, 9)))
+
+
+def shift(x: State = MIRRORED, mu: State = MIRRORED, state: State = BEFORE) -> State:
+    rules.token_shift(x, mu, state)
+    return x
+
+
+def wkv(*parts: State, weights: Sequence[State] = (), state: State | None = None) -> State:
+    return rules.wkv("wkv", parts, weights, 8, state)
+
+
 def normed(x: State) -> State:
     rules.group_norm(x, MIRRORED, 8)
     return x
@@ -148,6 +160,12 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("delta_net, gates of channels", lambda: delta(QKV, g=VALUES, width=8), VALUES),
     ("ssm_scan", scan, INNER),
     ("selective_scan", selective, COLUMNS),
+    ("token_shift", shift, MIRRORED),
+    ("token_shift, empty share", lambda: shift(state=split(1, ((0, 9), (9, 9)))), MIRRORED),
+    ("wkv", lambda: wkv(INNER, INNER, state=rules.resized(INNER, 8)), INNER),
+    ("wkv, weights", lambda: wkv(INNER, weights=(replace(INNER, axis=0),)), INNER),
+    ("share, of heads", lambda: rules.share(MIRRORED, INNER), INNER),
+    ("share, of all", lambda: rules.share(MIRRORED, MIRRORED), MIRRORED),
     ("mat_heads", lambda: rules.mat_heads(KEYS, replace(VALUES, axis=0), 8, 16), VALUES),
     ("concat", lambda: rules.concat(KEYS, VALUES, 8, 16), split(1, ((0, 24), (24, 48)))),
     (
@@ -261,6 +279,16 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("selective_scan, steps of other channels", lambda: selective(dt=OTHER), "selective_scan of"),
     ("selective_scan, whole decay", lambda: selective(a=MIRRORED), "a MIRRORED"),
     ("selective_scan, state of other channels", lambda: selective(state=COLUMNS), "selective_scan of"),
+    ("token_shift, split", lambda: shift(COLUMNS), "token_shift of x SPLIT"),
+    ("token_shift, split state", lambda: shift(state=COLUMNS), "token_shift of"),
+    ("wkv, whole", lambda: wkv(MIRRORED), "wkv of a MIRRORED"),
+    ("wkv, sum", lambda: wkv(SUM), "a PARTIAL"),
+    ("wkv, through a head", lambda: wkv(split(1, THIRDS)), "wkv with heads of 8"),
+    ("wkv, other heads", lambda: wkv(INNER, COLUMNS), "wkv of"),
+    ("wkv, whole weights", lambda: wkv(INNER, weights=(MIRRORED,)), "b MIRRORED"),
+    ("wkv, state of other heads", lambda: wkv(INNER, state=INNER), "wkv of"),
+    ("share, of a sum", lambda: rules.share(SUM, COLUMNS), "share of x PARTIAL"),
+    ("share, like a sum", lambda: rules.share(MIRRORED, SUM), "like PARTIAL"),
     ("group_norm, sum", lambda: normed(SUM), "group_norm of x PARTIAL"),
     ("group_norm, whole weight", lambda: normed(INNER), "w MIRRORED"),
     ("mat_heads, whole x", lambda: rules.mat_heads(MIRRORED, ROWS, 8, 8), "x MIRRORED"),

@@ -63,9 +63,13 @@ ONE_OF_THREE = {  # A layer is a scan, attention or an FFN.
 }
 KDA = LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32}
 SHARED_INDEXER = LATENT | INDEXER | {"attention.indexer.types": [1, 1, 0, 0] * (N_LAYER // 4)}
+RWKV = {"wkv.head_size": 32} | {
+    f"attention.{name}_lora_rank": 16 for name in ("decay", "iclr", "value_residual_mix", "gate")
+}
 OWN: dict[str, dict[str, Any]] = {
     "granitehybrid": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
     "jamba": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
+    "rwkv7": RWKV,
     "nemotron_h": ONE_OF_THREE,
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,

@@ -21,6 +21,7 @@ from vkbackend.tools.op_cases import (
     low_rank,
     moe,
     recurrent,
+    rwkv,
     state_space,
     streams,
 )
@@ -141,10 +142,11 @@ def _cases() -> _Sweep:
     s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
     s.wide += [*attention.wide(), *chosen.wide()]
     s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
+    s.quick += rwkv.quick()
     s.quick += [*expert_cache.quick(), *kept_rows.quick(), *low_rank.quick()]
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
     s.wide += [*moe.wide(), *recurrent.wide(), *low_rank.wide(), *state_space.wide(), *streams.wide()]
-    s.wide += op_cases_quantized.wide()
+    s.wide += [*rwkv.wide(), *op_cases_quantized.wide()]
     s.wide += op_cases_field.wide()
     s.wide += [RmsNorm(n, 3) for n in (64, 128, 256, 768, 1536, 8192)]
     s.wide += [

@@ -15,6 +15,7 @@ ACTS = (
     "gelu_erf_alone",
     "gelu_quick_alone",
     "relu",
+    "sigmoid_alone",
 )  # In the order of shaders/lib/glu.glsl.
 COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide a bus's latency.
 
@@ -26,8 +27,8 @@ class ElementwiseOps(Target):
         `gelu` is the tanh approximation, and `relu` is max(gate, 0). `swiglu_oai` is (clamp(up, -7, 7) + 1) *
         g * sigmoid(1.702 * g) for g = min(gate, 7). The others do not read `up`: `gelu_alone` is gelu(gate),
         `relu2_alone` is max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone` gate * (1 + erf(gate /
-        sqrt(2))) / 2, and `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016,
-        arXiv:1606.08415).
+        sqrt(2))) / 2, `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016,
+        arXiv:1606.08415), and `sigmoid_alone` sigmoid(gate).
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)

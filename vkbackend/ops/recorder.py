@@ -16,6 +16,7 @@ from vkbackend.ops.moe import MoeOps
 from vkbackend.ops.operands import OperandOps
 from vkbackend.ops.recurrent import RecurrentOps
 from vkbackend.ops.rows import RowOps
+from vkbackend.ops.rwkv import RwkvOps
 from vkbackend.ops.state_space import StateSpaceOps
 from vkbackend.ops.streams import StreamOps
 
@@ -34,6 +35,7 @@ class Recorder(
     ProductOps,
     RecurrentOps,
     RowOps,
+    RwkvOps,
     StateSpaceOps,
     StreamOps,
 ):

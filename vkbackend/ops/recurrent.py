@@ -19,7 +19,7 @@ MAX_DELTA_HEAD = 128  # Limited by the shared memory of delta_chunk and delta_sc
 CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gates per channel.
 
 
-def _tiles(n_rows: int, size: int) -> int:
+def tiles(n_rows: int, size: int) -> int:
     """Return an upper bound for the number of tiles. Each run's last tile may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
@@ -113,7 +113,7 @@ class RecurrentOps(Target):
                 "HAS_B": int(b is not None),
                 "ROW_STATES": int(row_states),
             },
-            (*self.fold(-(-width // local)), _tiles(n_rows, CONV_TILE)),
+            (*self.fold(-(-width // local)), tiles(n_rows, CONV_TILE)),
             step,
             flops=2 * n_rows * width * d_conv,
         )
@@ -224,7 +224,7 @@ class RecurrentOps(Target):
             (q, k, v, g, beta, work),
             push,
             {"LOCAL": 32 if self.limits.is_cpu else 128, "S": size, "KDA": int(kda), "C": chunk},
-            (_tiles(n_rows, chunk), n_heads, 1),
+            (tiles(n_rows, chunk), n_heads, 1),
             step,
             flops=2 * n_rows * n_heads * size * 2 * chunk,
         )

@@ -248,6 +248,20 @@ SPECS: dict[str, OpSpec] = {
             "N COLUMNS ROWS ROW_STATES",
             step=True,
         ),
+        op_spec("token_shift", "x:r mu:r state:w y:w", "width n_rows", "MIXES ROW_STATES", step=True),
+        op_spec(
+            "wkv_keys",
+            "k:r rate:r removal:r replacement:r key:w removed:w added:w",
+            "size n_heads n_rows",
+        ),
+        op_spec(
+            "wkv",
+            "r:r decay:r key:r v:r removed:r added:r state:w y:w",
+            "n_heads n_rows",
+            "S ROWS ROW_STATES",
+            step=True,
+        ),
+        op_spec("wkv_norm", "x:r r:r key:r v:r bonus:r w:r b:r y:w", "size n_heads n_rows eps:f"),
         op_spec(
             "group_squares", "z:r x:r squares:w", "width first skip group n_groups n_rows", "HAS_Z BATCH"
         ),

@@ -26,13 +26,14 @@ from vkbackend.twins import (
     quantized,
     recurrent,
     rows,
+    rwkv,
     state_space,
     streams,
 )
 
 _FAMILIES = (
     *(attention, chosen, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
-    *(expert_cache, kept_rows, low_rank, state_space, streams),
+    *(expert_cache, kept_rows, low_rank, rwkv, state_space, streams),
 )
 
 

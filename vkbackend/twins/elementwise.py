@@ -29,6 +29,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
         lambda: g * 0.5 * erfc(-g / math.sqrt(2.0)),
         lambda: g * sigmoid(1.702 * g),
         lambda: np.maximum(g, 0.0) * u,
+        lambda: sigmoid(g),
     ]
     y.reshape(-1)[:n] = product[act]()
 

@@ -28,14 +28,16 @@ pytestmark = pytest.mark.no_vulkan
 TIMES = 7
 FEW_TIMES = 4
 MORE_TIMES = {"openelm": 10}  # on two devices, its splits repeat after six layers; halves need four periods
+FIRST_DIFFERS = ("rwkv7",)
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"
 KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
 FEW = ("qwen3moe",)
 
 
 def deepened(fixture: Fixture, times: int) -> Fixture:
-    """Repeat all layers after leading dense ones. In some models every fourth layer differs."""
-    n, dense = fixture.n_layer, fixture.keys.get("leading_dense_block_count", 0)
+    """Repeat all layers after leading ones that differ. In some models every fourth layer differs."""
+    n = fixture.n_layer
+    dense = fixture.keys.get("leading_dense_block_count", int(fixture.arch in FIRST_DIFFERS))
     if fixture.arch in FOURTH:
         layers = [il if il < n else il % 4 for il in range(4 * times)]
     else:

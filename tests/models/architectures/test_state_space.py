@@ -1,4 +1,4 @@
-"""Mamba-1 and Mamba-2 models on devices with any shares produce the same logits as on one device. The
+"""Mamba and RWKV-7 models on devices with any shares produce the same logits as on one device. The
 exchanges equal the plan, and slots can move to other devices."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
-NAMES = ("mamba2", "mamba", "jamba", "granitehybrid", "falcon-h1", "nemotron_h_moe")
+NAMES = ("mamba2", "mamba", "jamba", "rwkv7", "granitehybrid", "falcon-h1", "nemotron_h_moe")
 SHARES = ([0, 1, 0], [1, 0, 3], [2, 1, 1], [9, 1, 9])
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
@@ -103,5 +103,23 @@ def test_unsupported_sizes_of_mamba_1_are_refused(tmp_path: Path, key: str, valu
     with (
         GGUF.open(write(changed(key, value, "mamba"), tmp_path / "m.gguf")) as gguf,
         pytest.raises(UnsupportedModel, match=message),
+    ):
+        load_model(gguf)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("wkv.head_size", 50, GGUFError, "192 channels are not a multiple of heads of 50"),
+        ("wkv.head_size", 6, UnsupportedModel, "heads of 6"),
+        ("wkv.head_size", 192, UnsupportedModel, "heads of 192"),
+    ],
+)
+def test_unsupported_heads_of_rwkv_are_refused(
+    tmp_path: Path, key: str, value: int, error: type, message: str
+) -> None:
+    with (
+        GGUF.open(write(changed(key, value, "rwkv7"), tmp_path / "m.gguf")) as gguf,
+        pytest.raises(error, match=message),
     ):
         load_model(gguf)

@@ -22,7 +22,7 @@ MEMORIES = (
 )  # fmt: skip
 RECURRENT = (
     "qwen3next", "qwen35", "kimi-linear", "lfm2", "mamba2", "granitehybrid", "falcon-h1", "nemotron_h",
-    "mamba", "jamba",
+    "mamba", "jamba", "rwkv7",
 )  # fmt: skip
 
 

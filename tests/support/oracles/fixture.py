@@ -66,7 +66,7 @@ class Fixture:
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
 # Quantized files store these tensors, and all vectors, in F32.
-KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
+KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_lerp_|_norm\.|^rope_")
 
 
 def quantized(name: str, values: np.ndarray) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""Fixtures with gated delta nets (qwen3next, qwen35, kimi-linear) and short convolutions (lfm2)."""
+"""Fixtures with gated delta nets (qwen3next, qwen35, kimi-linear), short convolutions (lfm2), and RWKV-7."""
 
 from __future__ import annotations
 
@@ -350,3 +350,49 @@ def latent_without_rope(m: Fixture, il: int, n_head: int, rank_q: int) -> None:
     m.matrix(p + "attn_k_b", n_head, LATENT, NOPE)
     m.matrix(p + "attn_v_b", n_head, HEAD_DIM, LATENT)
     m.matrix(p + "attn_output", N_EMBD, n_head * HEAD_DIM, gain=1.5)
+
+
+RANKS = {"decay": 8, "iclr": 12, "value_residual_mix": 4, "gate": 16}
+
+
+def layer_norm(m: Fixture, name: str, n: int) -> None:
+    m.norm(name, n)
+    m.bias(name, n, scale=0.3)
+
+
+@fixture("rwkv7")
+def rwkv7(m: Fixture) -> None:
+    """Three heads of 64. llama.cpp's kernels need multiples of 32 or 64."""
+    ranks = {f"attention__{name}_lora_rank": rank for name, rank in RANKS.items()}
+    n = 3 * 64
+    base(m, 3, n_head=0, n_kv=0, embedding_length=n, **ranks, wkv__head_size=64, token_shift_count=2)
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"):
+        del m.keys[key]
+    m.keys["attention.layer_norm_epsilon"] = m.keys.pop("attention.layer_norm_rms_epsilon")
+    m.bias("output_norm", n, scale=0.3)
+    layer_norm(m, "token_embd_norm", n)
+    for il in range(3):
+        time_mix(m, il, n)
+        p, n_ff = f"blk.{il}.channel_mix_", m.keys["feed_forward_length"]
+        layer_norm(m, f"blk.{il}.attn_norm_2", n)
+        m.put(p + "lerp_k.weight", 0.5 + 0.3 * m.normal(p + "lerp_k", 1, 1, n))
+        m.matrix(p + "key", n_ff, n)
+        m.matrix(p + "value", n, n_ff)
+    m.unread = ("blk.0.time_mix_v0", "blk.0.time_mix_v1", "blk.0.time_mix_v2")
+
+
+def time_mix(m: Fixture, il: int, n: int) -> None:
+    p = f"blk.{il}.time_mix_"
+    layer_norm(m, f"blk.{il}.attn_norm", n)
+    m.put(p + "lerp_fused.weight", 0.5 + 0.3 * m.normal(p + "lerp_fused", 6, 1, 1, n))
+    for name in ("receptance", "key", "value", "output"):
+        m.matrix(p + name, n, n)
+    for name, rank in zip("wavg", RANKS.values(), strict=True):
+        rank = RANKS["iclr"] if name == "v" and il == 0 else rank  # the file's, which nothing reads
+        if name != "g":
+            m.put(f"{p}{name}0.weight", m.normal(f"{p}{name}0", n))
+        m.matrix(f"{p}{name}1", rank, n, gain=1.5)
+        m.matrix(f"{p}{name}2", n, rank, gain=1.5)
+    for name in ("k_k", "k_a", "r_k"):
+        m.put(f"{p}{name}.weight", 1 + 0.3 * m.normal(p + name, n))
+    layer_norm(m, p + "ln", n)

@@ -168,6 +168,36 @@ def test_the_selective_scan_is_a_sum_of_decayed_rows(rows: int) -> None:
         assert nmse(state[0, i], states[-1]) < 1e-12
 
 
+def test_wkv_without_removal_is_linear_attention() -> None:
+    """If no key is removed, y_t = sum over s <= t of v_s (r_t . (w_t ... w_{s+1}) key_s) (Peng et al. 2025,
+    arXiv:2503.14456, section 3)."""
+    rows, heads, size = 9, 2, 8
+    r, decay, key, v = RNG.uniform(-1, 1, (4, rows, heads, size)).astype(np.float32)
+    none, state = np.zeros_like(r), RNG.uniform(-1, 1, (2, heads, size, size)).astype(np.float32)
+    y, before = np.full_like(r, np.nan), state[1].astype(np.float64)
+    where = {"n_heads": heads, "n_rows": rows, "s": size}
+    twins.rwkv.wkv(r, decay, key, v, none, none, state, y, one_run(rows, 7, (1, 0)), **where)
+    sums = np.cumsum(-0.606531 / (1 + np.exp(-decay.astype(np.float64))), axis=0)
+    for h in range(heads):
+        since = np.tri(rows)[:, :, None] * np.exp(np.minimum(sums[:, None, h] - sums[None, :, h], 0))
+        scores = np.einsum("ti,tsi,si->ts", r[:, h], since, key[:, h])
+        old = (np.exp(sums[:, h]) * r[:, h]) @ before[h]
+        assert nmse(y[:, h], scores @ v[:, h] + old) < 1e-12
+
+
+def test_wkv_replaces_the_value_of_a_key() -> None:
+    """With rates of 1 and almost no decay, a removed key's value is the new value (the delta rule)."""
+    size = 8
+    key = RNG.uniform(-1, 1, (1, 1, size)).astype(np.float32)
+    key /= np.linalg.norm(key)
+    v, state = RNG.uniform(-1, 1, (1, 1, size)).astype(np.float32), RNG.uniform(-1, 1, (1, 1, size, size))
+    state, y = state.astype(np.float32), np.full_like(v, np.nan)
+    slow = np.full_like(key, -60)
+    args = key, slow, key, v, key, key, state, y, one_run(1, 7, (0, 0))
+    twins.rwkv.wkv(*args, n_heads=1, n_rows=1, s=size)
+    assert nmse(y, v) < 1e-12
+
+
 def test_a_norm_of_groups_over_two_devices() -> None:
     """Three groups of 12 columns are split: one device has columns 0 to 20, the other 20 to 36."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
