@@ -141,10 +141,7 @@ def quick() -> list[Case]:
         SsmScan(3, 64, 128, 4, 2, ROW_RUNS, 3),
         SsmScan(2, 8, 256, 1, 0, ROW_RUNS),
         SelectiveScan(),
-        SelectiveScan(1, 4, ((0, 1, 0, 0),), 0),
         SelectiveScan(67, 16, _LONG, 3),
-        SelectiveScan(33, 256, ((3, 9, 0, 1), (4, 1, 2, 2))),
-        SelectiveScan(131, 8, _LONG, 1, 60.0),
         SelectiveScan(67, 64, ROW_RUNS, 3),
         GroupSquares(),
         GroupSquares(31, 16, 4, 17, 2),
@@ -164,6 +161,8 @@ def wide() -> list[Case]:
             for first in (0, 3):
                 runs = ((3, rows, 1, 0), (0, 4, 2, 2))
                 cases.append(SsmScan(8, p, n, group, first, runs))
+    cases += [SelectiveScan(1, 4, ((0, 1, 0, 0),), 0), SelectiveScan(131, 8, _LONG, 1, 60.0)]
+    cases.append(SelectiveScan(33, 256, ((3, 9, 0, 1), (4, 1, 2, 2))))
     for width, n in ((1536, 16), (4097, 16), (96, 64)):
         for rows in (1, 7, 8, 9, 127):
             cases.append(SelectiveScan(width, n, ((3, rows, 1, 0), (0, 4, 2, 2))))

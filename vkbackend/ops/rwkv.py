@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.ops.recurrent import CONV_TILE, tiles
-from vkbackend.ops.target import Target, rows_of
+from vkbackend.ops.target import Target, floor_pow2, low_bit, rows_of
 from vkbackend.step import MAX_RUNS
 
 MAX_WKV_HEAD = 128  # limited by registers
@@ -94,19 +94,21 @@ class RwkvOps(Target):
             assert rows_of(view, n_heads * size) == n_rows, (view, y)
         assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
         assert size % 4 == 0 and size <= MAX_WKV_HEAD, y
-        local = min(size & -size, 32)
+        parts = min(floor_pow2(max(size // 16, 1)), low_bit(size // 4))  # of up to 16 values per thread
+        columns = min(low_bit(size), (32 if self.limits.is_cpu else 128) // parts)
         self.record(
             "wkv",
             "f32",
             (r, decay, key, v, removed, added, state, y),
             {"n_heads": n_heads, "n_rows": n_rows},
             {
-                "LOCAL": local,
+                "LOCAL": columns * parts,
                 "S": size,
+                "COLUMNS": columns,
                 "ROWS": max(1, min(MOST_ROWS, ROW_VALUES // size)),
                 "ROW_STATES": int(row_states),
             },
-            (size // local, n_heads, min(n_rows, MAX_RUNS)),
+            (size // columns, n_heads, min(n_rows, MAX_RUNS)),
             step,
             flops=8 * n_rows * n_heads * size * size,
         )

@@ -258,7 +258,7 @@ SPECS: dict[str, OpSpec] = {
             "wkv",
             "r:r decay:r key:r v:r removed:r added:r state:w y:w",
             "n_heads n_rows",
-            "S ROWS ROW_STATES",
+            "S COLUMNS ROWS ROW_STATES",
             step=True,
         ),
         op_spec("wkv_norm", "x:r r:r key:r v:r bonus:r w:r b:r y:w", "size n_heads n_rows eps:f"),

@@ -6,17 +6,12 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.ops.rows import row_consts
-from vkbackend.ops.target import Target, floor_pow2, rows_of
+from vkbackend.ops.target import Target, floor_pow2, low_bit, rows_of
 from vkbackend.step import MAX_RUNS
 
 MAX_SSM_STATE = 256  # Values of B or C per head, limited by registers.
 # Values of B per tile and rows per tile. A tile needs up to 14 KiB of shared memory.
 TILE_VALUES, MOST_ROWS = 1024, 8
-
-
-def low_bit(value: int) -> int:
-    """Return the largest power of two that divides `value`."""
-    return value & -value
 
 
 class StateSpaceOps(Target):

@@ -73,3 +73,8 @@ def rows_of(view: View, width: int, dtype: str = "f32") -> int:
 
 def floor_pow2(value: int) -> int:
     return 1 << (max(value, 1).bit_length() - 1)
+
+
+def low_bit(value: int) -> int:
+    """Return the largest power of two that divides `value`."""
+    return value & -value
