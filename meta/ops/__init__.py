@@ -50,7 +50,6 @@ __all__ = [
     "gate_rows", "gelu", "gelu_erf", "gelu_mul", "gelu_quick", "head_norm", "hidden_states", "host_rows",
     "image_rows", "joined_rows", "kv_load", "kv_move", "kv_store", "layer_norm", "linear", "logits",
     "mul", "mul_vector", "outputs", "pool_rows", "relu2", "relu_mul", "rms_norm", "rope", "same_bits",
-    "scale", "self_attention", "sigmoid", "sigmoid_mul", "silu", "silu_mul", "silu_mul_clamped", "silu_of_clamped",
-    "situ_mul",
-    "softcap", "swiglu_oai", "together", "whole", "with_images", "xielu",
+    "scale", "self_attention", "sigmoid", "sigmoid_mul", "silu", "silu_mul", "silu_mul_clamped",
+    "silu_of_clamped", "situ_mul", "softcap", "swiglu_oai", "together", "whole", "with_images", "xielu",
 ]  # fmt: skip
