@@ -1,8 +1,9 @@
-"""Times that measured tokens teach the prediction.
+"""Learns times from measured tokens, for later predictions.
 
-Reading weights does not explain a token's whole time: short commands leave a device waiting. What one device
-takes beyond reading is its time per layer. What a group then takes beyond its layers and its exchanges is its
-time per cut, because a device idles before and after each exchange. Both are medians of stored measurements.
+Reading weights does not explain a token's whole time: short commands leave a device waiting. The time that
+one device takes beyond reading is its time per layer. The time that a group takes beyond reading, layers and
+exchanges is its time per cut, because a device idles before and after each exchange. Both are medians of
+stored measurements.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vkbackend.meta.known_speed import key_of, remember, stored
 from vkbackend.runtime import Device
 
 MOST = 16  # measurements are kept for each group of devices
-WRONG = 0.2  # a prediction is wrong if it differs by more than this part
+WRONG = 0.2  # a prediction is wrong if it differs by more than this share
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def remember_token(devices: Sequence[Device], token: Token) -> None:
 
 
 def known_tokens(devices: Sequence[Device]) -> list[Token]:
-    """Return the stored measurements. Damaged ones are left out."""
+    """Return the stored measurements without damaged measurements."""
     value = stored(_key(devices))
     tokens = []
     for row in value if isinstance(value, list) else []:
@@ -61,7 +62,7 @@ def _layer_seconds(device: Device) -> float:
 
 
 def cut_seconds(devices: Sequence[Device]) -> float:
-    """Return the time per exchange that the devices lose beyond exchanging, or 0 if it was not measured."""
+    """Return the time that the devices idle around an exchange, or 0 if it was not measured."""
     each = layer_seconds(devices)
     beyond = [
         (of.measured_s - of.read_s - of.exchange_s - each * of.n_layers) / of.n_exchanges

@@ -41,13 +41,14 @@ class Rates:
         return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
 
     def layer(self, devices: Sequence[Device]) -> float:
-        """Return the seconds per layer beyond reading weights. Of given speeds, nothing was learned."""
+        """Return the seconds per layer beyond reading weights, or 0 if speeds are given, because nothing was
+        learned about them."""
         if self.layer_s is not None or self.weights:
             return self.layer_s or 0.0
         return layer_seconds([device for device in devices if not device.node])
 
     def cut(self, devices: Sequence[Device]) -> float:
-        """Return the seconds per exchange beyond exchanging."""
+        """Return the seconds that devices idle around an exchange."""
         if self.cut_s is not None or self.weights or self.exchange_s is not None:
             return self.cut_s or 0.0
         return cut_seconds(devices) if not any(device.node for device in devices) else 0.0

@@ -1,5 +1,5 @@
-"""Ops of RWKV-7 (vkbackend/ops/rwkv.py). Every device has the rows of x and the state of token shifts, and
-its own heads of everything else."""
+"""Ops of RWKV-7 (vkbackend/ops/rwkv.py). Every device has the complete rows of x and the complete state of
+token shifts, but only its own heads of all other tensors."""
 
 from __future__ import annotations
 

@@ -204,7 +204,8 @@ class DraftModel:
         if self._numbers[slot] != want.number:
             self._numbers[slot], self._gaps[slot] = want.number, Gap()
         gap, paid = self._gaps[slot], self._paid(want)
-        # A context shift removes tokens from the middle, so the gap may end after the last token.
+        # A context shift removes tokens from the middle, so the end of the skipped tokens may be after the
+        # last token.
         fits = len(tokens) - gap.start <= paid and len(tokens) <= self._model.n_ctx
         if gap.n and (fits or gap.end >= len(tokens)):
             gap = Gap()

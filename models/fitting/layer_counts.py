@@ -13,9 +13,9 @@ from vkbackend.models.placement.layout import layer_of, weight_nbytes, with_cach
 
 
 def layer_counts(sized: SizedLayout, budgets: Sequence[Budget], most: int) -> Shares | None:
-    """Return the layers of each device with which the longest context fits, the output counted as a layer.
-    Every device takes as many of the next layers as fit. Return None if no context fits, or if a device has
-    no budget of its own in `budgets`."""
+    """Return the number of layers of each device with which the longest context fits. The output counts as a
+    layer. Every device takes as many of the next layers as fit. Return None if no context fits, or if a
+    device has no budget of its own in `budgets`."""
     n = sized.layout.n_devices
     rooms = [min((b.nbytes for b in budgets if b.members == (d,)), default=0) for d in range(n)]
     if not all(rooms):

@@ -146,7 +146,8 @@ def _held(device: Device, loads: Sequence[Load], shape: StepShape, sizes: StepSi
 
 
 def step_rows(encoder: Encoder, n_patches: int) -> int:
-    """Return the rows of the recorded step for a tile, in blocks of cells and complete results."""
+    """Return how many rows to record for a tile. The number is a multiple of a block of cells, and of the
+    patches that become a row."""
     group = math.lcm(CELL_BLOCK, encoder.n_merged)
     return group * bucket(-(-n_patches // group))
 

@@ -1,4 +1,4 @@
-"""Stored tokens improve the prediction of later ones, and damaged ones are ignored."""
+"""Stored tokens improve the prediction of later tokens. Damaged entries are ignored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_layers_and_cuts_are_learned() -> None:
         weights=1e9, host=1e18, exchange_s=30e-6, layer_s=layer_seconds(two), cut_s=cut_seconds(two)
     )
     assert times_on(two, (1, 1), cost, rates).total_ms == pytest.approx(1e3 * measured_s)
-    # Of assumed speeds, nothing was learned.
+    # nothing was learned about assumed speeds
     assumed = times_on(two, (1, 1), cost, Rates(weights=1e9, host=1e18, exchange_s=30e-6))
     assert assumed.layers_ms == 0 and assumed.total_ms == pytest.approx(2.2)
 

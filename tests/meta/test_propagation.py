@@ -1,5 +1,5 @@
 """llama.cpp has rules that derive the split state of an op's result. For each rule, our op derives the same
-state or raises PlanError. Otherwise no model here needs the op.
+state, or raises PlanError, or no model here needs the op.
 
 In llama.cpp, the axes of activations are [width, rows] and the axes of weights are [in, out]. For
 activations, "A0" is our split of the width. For weights, "A0" is our split of columns, "A1" of rows and "A2"

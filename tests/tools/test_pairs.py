@@ -1,4 +1,4 @@
-"""The study of published pairs of cards."""
+"""Test the study that predicts pairs of cards whose speeds were published."""
 
 from __future__ import annotations
 

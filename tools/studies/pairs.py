@@ -1,8 +1,8 @@
 """Predict tensor parallelism on two published pairs of cards, and compare with the published rates.
 
 The speed of a card comes from its published rate alone, so nothing is fitted to the rates of the pair. An
-exchange takes the published time. A cut costs what cutting a whole step by layers cost one card. The study
-also prints which exchange time would make each pair as fast as its faster card.
+exchange takes the published time. The cost of a cut comes from the published slowdown of one card whose step
+is cut into layers. The study also prints which exchange time would make each pair as fast as its faster card.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from vkbackend.runtime import Device
 from vkbackend.tools.console import write_md
 from vkbackend.tools.measure.simulated import SimulatedDevice
 
-BUS = 12e9  # bytes per second of PCIe 3.0 x16; a token's sums of 16 to 20 KB take below 2 us
+BUS = 12e9  # bytes per second of PCIe 3.0 x16; a token's sums of 16 to 20 KB take less than 2 us
 MEMORY_NBYTES = 64 << 30  # no split is limited by memory here
 SIXTEENTHS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model on two cards. `alone` lists the published tokens per second of each card alone, and `published`
-    of both with `shares`. Of `exchange_us`, each layer has two. `cut` is the part of the first card's time
-    that cutting a step by layers costs."""
+    """A model on two cards. `alone` lists the published tokens per second of each card alone. `published` is
+    the rate of both cards with `shares`. Each layer has two exchanges of `exchange_us`. `cut` is the share of
+    the first card's time that cutting a step into layers costs."""
 
     cards: tuple[str, str]
     model: str

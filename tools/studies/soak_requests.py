@@ -111,7 +111,7 @@ def known_requests(
                 answer = llm.generate(prompt_of(parts), N_TOKENS, **scores, **options)
             else:
                 path = rng.choice(CHATS)
-                if path == "/messages":  # It has no fields for structures, as in llama-server.
+                if path == "/messages":  # This API has no fields for structures, as in llama-server.
                     options = {"temperature": 0}
                 body = chat_body(path, parts, N_TOKENS)
                 messages = [{"role": "user", "content": content_of(parts)}]

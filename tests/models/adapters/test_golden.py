@@ -100,5 +100,5 @@ def with_two_adapters(name: str, folder: Path, alpha: float | None) -> np.ndarra
         for rank in (4, 6)
     ]
     model = write(fixture, folder / "model.gguf")
-    # n_ctx is llama.cpp's, because it selects phi3's RoPE factors.
+    # llama.cpp ran with this n_ctx, which selects phi3's RoPE factors.
     return logits(model, 2, n_ctx=64, lora=[files[0], (files[1], -0.25)])

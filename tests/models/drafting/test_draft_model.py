@@ -191,12 +191,12 @@ def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
     assert list(draft.tokens) == drafted(tokens[:SINK] + tokens[-SHORT:], 2) and model.n_rows == least + 1
     more = [*tokens, *draft.tokens, 5]
     assert drafter.owed([want(more, 2)]) == 1, "the last drafted token is not computed"
-    # The price of 199 missing tokens pays for steps of 64 rows.
+    # The drafter may spend the time of the 199 missing tokens, which is enough for steps of 64 rows.
     draft = drafter.draft([want(more, 2)._replace(spend_s=199)])[0]
     while not draft.tokens:
         [draft] = drafter.draft([want(more, 2)._replace(spend_s=199)])
     assert list(draft.tokens) == drafted(more, 2)
-    # Much later, the first tokens are still stored, and the price pays for some of the last tokens.
+    # Much later, the first tokens are still stored, and the time is enough for some of the last tokens.
     later = [*more, *draft.tokens]
     for spend_s, n in ((0, least), (127, least), (128, 128)):
         later += tokens

@@ -55,7 +55,8 @@ def test_many_shifts(data: st.DataObject) -> None:
 
 
 def test_a_token_has_one_shift() -> None:
-    """After a shift by one token the context is still full while the other sequence has the step's row."""
+    """After a shift of one token, the context is still full. The sequence must not shift again while it waits
+    for the other sequence's step."""
     engine, runner = make(n_slots=2, n_ctx=8, n_ubatch=1, context_shift=True)
     done = finish(engine, [Generate(i, prompt(8, i), 9, GREEDY, n_discard=1) for i in range(2)])
     for i in range(2):

@@ -26,7 +26,7 @@ from vkbackend.models.sampling.params import SamplingParams
 pytestmark = pytest.mark.no_vulkan
 
 N_TOKENS = 500
-DRAFTED, OTHER = 1, 2  # A right token equals the drafted one.
+DRAFTED, OTHER = 1, 2  # A right token equals the drafted token.
 IDLE_SHARE = 0.01  # measurements of a draft model that saves no time
 
 
@@ -43,7 +43,8 @@ class World:
 
 
 class Repeats:
-    """A drafter with several sources, as n-grams have. If a token takes `seconds`, it acts like a head."""
+    """A drafter with several sources, as n-grams have. If drafting a token takes `seconds`, the drafter acts
+    like a head."""
 
     stores, spent_s = False, 0.0
 

@@ -26,7 +26,7 @@ from vkbackend.tools.measure.simulated import LIMITS, Hollow
 
 pytestmark = pytest.mark.no_vulkan
 
-CARDS = Times(weights_ms=5.0, host_ms=0.0, reduce_ms=1.9)  # 8B over two cards and 30 us an exchange
+CARDS = Times(weights_ms=5.0, host_ms=0.0, reduce_ms=1.9)  # 8B on two cards, with 30 us per exchange
 
 
 def test_without_drafts_nothing_is_gained() -> None:

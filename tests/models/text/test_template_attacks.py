@@ -55,7 +55,7 @@ if sys.version_info < (3, 13):  # Later versions compute it.
     ATTACKS["crash"] = SEGV, "ended the process that ran it|computed for|recursion"
 
 
-# By default, another attack of this test or of the next test reaches the same limit.
+# These attacks run only with --all, because other attacks reach the same limits.
 COSTLY = "a large power", "a wide number"
 
 

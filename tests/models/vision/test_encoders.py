@@ -321,7 +321,8 @@ def text_model(
 
 @pytest.mark.parametrize("projector", SMALL)
 def test_marks_are_in_the_text_around_rows(projector: str) -> None:
-    """A family requires the marks around rows, besides the names of tiles, which some vocabularies lack."""
+    """A family requires the marks around rows, but not the names of tiles, because some vocabularies lack
+    these names."""
     # Larger pictures have more marks in two families.
     side = {"resampler": 500, "llama4": 100}.get(projector, 50)  # pixels
     layout = cut_of(side, side, vision_config(projector), TokenLimits()).layout

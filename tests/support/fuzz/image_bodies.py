@@ -84,7 +84,7 @@ PATHS = list(bodies([SQUARE]))
 
 
 def with_images_changed(rng: random.Random, value: Any) -> Any:
-    """Return JSON in which one image, text with marks, or list of token ids is another value."""
+    """Return JSON in which another value replaces one image, text with marks, or list of token ids."""
     if isinstance(value, str):
         return rng.choice((*URLS, *TEXTS, *VALUES, value[: rng.randrange(len(value) + 1)]))
     if isinstance(value, list) and value and rng.random() < 0.8:

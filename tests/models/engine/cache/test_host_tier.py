@@ -58,7 +58,8 @@ def test_a_prefix_is_found_after_a_restart(kind: str, tmp_path: Path) -> None:
 
 
 def test_devices_are_read_rarely() -> None:
-    """Steps read nothing while blocks are free. The first eviction reads the next evicted blocks as well."""
+    """While blocks are free, no block is read from the devices. The first eviction reads the next evicted
+    blocks as well."""
     engine, runner = make(n_slots=1, n_ctx=512, n_ubatch=64, blocks=16, cache_ram=1)
     asked(engine, 0, prompt(250, 1), 200)
     parts = runner.parts[0]

@@ -58,7 +58,7 @@ def test_the_context_follows_what_is_left(models: Path, machine: Machine) -> Non
     assert placed({}) == [("fast", 512), ("slow", 512)]
     [whole, _] = fitted_places(options, machine, budgets, budgets, None)
     less = int(whole.held["fast"] * 0.87)
-    assert placed({"fast": less}) == [("slow", 512)]  # a longer context is worth a slower card
+    assert placed({"fast": less}) == [("slow", 512)]  # a longer context has priority over a faster card
     [(device, n_ctx), *_] = placed({"fast": less, "slow": MIB})
     assert device == "fast" and 256 <= n_ctx < 512
     # No device has enough memory, so the shortest context determines how much memory other models must free.
