@@ -19,7 +19,7 @@ const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
     uint n_embd, n_experts, n_used, n_rows, n_groups, n_groups_used, norm_w, per_id;
-    float eps, scale, logit_scale;
+    float eps, scale, logit_scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 1) readonly buffer H { float h[]; };
@@ -78,6 +78,12 @@ float norm_of(uint row) {
         lanes[v] = sum;
     }
     return exact_mul(exact_inverse_sqrt(exact_mad(join_lanes(), exact_reciprocal(float(n_embd)), eps)), logit_scale);
+}
+
+// Return c tanh(x / c) with c = softcap, or x if c is 0. It does not change the order.
+float capped(float x) {
+    if (softcap == 0.0 || is_nan(x)) return x;
+    return exact_mul(softcap, exact_mad(2.0, exact_sigmoid(exact_mul(exact_mul(x, exact_reciprocal(softcap)), 2.0)), -1.0));
 }
 
 float exp_below(float x, float top) {
@@ -171,14 +177,14 @@ void main() {
     for (uint e = thread; e < n_experts; e += LOCAL) {
         const float raw = logits[base + e];
         const float logit = HAS_BIAS != 0 ? exact_mad(raw, norm, bias[bias_off + e]) : exact_mul(raw, norm);
-        value[e] = logit;
+        value[e] = capped(logit);
         key[e] = order_key(HAS_BIAS != 0 ? logit : raw); // the factor does not change the order
     }
     barrier();
     if (GATING == SOFTMAX) {
         uint largest = 0;
         for (uint e = 0; e < n_experts; ++e) largest = max(largest, key[e]);
-        softmax(HAS_BIAS != 0 ? of_key(largest) : exact_mul(of_key(largest), norm));
+        softmax(capped(HAS_BIAS != 0 ? of_key(largest) : exact_mul(of_key(largest), norm)));
     } else if (GATING == SIGMOID) {
         for (uint e = thread; e < n_experts; e += LOCAL) {
             if (!is_nan(value[e])) value[e] = exact_sigmoid(value[e]);

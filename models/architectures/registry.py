@@ -99,6 +99,7 @@ MODELS = {
     "muse-glimmer": "Muse-Glimmer-30B, its text part",
     "olmoe": "OLMoE-1B-7B",
     "dbrx": "DBRX",
+    "grok": "Grok-1, Grok-2 up to 1,024 tokens",
     "smallthinker": "SmallThinker 4B-A0.6B, 21B-A3B",
     "arctic": "Snowflake Arctic",
     "dots1": "dots.llm1",

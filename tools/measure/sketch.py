@@ -130,6 +130,7 @@ class Sketch(GGUF):
             ("token_embd.weight", (N_VOCAB, N_EMBD)),
             # gemma4 reads these scales on the host
             *((f"blk.{il}.ffn_gate_inp.scale", (N_EMBD,)) for il in range(N_LAYER)),
+            *([("blk.0.ffn_up.weight", (512, N_EMBD))] if arch == "grok" else []),  # tells Grok-2 from Grok-1
         ):
             self.tensors[name] = TensorInfo(name, shape, "f32", 0, 0, 0)
 

@@ -314,6 +314,7 @@ def quick() -> list[Case]:
         MoeTopk(160, 8, gating=Gating("sigmoid", norm_w=False), nan=True),
         MoeTopk(32, 4, gating=Gating("softmax_weight"), bias=True, nan=True),
         MoeTopk(16, 2, rows=9, values=401, gating=Gating("sparse_mixer"), bias=True),
+        MoeTopk(8, 2, rows=5, gating=Gating(norm_w=False, softcap=3.0)),
         MoeTopk(12, 5, rows=3, gating=Gating(scale=0.05, per_id=3)),
         MatVecId("f32", side=7, widths=(3, 0, 5, 1, 4), rows=3),
         MatVecId("f16", side=33, widths=(5, 3, 1), rows=9, used=3, pad=2, x_per_used=True),

@@ -40,6 +40,7 @@ class Gating:
     n_group_used: int = 1
     logit_scale: float = 1.0  # above 0
     per_id: int = 1  # consecutive experts that share an id
+    softcap: float = 0.0  # the c of c tanh(l / c), which replaces l, or 0
 
 
 class MoeOps(Target):
@@ -110,6 +111,7 @@ class MoeOps(Target):
                 "eps": eps,
                 "scale": g.scale,
                 "logit_scale": g.logit_scale,
+                "softcap": g.softcap,
             },
             {
                 "LOCAL": 32 if self.limits.is_cpu or n_experts <= 32 else 128,

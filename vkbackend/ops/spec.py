@@ -192,7 +192,8 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "moe_topk",
             "logits:r h:r bias:r select:r gain:r ids:w weights:w",
-            "n_embd n_experts n_used n_rows n_groups n_groups_used norm_w per_id eps:f scale:f logit_scale:f",
+            "n_embd n_experts n_used n_rows n_groups n_groups_used norm_w per_id"
+            " eps:f scale:f logit_scale:f softcap:f",
             "GATING HAS_BIAS HAS_SELECT HAS_GAIN",
         ),
         op_spec("add_id", "x:r b:r ids:r starts:r y:w", "n n_pairs", "RAGGED"),

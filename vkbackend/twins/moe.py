@@ -88,8 +88,8 @@ def moe_logits(
 def moe_topk(
     logits: Array, h: Array, bias: Array, select: Array, gain: Array, ids: Array, weights: Array, *,
     n_embd: int, n_experts: int, n_used: int, n_rows: int, n_groups: int, n_groups_used: int, norm_w: int,
-    per_id: int, eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
-    has_select: int = 0, has_gain: int = 0, **_: Any,
+    per_id: int, eps: float, scale: float, logit_scale: float, softcap: float, gating: int = SOFTMAX,
+    has_bias: int = 0, has_select: int = 0, has_gain: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
     mean = exact_sum(rows * rows) * exact_reciprocal(np.array([n_embd], F32)) + F32(eps)
@@ -99,6 +99,10 @@ def moe_topk(
     decides = raw
     if has_bias:
         decides = value = value + _f32(bias, n_experts)
+    if softcap:
+        inverse = exact_reciprocal(np.array([softcap], F32))
+        capped = F32(softcap) * (F32(2) * exact_sigmoid(value * inverse * F32(2)) + F32(-1))
+        value = np.where(np.isnan(value), value, capped)
     if gating == SOFTMAX:
         top = np.nanmax(np.where(np.isnan(value), -np.inf, value), axis=1, keepdims=True)
         value = exact_exp(value - np.where(np.isnan(value).all(axis=1, keepdims=True), F32(np.nan), top))

@@ -22,6 +22,7 @@ FAMILIES = (
     "dense",
     "earlier",
     "gemma",
+    "grok",
     "latent",
     "layer_norm",
     "mixtures",

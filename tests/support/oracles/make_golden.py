@@ -27,7 +27,7 @@ STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
 # Bounds on the NMSE between the two programs, and between one batch and single tokens in one program.
 # llama.cpp's GELU uses an F16 table with errors of up to 5e-4, and rounding decides which entry is read.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
-GELU = {"bloom", "codeshell", "falcon", "gpt2", "gptneox", "phi2", "starcoder", "starcoder2"}
+GELU = {"bloom", "codeshell", "falcon", "gpt2", "gptneox", "grok", "phi2", "starcoder", "starcoder2"}
 NO_OTHER = "transformers lacks this model"
 MATTERS = 1e-2  # a neutral tensor must change the logits by at least this relative RMS
 

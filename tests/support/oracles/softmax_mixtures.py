@@ -177,3 +177,32 @@ def grovemoe(m: Fixture) -> None:
         for name in ("gate", "up"):
             m.matrix(f"{p}{name}_chexps", N_EXPERT // 2, n_second, N_EMBD)
         m.matrix(f"{p}down_chexps", N_EXPERT // 2, N_EMBD, n_second, gain=2.0)
+
+
+def grok_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
+    base(
+        m, n_layer, **EXPERTS, embedding_scale=0.5, logit_scale=0.6, attention__output_scale=0.3,
+        attn_logit_softcapping=5.0, **keys,
+    )  # fmt: skip
+    for il in range(n_layer):
+        attention(m, il)
+        mixture(m, il)
+        m.norm(f"blk.{il}.attn_output_norm", N_EMBD)
+
+
+@fixture("grok")
+def grok(m: Fixture) -> None:
+    """Build a model like Grok-2, with a dense FFN and a soft-cap of the router's logits."""
+    m.alone = "llama.cpp has no soft-cap of the router, and normalises the weights of experts"
+    grok_layers(m, 3, router_logit_softcapping=2.0, final_logit_softcapping=4.0)
+    for il in range(3):
+        m.norm(f"blk.{il}.post_ffw_norm", N_EMBD)
+        feed_forward(m, il, norm="")
+
+
+@fixture("grok+norm")
+def grok_norm(m: Fixture) -> None:
+    """Build a model like Grok-1, but with normalised weights of experts, as in llama.cpp."""
+    grok_layers(m, 2, expert_weights_norm=True)
+    for il in range(2):
+        m.norm(f"blk.{il}.layer_output_norm", N_EMBD)

@@ -87,6 +87,7 @@ def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[n
         "logit_scale": 1.0,
         "norm_w": 0,
         "per_id": 1,
+        "softcap": 0.0,
         "n_groups": 1,
         "n_groups_used": 1,
     } | push
