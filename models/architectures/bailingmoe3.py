@@ -1,6 +1,6 @@
 """bailingmoe3 (Ling 3): kimi-linear with RoPE in the layers with latent attention, a gate per head of
 attention's result, a bounded decay of the delta nets, and experts in groups. Some layers bound the
-experts' activations. inclusionAI 2026.
+experts' activations. Files with sections of RoPE (M-RoPE) pair dimensions in halves. inclusionAI 2026.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Model(kimi_linear.Model):
         return with_limits(super().read_config(gguf), gguf)
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        return LatentAttention.read_ropes(self, gguf)
+        tables = LatentAttention.read_ropes(self, gguf)
+        self.half_split = bool(tables["rope"].sections)
+        return tables
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         specs, layer = super().attention_weights(il), self.config.layers[il]

@@ -134,7 +134,15 @@ ON_VULKAN = only(product(FIXTURES, product([three, single], WAYS)), *ON_THREE, *
 # Other models run on three numpy devices, some of them in test_gemma3n.py, test_indexed.py and
 # test_state_space.py. Variants that add little run with --all.
 ELSEWHERE = {"gemma3n", "deepseek32", "glm-dsa+shared", "granitehybrid", "falcon-h1"}
-ELSEWHERE |= {"gptneox+serial", "bitnet+relu2", "bailingmoe3+limits", "laguna+elements", "mpt", "refact"}
+ELSEWHERE |= {
+    "gptneox+serial",
+    "bitnet+relu2",
+    "bailingmoe3+limits",
+    "bailingmoe3+sections",
+    "laguna+elements",
+    "mpt",
+    "refact",
+}
 PLAIN = {name for name in FIXTURES if "+" not in name}  # other fixtures are variants of an architecture
 ON_NUMPY = only(FIXTURES, *(PLAIN - {id_.split("-0,")[0] for id_ in ON_THREE} - ELSEWHERE))
 # Each model needs another kind of cache or state: full, windows, chunks, shared, sparse and latent, four

@@ -254,6 +254,13 @@ def bailingmoe3_limits(m: Fixture) -> None:
     bailingmoe3_layers(m, [0, 0, 1, 1], **limits)
 
 
+@fixture("bailingmoe3+sections")
+def bailingmoe3_sections(m: Fixture) -> None:
+    """The text part of a model that reads images, which pairs dimensions otherwise."""
+    quarter = SHARED_KEY // 8
+    bailingmoe3_layers(m, [0, 1, 1], rope__dimension_sections=[2 * quarter, quarter, quarter, 0])
+
+
 def lfm2_layers(m: Fixture) -> None:
     base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
     m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
