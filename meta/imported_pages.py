@@ -1,7 +1,8 @@
 """Slots in host pages that all devices import.
 
-Every device reads all slots, or first sums a part for all devices (`scatter`), or the sum is divided into
-pieces (`pieces`): while devices read one piece, they write the next, so both directions of a bus are busy.
+With `pages`, every device reads all slots. With `scatter`, each device first sums a part for all devices.
+With `pieces`, a sum is divided into pieces: while devices read one piece, they write the next, so both
+directions of a bus are busy.
 """
 
 from __future__ import annotations

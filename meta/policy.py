@@ -92,8 +92,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A layer's FFN columns, or each expert's. `block` is the number of elements per quant block of ffn_down.
-    A shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
+    """The FFN columns of a layer, or of each of its experts. `block` is the number of elements per quant
+    block of ffn_down. A shared expert has `n_ff_shared` columns, in blocks of `shared_block`."""
 
     n_ff: int
     block: int = 1

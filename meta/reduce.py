@@ -105,8 +105,8 @@ class Provider(ABC):
         return False
 
     def pieces(self, reduce: Reduce) -> int:
-        """Return into how many reduces of some rows each to divide a sum, so that devices write the shares of
-        one while they read those of another."""
+        """Return into how many reduces a sum is divided, each of some rows. Devices write the shares of one
+        reduce while they read the shares of another reduce."""
         return 1
 
     def gathered(self, device: int, reduce: Reduce) -> View:

@@ -58,7 +58,7 @@ class Transfers(ABC):
 
 
 class Transport(ABC):
-    """This node's connections to the others. This node has number `rank` of `size`, and node 0 leads.
+    """This node's connections to the other nodes. This node has number `rank` of `size`, and node 0 leads.
     `n_messages` and `n_bytes` count sent messages, without heartbeats."""
 
     rank: int

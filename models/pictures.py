@@ -63,8 +63,9 @@ class ImageTimes:
 
 @dataclass(eq=False, slots=True)
 class PreparedImage:
-    """An image after preprocessing. `n_pixels` are the original's, and `n_rows` are the rows of each tile.
-    `rows` are None until the image is encoded. Encoding drops the patches of `picture`."""
+    """An image after preprocessing. `n_pixels` counts the pixels of the original image, and `n_rows` lists
+    the rows of each tile. `rows` are None until the image is encoded. Encoding drops the patches of
+    `picture`."""
 
     n_pixels: int
     layout: tuple[str | int, ...]

@@ -56,7 +56,7 @@ class Generate:
     uses_cache: bool = True
     reports_progress: bool = False  # Send events while the prompt is computed.
     n_keep: int = 0  # The first tokens that a context shift keeps.
-    n_discard: int = 0  # Tokens that a context shift discards; 0: half of the others.
+    n_discard: int = 0  # Tokens that a context shift discards; 0: half of the other tokens.
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
     draft_max: int | None = None  # Maximum number of tokens of a draft; None: the model's limit.
     resumed: tuple[int, ...] = ()  # Tokens of an engine that was lost, which the answers do not repeat.

@@ -224,7 +224,8 @@ class Encoder:
             ops.hidden_states(self.project(h, w))
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
-        """Return the embeddings of the patches: a product with the pixels, plus the positions'."""
+        """Return the embeddings of the patches: a product with the pixels, plus the embeddings of the
+        positions."""
         patches = ops.host_rows(graph, PATCHES)
         h = self.linear(patches, w, "v.patch_embd")
         for name in self.patch_weights[1:]:

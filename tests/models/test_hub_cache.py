@@ -1,4 +1,4 @@
-"""The names of models in the Hub's cache, and their removal."""
+"""Test the names of models in the Hub's cache, and the removal of models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = (
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two revisions of me/tale. The older one lacks a file, and the others share their blobs."""
+    """Two revisions of me/tale. The older revision lacks a file. Files with the same name share a blob."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--me--tale"
     (folder / "blobs").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""From an image to the next token: the files of a projector and a text model, on devices."""
+"""Test the way from an image to the next token, with the files of a projector and a text model, on
+devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of LoRA adapters."""
+"""Test the flags of LoRA adapters."""
 
 from __future__ import annotations
 

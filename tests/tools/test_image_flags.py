@@ -1,4 +1,4 @@
-"""Images on the command line: --mmproj, --image, /image, and -hf."""
+"""Test images on the command line: --mmproj, --image, /image, and -hf."""
 
 from __future__ import annotations
 

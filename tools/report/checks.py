@@ -88,7 +88,8 @@ ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 
 
 class Shapes(Part):
-    """Compares the logits of prompts of several lengths and of the next token with the numpy device's."""
+    """Compares logits with the logits of the numpy device, for prompts of several lengths and for the next
+    token."""
 
     title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0

@@ -102,7 +102,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Front:
-    """Answers requests. `endpoints` (method, path, endpoint) precede a model's."""
+    """Answers requests. `endpoints` (method, path, endpoint) precede the endpoints of a model."""
 
     endpoints: Sequence[tuple[str, str, Endpoint]] = ()
 

@@ -90,8 +90,8 @@ def mixture(machine: Machine, spec: str) -> Mixture:
 
 
 def break_even(missed: float, bus: float, n_layer: int) -> float | None:
-    """Return the bytes per second at which a CPU device must read `missed` bytes per token to take as long as
-    a bus of `bus` bytes per second, or None if handing over takes longer than the bus."""
+    """Return the bytes per second at which a CPU device must read `missed` bytes per token to be as fast as a
+    bus of `bus` bytes per second. Return None if handing over takes longer than the bus."""
     left = missed / bus - n_layer * EXCHANGE_S
     return missed / left if left > 0 else None
 

@@ -121,10 +121,10 @@ class ChosenOps(Target):
         block: int = 1,
         tail: bool = False,
     ) -> None:
-        """Write the numbers of the k largest values of list x[r * n_lists + i, 0..b] in ascending order,
-        where b is the block of `block` positions of row first_row + r of the step. Of equal values the lower
-        number is chosen. NaN is the largest value. With `tail`, only complete blocks are chosen, k - 1 of
-        them, and the row's own block follows if it is incomplete.
+        """Write the numbers of the k largest values of list x[r * n_lists + i, 0..b] in ascending order. Row
+        r is row first_row + r of the step, and b is the block of `block` positions that contains the row's
+        position. Of equal values the lower number is chosen. NaN is the largest value. With `tail`, only
+        complete blocks are chosen, k - 1 of them, and the row's own block follows if it is incomplete.
 
         Shapes: x [n_rows * n_lists, n_blocks], ids u32 [n_rows * n_lists, k]. If there are fewer blocks than
         k, the last ids do not change.

@@ -1,4 +1,4 @@
-"""Gemma 3: the picture is stretched to a square. The rules are Gemma3ImageProcessorPil's (transformers),
+"""Gemma 3: the picture is stretched to a square. The rules are from Gemma3ImageProcessorPil (transformers),
 without pan and scan, which is off by default.
 """
 

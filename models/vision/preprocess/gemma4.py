@@ -1,6 +1,6 @@
 """Gemma 4: the largest size within a budget of patches that keeps the aspect ratio.
 
-The rules are Gemma4ImageProcessorPil's (transformers). `gemma4uv` has no encoder, so its patches are the
+The rules are from Gemma4ImageProcessorPil (transformers). `gemma4uv` has no encoder, so its patches are the
 merged squares.
 """
 

@@ -1,5 +1,5 @@
 """GLM-4.1V and later: one picture of any size in multiples of merged patches, as qwen_vl.py. A picture
-smaller than one row is enlarged first. The rules are Glm4vImageProcessorPil's (transformers), with other
+smaller than one row is enlarged first. The rules are from Glm4vImageProcessorPil (transformers), with other
 limits.
 """
 

@@ -1,6 +1,6 @@
 """Idefics3 and SmolVLM: tiles of the picture at a fixed longest side, then the complete picture as a tile.
 
-The rules are Idefics3ImageProcessorPil's (transformers). A tile has 64 or 81 rows.
+The rules are from Idefics3ImageProcessorPil (transformers). A tile has 64 or 81 rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """InternVL: a grid of up to 12 square tiles of nearly the picture's aspect ratio, then the complete picture.
 
-The rules are GotOcr2ImageProcessorPil's (transformers), with `crop_to_patches`.
+The rules are from GotOcr2ImageProcessorPil (transformers), with `crop_to_patches`.
 """
 
 from __future__ import annotations

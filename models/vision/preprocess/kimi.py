@@ -1,8 +1,8 @@
 """Kimi-VL and Kimi K2.5: the picture is shrunk to a number of patches, and never enlarged. A black margin at
 the right and the bottom completes the merged patches.
 
-The rules are Kimi_K25ImageProcessor's (transformers), with two differences. Pillow resizes instead of torch,
-so pixels may differ by 2. If the margin would exceed the limit of rows, the picture shrinks more.
+The rules are from Kimi_K25ImageProcessor (transformers), with two differences. Pillow resizes instead of
+torch, so pixels may differ by 2. If the margin would exceed the limit of rows, the picture shrinks more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LFM2-VL: one picture of 64 to 256 rows. A larger picture is cut into 2 to 10 tiles, and the complete
 picture is added.
 
-The rules are Lfm2VlImageProcessor's (transformers). Pillow resizes instead of torch, so pixels may differ by
-2.
+The rules are from Lfm2VlImageProcessor (transformers). Pillow resizes instead of torch, so pixels may differ
+by 2.
 """
 
 from __future__ import annotations

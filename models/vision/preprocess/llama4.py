@@ -1,7 +1,7 @@
 """Llama 4: up to 16 square tiles, on which the picture keeps its aspect ratio, then the complete picture.
 
-The rules are Llama4ImageProcessor's (transformers), which resizes with torch and rounds pixels to BF16. Here,
-Pillow resizes and nothing is rounded, so pixels may differ by 2.
+The rules are from Llama4ImageProcessor (transformers), which resizes with torch and rounds pixels to BF16.
+Here, Pillow resizes and nothing is rounded, so pixels may differ by 2.
 """
 
 from __future__ import annotations

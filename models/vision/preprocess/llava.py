@@ -1,5 +1,5 @@
-"""LLaVA 1.5: the picture is centered on a square of the mean color, which is then resized. The rules are
-LlavaImageProcessorPil's (transformers) with `do_pad`, and LLaVA's own.
+"""LLaVA 1.5: the picture is centered on a square of the mean color, which is then resized. The rules are from
+LLaVA, and the same as in LlavaImageProcessorPil (transformers) with `do_pad`.
 """
 
 from __future__ import annotations

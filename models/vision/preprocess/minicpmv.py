@@ -1,7 +1,7 @@
 """MiniCPM-V: the complete picture, and up to 9 slices of a larger one, each with about the area of a square.
 
-For sides in multiples of a patch, the rules are MiniCPMV4_6ImageProcessorPil's (transformers). A tile has 64
-or 96 rows.
+For sides in multiples of a patch, the rules are from MiniCPMV4_6ImageProcessorPil (transformers). A tile has
+64 or 96 rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pixtral and Mistral Small 3: shrunk to a longest side, then stretched to complete merged patches.
 
-The rules are PixtralImageProcessorPil's (transformers). The projector adds the embedding of [IMG_BREAK] after
-each row of merged patches but the last. The longest side is shorter if the picture would have more rows than
-the limit.
+The rules are from PixtralImageProcessorPil (transformers). The projector adds the embedding of [IMG_BREAK]
+after each row of merged patches but the last. The longest side is shorter if the picture would have more rows
+than the limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one picture of any size in multiples of merged patches.
 
-The rules are Qwen2VLImageProcessorPil's (transformers), with other limits (`token_range`). Pictures of
+The rules are from Qwen2VLImageProcessorPil (transformers), with other limits (`token_range`). Pictures of
 Qwen2.5-VL also shrink to MAX_RUNS windows, because a step has a table of MAX_RUNS runs. This changes only
 pictures above 1,024 rows.
 """

@@ -28,9 +28,9 @@ def within_limits(height: int, width: int, side: int, least: int, most: int, n_m
 
 
 def nearest_grid(height: int, width: int, tile: int, least: int, most: int) -> Size:
-    """Return the rows and columns, `least` to `most` tiles, whose aspect ratio is nearest to a picture's. If
-    ratios are equal, the larger grid is taken if the picture has more than half of that grid's pixels. This
-    is InternVL 1.5's rule (Chen et al. 2024, arXiv:2404.16821)."""
+    """Return the rows and columns, `least` to `most` tiles, whose aspect ratio is nearest to the aspect ratio
+    of a picture. If ratios are equal, the larger grid is taken if the picture has more than half of that
+    grid's pixels. This is InternVL 1.5's rule (Chen et al. 2024, arXiv:2404.16821)."""
     grids = [
         (columns, rows)
         for columns in range(1, most + 1)

@@ -73,7 +73,7 @@ def test_deep_models(name: str, times: int, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_deep_models_with_images(tmp_path: Path) -> None:
-    """Rows of images are added after the first two layers, which repeat no other."""
+    """Rows of images are added after each of the first two layers, so no other layer repeats these."""
     fixture = deepened(build("qwen3vl"), FEW_TIMES)
     fixture.keys["n_deepstack_layers"] = 2
     path = write(fixture, tmp_path / "deep.gguf")

@@ -1,4 +1,4 @@
-"""Embeddings and scores of texts equal Sentence Transformers'."""
+"""Embeddings and scores of texts equal the results of Sentence Transformers."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_right_head_gives_eight_tokens_a_step(folder: Path, name: str) -> None
 
 @pytest.mark.wide
 def test_a_small_draft_vocabulary(folder: Path) -> None:
-    """Tokens outside of it are never drafted, and the others are still right."""
+    """Tokens that d2t lacks are never drafted. Drafts of other tokens are still right."""
     files = pair(folder, "llama", 0.0, n_draft=100)
     drafted = files.same(TWO, CHAINS[2:3])
     assert 0 < drafted.n_accepted < drafted.n_drafted
@@ -152,7 +152,7 @@ def test_cancels_and_requests_of_one_prompt(folder: Path) -> None:
 def test_devices_choose_the_drafted_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """The draft vocabulary has fewer rows than the model's."""
+    """The draft vocabulary has fewer rows than the model's vocabulary."""
     files = pair(folder, "llama", None)
     check_choice_on_devices(files.model, devices, files.drafts, monkeypatch)
 

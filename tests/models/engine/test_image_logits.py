@@ -1,4 +1,4 @@
-"""Logits of prompts with images equal transformers', for every family of projectors."""
+"""Logits of prompts with images equal the logits of transformers, for every family of projectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of images in the steps of a text model, against float64 and against the same rows as tokens."""
+"""Test rows of images in the steps of a text model, against float64 and against the same rows as tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots for experts of layers that stay in the model file."""
+"""Test slots for experts of layers that stay in the model file."""
 
 from __future__ import annotations
 

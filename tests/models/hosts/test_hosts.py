@@ -1,4 +1,4 @@
-"""Adapters, `--fit`, memory and errors of several nodes, which are threads of one process."""
+"""Test adapters, `--fit`, memory and errors of several nodes, which are threads of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every family's rows equal transformers'. Projectors and texts that do not match are refused."""
+"""The rows of every family equal the rows that transformers computes. Projectors and texts that do not match
+are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes, rows, layouts, keys and errors of preprocessing."""
+"""Test sizes, rows, layouts, keys and errors of preprocessing."""
 
 from __future__ import annotations
 

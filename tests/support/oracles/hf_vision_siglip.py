@@ -1,4 +1,4 @@
-"""Encoders whose layers are SigLIP's or CLIP's."""
+"""Encoders with the layers of SigLIP or CLIP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, with the openai client and llama-server's endpoints."""
+"""Test embeddings over HTTP, with the openai client and llama-server's endpoints."""
 
 from __future__ import annotations
 

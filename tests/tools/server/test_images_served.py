@@ -1,4 +1,4 @@
-"""Images in the requests of every API, answered by a real model and projector."""
+"""Test images in the requests of every API, with a real model and projector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of allowed hosts: which URLs are fetched, and which addresses are reached."""
+"""Test files of allowed hosts: which URLs are fetched, and which addresses are reached."""
 
 from __future__ import annotations
 

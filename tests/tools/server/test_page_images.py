@@ -1,4 +1,4 @@
-"""Images on the page: chosen, dropped and pasted, in the conversation, and after a reload."""
+"""Test images on the page: chosen, dropped and pasted, in the conversation, and after a reload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models with real engines. Every answer equals the answer of the model alone."""
+"""Test a server with several models and real engines. Every answer equals the answer of the model alone."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_unloading_returns_all_memory(tmp_path: Path, word: str) -> None:
         assert min(loaded) - max(after) > path.stat().st_size
         assert max(after) - min(after) < 4 * MIB
         assert max(descriptors) - min(descriptors) <= 2
-        if not opened.limits.is_cpu:  # The free memory of a software device is the machine's.
+        if not opened.limits.is_cpu:  # A software device has the free memory of the machine.
             assert max(n or 0 for n in free) - min(n or 0 for n in free) < 4 * MIB, free
     finally:
         opened.close()

@@ -1,4 +1,4 @@
-"""The endpoints of a server of several models, over HTTP, with models that have no engine."""
+"""Test the endpoints of a server of several models, over HTTP, with models that have no engine."""
 
 from __future__ import annotations
 
