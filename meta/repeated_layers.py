@@ -54,8 +54,8 @@ class Layer:
 
 
 class Repetition(NamedTuple):
-    """`n` periods of `period` layers, beginning with layer `first`. The `lead` layers before and the `trail`
-    layers after continue the periods."""
+    """`n` periods of `period` layers, beginning with layer `first`. The periods also continue in the `lead`
+    layers before them and the `trail` layers after them."""
 
     lead: int
     first: int

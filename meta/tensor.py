@@ -51,7 +51,7 @@ class SlotTable:
     n_slots: int
     strides: tuple[int, ...]
     at: int
-    counts_at: int  # of the layer's first expert in `Inputs.counts`
+    counts_at: int  # index of the layer's first expert in `Inputs.counts`
 
     @property
     def starts_at(self) -> int:

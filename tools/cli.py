@@ -227,7 +227,8 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message. A parameter's name at its beginning is replaced by the flag."""
+    """Return the error's message. If the message begins with a parameter's name, the flag replaces the
+    name."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""

@@ -70,7 +70,7 @@ class Speculation:
         self._n_quiet = 0  # steps without a draft since the last draft
         self._n_refused = 0  # drafts since the last verified draft
         self._account = Account()
-        self._token_s = 0.0  # of the last step, without drafts
+        self._token_s = 0.0  # seconds per token that the last step would take without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self._invested_s: dict[Drafter, float] = {}  # spent on tokens that a drafter lacked
         self._budget_s = 0.0  # for such tokens

@@ -111,7 +111,8 @@ class SpecialTokens:
 
         A position's first candidate is its longest token. The candidate of best rank is selected first. If a
         candidate overlaps a selected token, the position's longest token that fits replaces it. A candidate
-        is longer than the position's next two together, so a position has O(log length) candidates.
+        is longer than the next two candidates of its position together, so a position has O(log length)
+        candidates.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

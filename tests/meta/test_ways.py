@@ -116,7 +116,7 @@ def test_row_pieces() -> None:
 @pytest.mark.parametrize("wire", ["f32", "f16"])
 @pytest.mark.parametrize("devices", [TWO[0], wide(TWO[1])])
 def test_pieces_of_a_sum_alternate_with_its_neighbours(wire: str, devices: list[str]) -> None:
-    """Three sums of four pieces each, with another number of pieces in between."""
+    """Four sums, each of four pieces, equal the undivided sums in three runs."""
     shape = (8, 128)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vkbackend.meta.imported_pages.PIECE_NBYTES", 1024)

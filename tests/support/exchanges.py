@@ -17,8 +17,8 @@ def planned(runner: Runner, rows: int) -> list[int]:
     exchanges. Norms of q and k over all heads exchange two values per token, split norms of state space heads
     one value per group, FFNs with sparse gates two values, and a norm before an output matrix one value.
     Experts that follow hyper-connections read the first device's row, so that all devices choose the same
-    experts. Experts of a latent vector sum it before its norm. Mamba-1 layers sum dt, B and C, which all
-    channels share."""
+    experts. Experts that write a latent vector exchange this vector before its norm. Mamba-1 layers sum dt, B
+    and C, which all channels share."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):

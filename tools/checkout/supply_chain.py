@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 LOCK, BOM, UNIT = DEPLOY / "requirements.txt", DEPLOY / "bom.json", DEPLOY / "vkbackend.service"
-PYTHON = "3.13"  # of Debian 13, the image's base
+PYTHON = "3.13"  # the version of Debian 13, the image's base
 PLATFORM = "x86_64-manylinux_2_40"
 BUILD = "setuptools>=77\n"  # builds the wheel of this project in the image
 BUILDERS = ("podman", "buildah", "docker")

@@ -28,7 +28,7 @@ from vkbackend.step import Run
 from vkbackend.tools.measure.turns import exit_on_errors, table
 
 PERCENTS = 10, 20, 30, 40, 50, 60, 70, 80
-TEXT, N_TEXTS, N_LAYERS = 1000, 6, 6  # of a trace by Zipf's law
+TEXT, N_TEXTS, N_LAYERS = 1000, 6, 6  # sizes of a trace by Zipf's law
 TASTE = 0.7  # Standard deviation of the logarithm of a text's preference for an expert.
 GB = 1e9
 STEP_ROWS = 2048

@@ -102,7 +102,7 @@ def forced(prompt: Sequence[int], answer: Sequence[int]) -> SamplingParams:
 @dataclass(slots=True)
 class Outcome:
     seconds: float = 0.0
-    cpu_s: float = 0.0  # of all threads, which include software devices
+    cpu_s: float = 0.0  # CPU time of all threads, including threads of software devices
     tokens: list[int] = field(default_factory=list)
     n_steps: int = 0
     n_reduces: int = 0

@@ -189,8 +189,8 @@ def with_heads(head_dim: int) -> Fixture:
 @pytest.mark.parametrize("head_dim", [72, 80, 88])
 @pytest.mark.parametrize("on", DEVICES)
 def test_head_sizes_of_published_encoders(tmp_path: Path, head_dim: int, on: str) -> None:
-    """SigLIP has 72, Qwen2.5-VL 80 and Llama 4 88. Matrix units of 16 x 16 divide only 80, so attn_prefill
-    computes the others on every device."""
+    """A head has 72 values in SigLIP, 80 in Qwen2.5-VL and 88 in Llama 4. Matrix units of 16 x 16 divide only
+    80, so attn_prefill computes the other sizes on every device."""
     pytest.importorskip("transformers", reason="the extra oracles is not installed")
     from oracles import hf_vision
 

@@ -104,7 +104,7 @@ class ImageBodies:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._sources = folder, sources()
-        self.client: Client | None = None  # of a server that the first case starts
+        self.client: Client | None = None  # a client of the server that the first case starts
         self._text = ""
 
     def _files(self, rng: random.Random) -> list[str]:

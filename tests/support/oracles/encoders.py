@@ -202,7 +202,7 @@ def gemma_embedding(m: Fixture) -> None:
 
 @encoder("llama+encoder")
 def llama_encoder(m: Fixture) -> None:
-    """A decoder whose file has attention to all tokens, as llama-embed-nemotron."""
+    """A decoder in which every token attends to all others, such as llama-embed-nemotron."""
     base(m, 3)
     m.keys |= {"attention.causal": False, "pooling_type": 1}
     for il in range(3):
