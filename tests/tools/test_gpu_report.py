@@ -224,6 +224,9 @@ def test_rates_at_every_depth(devices: tuple[str, ...], tiny: None) -> None:
         assert row["depth"] == depth and row["layers"] == "all" and row["prompt"] == 32
         assert min(row["tg t/s"], row["pp t/s"], row["% of copy"]) > 0
         assert ("us/reduce" in row) == (len(devices) > 1)
+        assert ("predicted t/s" in row) == (depth == 0)
+        assert ("exchanges" in row) == (depth == 0 and len(devices) > 1)
+        assert ("% of t/s in segments" in row) == (depth == 0 and len(devices) == 1)
     part.close()
 
 
@@ -267,10 +270,10 @@ def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reduces.Reduces.groups(["0"]) == [("0", "0")]
     assert reduces.Reduces.groups(["0", "1", "2"]) == [("0", "1"), ("0", "2"), ("1", "2")]
     part = reduces.Reduces(("numpy", "numpy"), [])
-    [row] = part.run("4K host-sum ahead all")
+    [row] = part.run("4K host-sum semaphore all")
     assert row["sums"] == "exact" and row["us"] > 0 and not part.wrong(row)
     monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
-    [row] = part.run("4K host-sum ahead 1")
+    [row] = part.run("4K host-sum semaphore 1")
     assert part.wrong(row)
 
 

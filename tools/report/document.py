@@ -24,6 +24,7 @@ from vkbackend.tools.console import jsonable, size
 from vkbackend.tools.report.children import Outcome
 from vkbackend.tools.report.part import Row
 from vkbackend.tools.report.parts import PARTS
+from vkbackend.tools.report.plain_words import sentences
 
 NAME = "gpu-report"
 SHORTEST = 3  # A shorter name could be part of a word.
@@ -49,6 +50,15 @@ class Report:
                 problems += [f"{where}: {why}" for why in wrong]
                 problems += [f"{where}: {case}: {why}" for case, why in outcome.failed]
         return problems
+
+    def plain_words(self) -> list[str]:
+        problems = self.problems()
+        checked = [
+            f"{len(problems)} checks failed or gave wrong results, listed below. Do not trust this driver."
+            if problems
+            else "No check failed."
+        ]
+        return [*checked, *sentences({name: self.rows(name) for name in self.parts})]
 
     def unfinished(self) -> list[str]:
         missing = [
@@ -94,10 +104,19 @@ class Report:
         }
         head = {"version": __version__, "date": self.date, "minutes": self.minutes, "machine": self.machine}
         ends = {"problems": self.problems(), "unfinished": self.unfinished(), "seconds": self.seconds}
-        return head | {"devices": self.devices} | ends | {"parts": parts}
+        words = {"plain_words": self.plain_words()}
+        return head | words | {"devices": self.devices} | ends | {"parts": parts}
 
     def text(self) -> str:
         lines = [f"# GPU report of vkbackend {__version__}, {self.date}", ""]
+        lines += [
+            "## In plain words",
+            "",
+            *(f"- {line}" for line in self.plain_words()),
+            "",
+            "## Devices",
+            "",
+        ]
         lines.append(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         lines += ["", *table(*self._device_table())]
         for title, problems in (("Wrong or failed", self.problems()), ("Unfinished", self.unfinished())):

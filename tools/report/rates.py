@@ -19,6 +19,8 @@ from vkbackend.models.export import write_gguf
 from vkbackend.models.options import Options
 from vkbackend.tools.measure.compare import positions
 from vkbackend.tools.measure.compile_times import compile_times
+from vkbackend.tools.measure.cut_step import cut_times
+from vkbackend.tools.measure.predicted import TokenTime
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 from vkbackend.tools.measure.timing import Timer, copy_rate, weight_nbytes_per_step
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
@@ -71,8 +73,29 @@ class Rates(Part):
         while sum(seconds) < BOX_S and len(seconds) < 5:
             seconds.append(timer.after(depth, n_prompt, 0))
         row |= {"prompt": n_prompt, "pp t/s": n_prompt / statistics.median(seconds)}
+        if not depth:
+            row |= self._predicted(runner, 1 / rate)
+            row |= self._cut(runner, timer)
         n, spent = runner.reduce_stats()
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
+
+    def _predicted(self, runner: Runner, measured_s: float) -> Row:
+        """Predict the token from measured speeds and the tokens of earlier cases."""
+        token = TokenTime(runner, measures=True)
+        if token.rate is None or token.times is None:
+            return {}
+        token.learn(measured_s)
+        row: Row = {"predicted t/s": token.rate}
+        if token.n_exchanges:
+            row |= {"exchanges": token.n_exchanges, "exchange ms": token.times.reduce_ms}
+        return row
+
+    def _cut(self, runner: Runner, timer: Timer) -> Row:
+        """Time one device with as many segments as two devices would have."""
+        if len(self.devices) > 1:
+            return {}
+        whole, cut = cut_times(runner, timer)
+        return {"% of t/s in segments": 100 * whole / cut}
 
     def _opened_for(self, spec: str) -> Runner:
         """Open the model with the deepest context that fits. Halve the number of layers until a context

@@ -1,4 +1,4 @@
-"""Time all-reduces for every pair of devices, by size, provider and segments submitted ahead."""
+"""Time all-reduces for every pair of devices, by size, provider, signal and segments submitted ahead."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from itertools import combinations
 
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
-from vkbackend.meta.options import ReduceOptions, ahead_depth
+from vkbackend.meta.options import AHEAD, ReduceOptions, ahead_depth
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.engine.runner.open_devices import open_devices
-from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
+from vkbackend.runtime import SIGNALS
+from vkbackend.tools.measure.reduce_sizes import SIZES, parse_size
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 
-AHEAD_SIZES = ("16K", "1M")  # Sizes for a token and a prompt.
+TOKEN, PROMPT = "16K", "1M"  # Sizes for a token and a prompt.
+DEPTHS = "0,1,2,all"
 
 
 class Reduces(Part):
@@ -27,17 +30,29 @@ class Reduces(Part):
         return list(combinations(devices, 2)) or [(devices[0], devices[0])]
 
     def cases(self) -> list[str]:
-        sizes = SIZES.split(",")
+        """A case is size, provider, signal and submissions ahead. The sum of a token comes first."""
+        usual, depth = SIGNALS[0], str(AHEAD)
+        depths = [text for text in DEPTHS.split(",") if text != depth]
         return [
-            *(f"{size} pages ahead all" for size in sizes),
-            *(f"{size} host-sum ahead all" for size in sizes),
-            *(f"{size} pages ahead {n}" for size in AHEAD_SIZES for n in AHEAD.split(",") if n != "all"),
+            *(f"{TOKEN} {provider} {usual} {depth}" for provider in PROVIDERS),
+            *(f"{TOKEN} pages {signal} {depth}" for signal in SIGNALS[1:]),
+            *(f"{TOKEN} pages {signal} {n}" for signal in SIGNALS for n in depths),
+            *(f"{PROMPT} {provider} {usual} {depth}" for provider in PROVIDERS),
+            *(
+                f"{size} {provider} {usual} {depth}"
+                for size in SIZES.split(",")
+                if size not in (TOKEN, PROMPT)
+                for provider in PROVIDERS
+            ),
         ]
 
     def run(self, case: str) -> list[Row]:
-        size, provider, _, ahead = case.split()
+        size, provider, signal, ahead = case.split()
         how = ReduceOptions(
-            reduce_type="f32", reduce_provider=provider, submit_ahead=ahead_depth("ahead", ahead)
+            reduce_type="f32",
+            reduce_provider=provider,
+            reduce_signal=signal,
+            submit_ahead=ahead_depth("ahead", ahead),
         )
         nbytes = parse_size(size)
         try:
@@ -45,7 +60,8 @@ class Reduces(Part):
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             raise LeftOut(str(error)) from None
         us = 1e6 * result.median
-        row = {"provider": provider, "ahead": ahead, "bytes": nbytes, "us": us, "GB/s": nbytes / us / 1e3}
+        row = {"provider": provider, "signal": signal, "ahead": ahead, "bytes": nbytes}
+        row |= {"us": us, "GB/s": nbytes / us / 1e3}
         return [row | {"sums": "exact" if result.exact else "WRONG"}]
 
     @classmethod

@@ -1,0 +1,39 @@
+"""The study counts calls per exchange."""
+
+from __future__ import annotations
+
+import pytest
+from device_sets import MULTI
+
+from vkbackend.meta.options import ReduceOptions
+from vkbackend.tools.studies import exchange_counts
+
+pytestmark = pytest.mark.native
+
+
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id == "0,0"])
+def test_events_replace_signals_and_flags_replace_reads(
+    devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_counts, "LENGTH", 8)
+    monkeypatch.setattr(exchange_counts, "REPEATS", 3)
+    calls = {}
+    for signal in ("semaphore", "event"):
+        how = ReduceOptions(reduce_type="f32", reduce_signal=signal, submit_ahead=0)
+        calls[signal], cpu_s, median, exact = exchange_counts.measured(devices, 4096, how)
+        assert exact and 0 < cpu_s and 0 < median
+    # A step of 8 exchanges has 9 segments on each of two devices.
+    assert calls["semaphore"]["submit"] == calls["event"]["submit"] == 2 * 9 / 8
+    assert calls["semaphore"]["signal"] == 2 * 9 / 8 and calls["event"]["signal"] < 1
+    assert calls["event"]["set event"] == calls["event"]["reset event"] == 2
+
+
+@pytest.mark.no_vulkan
+def test_the_total_of_strace() -> None:
+    summary = """% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 71.39    0.016470           2      6170       120 futex
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.023070           2     10180       167 total
+"""
+    assert exchange_counts.total_of(summary) == 10_180

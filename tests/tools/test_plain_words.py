@@ -1,0 +1,91 @@
+"""The report's first page draws the right conclusions from made-up figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vkbackend.tools.report.plain_words import sentences
+
+pytestmark = pytest.mark.no_vulkan
+ONE, TWO, BOTH = "Vulkan0", "Vulkan1", "Vulkan0 + Vulkan1"
+
+
+def rate(device: str, tg: float, **more: Any) -> dict[str, Any]:
+    row = {
+        "device": device,
+        "model": "llama-8b:Q4_K",
+        "layers": "all",
+        "depth": 0,
+        "tg t/s": tg,
+        "pp t/s": 900.0,
+    }
+    return row | more
+
+
+def exchange(
+    us: float, provider: str = "pages", signal: str = "semaphore", ahead: str = "2", sums: str = "exact"
+) -> dict[str, Any]:
+    how = {"provider": provider, "signal": signal, "ahead": ahead}
+    return {"device": BOTH, "bytes": 16_384, "us": us, "sums": sums} | how
+
+
+def test_two_cards_that_are_faster() -> None:
+    """A token takes 10 ms on one card. Two take 7 ms, of which 64 exchanges take 2 ms."""
+    rows = [rate(ONE, 100), rate(TWO, 90), rate(BOTH, 1000 / 7, exchanges=64, **{"exchange ms": 2.0})]
+    *_, last = sentences({"rates": rows})
+    assert last == (
+        f"With llama-8b:Q4_K, {BOTH} together are 1.43 times as fast as {ONE} alone. The 64 exchanges of a "
+        "token take about 2000 of 7000 us. Use both."
+    )
+
+
+def test_two_cards_that_are_slower() -> None:
+    """Two take 13 ms, of which exchanges take 6.4 ms: 6.6 ms without them leave 3.4 ms, 53 us each."""
+    rows = [rate(ONE, 100), rate(TWO, 50), rate(BOTH, 1000 / 13, exchanges=64, **{"exchange ms": 6.4})]
+    last = sentences({"rates": rows})[-1]
+    assert f"0.77 times as fast as {ONE} alone" in last and f"Use {ONE} alone" in last
+    assert last.endswith("faster if an exchange took less than 53 us.")
+    hopeless = [*rows[:2], rate(BOTH, 1000 / 13, exchanges=64, **{"exchange ms": 1.0})]
+    assert sentences({"rates": hopeless})[-1].endswith(
+        "Even exchanges that take no time would not make them faster."
+    )
+
+
+def test_only_equal_models_are_compared() -> None:
+    rows = [rate(ONE, 100, layers="16 of 32"), rate(BOTH, 60)]
+    lines = sentences({"rates": rows})
+    assert "(16 of 32 layers)" in lines[0] and "no device runs it alone" in lines[1]
+    deeper = [rate(ONE, 50, depth=4096)]
+    assert sentences({"rates": deeper}) == ["No part with speeds was finished."]
+
+
+def test_the_fastest_exact_exchange() -> None:
+    rows = [exchange(100), exchange(95, "pieces"), exchange(20, "visible", sums="WRONG")]
+    assert sentences({"reduces": rows})[-1].endswith(
+        "takes 100 us by default. No other way is clearly faster."
+    )
+    rows.append(exchange(40, "host-sum", "flag", "all"))
+    last = sentences({"reduces": rows})[-1]
+    assert "takes 40 us (host-sum, flag, all ahead)" in last and "tune --exchanges -dev 0,1`" in last
+    without_pages = [exchange(80, "host-sum"), exchange(79, "visible")]
+    assert "takes 80 us by default" in sentences({"reduces": without_pages})[-1]
+
+
+def test_segments_predictions_and_host_memory() -> None:
+    rows = [
+        rate(ONE, 100, **{"% of t/s in segments": 84.0, "predicted t/s": 130.0}),
+        rate(TWO, 50, **{"predicted t/s": 45.0}),
+    ]
+    memory = [
+        {"device": ONE, "memory": "cached", "read GB/s": 12.0, "copy GB/s": 24.0},
+        {"device": ONE, "memory": "imported", "read GB/s": 13.0, "copy GB/s": 25.0},
+    ]
+    first, _, host, wrong = sentences({"rates": rows, "host-memory": memory})
+    assert "a token reaches 84 % of this rate" in first
+    assert host.startswith(f"Shaders of {ONE} read pinned host memory (imported) at 13 GB/s")
+    assert wrong == (
+        f"The prediction for llama-8b:Q4_K on {ONE} is wrong by more than 20 %: 130 tokens/s predicted, 100 "
+        "measured."
+    )
