@@ -59,7 +59,7 @@ class Plan:
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
-            # The adapters of experts are stacked, so the experts repeat.
+            # A stack of adapters holds the matrices of all experts once per adapter.
             return split_experts(role.axis, self.experts * (shape[0] // len(self.experts)))
         ranges = on_holders(self.ranges["kv_heads"]) if role.dim == "index" else self.ranges[role.dim]
         if len(shape) == 3:  # a stack whose matrices are all split alike

@@ -387,7 +387,8 @@ def wkv(
 
 
 def share(x: State, like: State) -> State:
-    """Return the state of a device's columns of x, which all devices have completely."""
+    """Return the state of x after each device keeps only its own columns. Before, all devices have the
+    complete x."""
     if x == MIRRORED and (
         like == MIRRORED or (like.kind is Kind.SPLIT and like.axis == 1 and not like.segments)
     ):

@@ -41,7 +41,8 @@ class Decoder(DecoderWeights):
         return h
 
     def tap(self, h: Tensor, il: int) -> None:
-        """Keep the input h of a layer that an EAGLE-3 head reads, after the layer's norm has summed it."""
+        """Keep the layer's input h if an EAGLE-3 head reads it. Before this call, the layer's norm has summed
+        h over the devices."""
         if il in self.tapped:
             h.graph.kept[tap_of(il)] = ops.copy(h)
 

@@ -45,7 +45,8 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the rows of repeats `begin` to `end` - 1, as a range of the weight's rows per segment."""
+        """Return a range of the weight's rows for each segment: the rows of the repeats `begin` to `end` -
+        1."""
         ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))

@@ -16,7 +16,7 @@ class Account:
     """`saved_s` is the saved time minus the lost time, in seconds."""
 
     def __init__(self) -> None:
-        self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s`: since the best moment
+        self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s` counts from the best moment on.
 
     def begin(self, plain_s: float) -> None:
         """Begin a step, which takes `plain_s` without drafts. Forget the time that tries have lost."""

@@ -140,7 +140,7 @@ def best_lengths(
     The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
     padding is filled with drafted tokens. If `tries` is set and no draft saves time, try the next larger
-    step, or a step with an old time that would save time with its assumed time.
+    step. Or try a step whose time is old, if the step would save time at its assumed time.
     """
     lengths = [0] * len(survivals)
     plain = prices.seconds(n_rows)

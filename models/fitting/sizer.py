@@ -51,7 +51,7 @@ class Sizer:
         return replace(options, n_ctx=n_ctx, kv_cells=n_ctx if shared else options.kv_cells)
 
     def with_rows(self, options: Options, shares: Shares | None) -> Options:
-        """Return the options with the number of rows of a step. Choose it if it is not given."""
+        """Return the options with the number of rows of a step, which is chosen if it is not given."""
         rows = options.n_ubatch or chosen_rows(
             self._model,
             self._types,

@@ -106,8 +106,8 @@ def raw_type(type_k: str) -> str:
 
 
 def layout_of(options: Options) -> dict[str, str]:
-    """Return the cache types and the rotation of quantized caches (meta/ops/dense_attention.py), which files
-    of caches state in addition to the model."""
+    """Return the cache types and the rotation of quantized caches (meta/ops/dense_attention.py). Saved states
+    and block files depend on these values and on the model's fingerprint."""
     types = {"type_k": options.type_k, "type_v": options.type_v}
     quantized = any(block_of(dtype)[0] > 1 for dtype in types.values())
     return types | ({"rotation": "hadamard32"} if quantized else {})

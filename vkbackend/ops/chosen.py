@@ -157,7 +157,7 @@ class ChosenOps(Target):
     ) -> None:
         """Compute attn_decode for every row of the step, over the blocks of `block` positions in `chosen` u32
         [n_rows * n_lists, n_chosen] up to the row's position. There is a list for all kv heads or one for
-        each. `tail` is as in index_top_k. Without it, the row's own block must be chosen."""
+        each. `tail` is as in index_top_k. Without `tail`, the row's own block must be chosen."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)

@@ -29,8 +29,8 @@ class RopeRows:
         return rope
 
     def of_images(self, images: BatchImages | None) -> dict[str, np.ndarray] | None:
-        """Return rows as `at`, for the positions of a step with images, or None if the positions equal the
-        cells."""
+        """Like `at`, but for the RoPE positions of a step with images. Return None if these positions equal
+        the cells."""
         if images is None or images.positions is None:
             return None
         return {name: table.rows(images.positions) for name, table in self._ropes.items()}

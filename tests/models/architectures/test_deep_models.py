@@ -35,7 +35,7 @@ FEW = ("qwen3moe",)
 
 
 def deepened(fixture: Fixture, times: int) -> Fixture:
-    """Repeat all layers after leading ones that differ. In some models every fourth layer differs."""
+    """Repeat all layers except leading layers that differ. In some models every fourth layer differs."""
     n = fixture.n_layer
     dense = fixture.keys.get("leading_dense_block_count", int(fixture.arch in FIRST_DIFFERS))
     if fixture.arch in FOURTH:

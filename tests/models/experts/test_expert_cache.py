@@ -215,7 +215,7 @@ def of_two_slots(runner: Runner) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [n if n == "qwen3vlmoe" else wide(pytest.param(n, id=n)) for n in FAMILIES])
 def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
-    """A step in two halves counts the experts of both. Every node has its own cache."""
+    """A step in two halves counts the experts of both halves. Every node has its own cache."""
     path = write(build(name), tmp_path / "model.gguf")
     options: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_type": "f32"}
     with_halves = options | {"interleave": True}

@@ -69,7 +69,7 @@ def options_of(models: Path, mmproj: Path, **given: Any) -> Options:
 
 @pytest.mark.no_vulkan
 def test_a_small_fast_card_and_a_large_slow_one(models: Path, mmproj: Path) -> None:
-    """Half of the model is on each."""
+    """Half of the model is on each card."""
     options, slow = options_of(models, mmproj, tensor_split=[1, 1]), card("slow", 1e9, ROOM)
     with GGUF.open(models / TEXT) as text:
         cost = Loading(text, options, None, [slow, slow], None).cost([slow, slow])

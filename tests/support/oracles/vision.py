@@ -10,7 +10,7 @@ from oracles.fixture import Fixture
 
 BUILDERS: dict[str, Callable[[Fixture], None]] = {}
 GRIDS: dict[str, tuple[int, int]] = {}  # (height, width) of each fixture's picture, in patches
-TEXT_WIDTH = 64  # of the embeddings of the text models in fixtures.py
+TEXT_WIDTH = 64  # width of the embeddings of the text models in fixtures.py
 
 
 def builder(
