@@ -19,7 +19,7 @@ class HostSum(Provider):
 
     name = "host-sum"
 
-    _n_regions = 4  # of a device's staging memory: shares and sums, each for two parities
+    _n_regions = 4  # regions of a device's staging memory: shares and sums, each for two parities
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         self._devices, self._slot, n = devices, slot_size(slot_nbytes), self._n_regions

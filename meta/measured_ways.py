@@ -62,7 +62,8 @@ def measure_ways(
 
 
 def best_provider(rows: Sequence[Measured]) -> str:
-    """Return the fastest exact provider of rows of one size, or the first that is not BETTER times slower."""
+    """Return the fastest exact provider of rows of one size. The first exact provider is preferred if the
+    fastest takes more than BETTER of its time."""
     rows = [row for row in rows if row.exact]
     if not rows:
         return ""

@@ -28,7 +28,7 @@ class PrefillBudget:
         self._alone: dict[int, float] = {}  # seconds of a decode-only step, by its padded number of rows
         self._age: dict[int, int] = {}
         self._rows = float(FIRST_ROWS)  # rows that take as long as a decode-only step
-        self._row_s = 0.0  # of the latest step without decoding sequences, until rows of both were measured
+        self._row_s = 0.0  # seconds per prompt row without decoding, used until a mixed step was measured
         self._is_learned = False
         self._n_steps = 0
 

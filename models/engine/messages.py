@@ -202,7 +202,7 @@ class PromptProgress:
     total: int
     cached: int
     processed: int
-    seconds: float  # Since the slot was assigned.
+    seconds: float  # Seconds since the slot was assigned.
 
 
 @dataclass(frozen=True, slots=True)

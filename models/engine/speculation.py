@@ -73,7 +73,7 @@ class Speculation:
         self._token_s = 0.0  # seconds per token that the last step would take without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
         self._invested_s: dict[Drafter, float] = {}  # spent on tokens that a drafter lacked
-        self._budget_s = 0.0  # for such tokens
+        self._budget_s = 0.0  # seconds that may be spent on such tokens
         self._followed: dict[tuple[Drafter, int], tuple[int, float]] = {}  # slot -> (number, seconds)
         self._paused: dict[Drafter, int] = {}  # the step of the next decision
         self.n_drafts = self.n_drafted = self.n_accepted = 0

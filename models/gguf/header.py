@@ -65,7 +65,7 @@ class TensorInfo:
     type: str
     nbytes: int
     file: int  # Index into GGUF.paths.
-    offset: int  # In bytes, within this file.
+    offset: int  # Byte offset in this file.
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def _shapes(weight: Weight) -> object:
 
 
 def _distances(views: Sequence[View]) -> list[int | None]:
-    """Return each view's distance to the first view of its shape and format, or None between buffers."""
+    """Return each view's distance to the first view of its shape and format, or None if both are in different
+    buffers."""
     firsts: dict[object, View] = {}
     distances = []
     for view in views:

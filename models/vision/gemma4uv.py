@@ -15,7 +15,7 @@ from vkbackend.models.vision import gemma4
 from vkbackend.models.vision.encoder import PATCHES, POSITIONS
 from vkbackend.models.vision.picture import Tile
 
-EPS = 1e-5  # of the layer norms
+EPS = 1e-5  # epsilon of the layer norms
 
 
 class Model(gemma4.Model):

@@ -21,7 +21,7 @@ from vkbackend.models.vision.patches import patch_order
 from vkbackend.models.vision.qwen_vl import QwenVL
 
 MERGER = "mm.patch_merger.weight"
-NORM_EPS = 1e-5  # of the projector's norm
+NORM_EPS = 1e-5  # epsilon of the projector's norm
 
 
 class Model(QwenVL):

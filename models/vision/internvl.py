@@ -10,7 +10,7 @@ from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.vision.class_token import WithClassToken
 
-NORM_EPS = 1e-5  # of the projector's norm
+NORM_EPS = 1e-5  # epsilon of the projector's norm
 
 
 class Model(WithClassToken):

@@ -16,7 +16,7 @@ from vkbackend.models.vision.patches import axial_rope, patch_order, patch_posit
 from vkbackend.models.vision.picture import Tile
 
 ROPE_BASE = 10_000.0
-NORM_EPS = 1e-5  # of the projector's norm
+NORM_EPS = 1e-5  # epsilon of the projector's norm
 
 
 class Model(Encoder):

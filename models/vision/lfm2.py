@@ -15,7 +15,7 @@ from vkbackend.models.vision.encoder import Encoder
 from vkbackend.models.vision.interpolation import resized
 from vkbackend.models.vision.patches import patch_order
 
-NORM_EPS = 1e-5  # of the projector's norm
+NORM_EPS = 1e-5  # epsilon of the projector's norm
 TILE = 512  # pixels of a tile's side
 
 

@@ -37,7 +37,7 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.state: int | None = None
         self.ends_prompt = False
-        self.digest = b""  # of the keys from the root on, if it is known
+        self.digest = b""  # digest of the keys from the root on, or empty if unknown
 
 
 class PrefixTree:
