@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from functools import lru_cache
 from typing import Any
@@ -15,18 +14,11 @@ from vkbackend.models.gguf.reader import GGUF
 VOCABULARIES = {"none": 0, "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
-def facts_of(path: str) -> dict[str, Any]:
+@lru_cache(maxsize=16)
+def facts_of(path: str, loaded_at: float) -> dict[str, Any]:
     """Return `vocab_type`, `n_ctx_train`, `n_embd`, `n_params`, `size` in bytes, and `ftype`, the type of
-    most weights. Facts that the file lacks are missing. A file that is replaced is read again."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return {}
-    return _facts_of(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=4)
-def _facts_of(path: str, mtime_ns: int, nbytes: int) -> dict[str, Any]:
+    most weights. Facts that the file lacks are missing. The file is read once per load, because it may be
+    replaced between loads, and its file system may hang later."""
     try:
         with GGUF.open(path) as gguf:
             tensors = gguf.tensors.values()

@@ -40,7 +40,7 @@ async def health(service: Service, request: Request) -> Response:
 async def models(service: Service, request: Request) -> Response:
     """Answer with OpenAI's list, and with Ollama's `models` as llama-server does."""
     llm = service.ready()
-    facts = await asyncio.to_thread(facts_of, service.config.model_path)
+    facts = await asyncio.to_thread(facts_of, service.config.model_path, service.model.n_restarts)
     meta = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx} | facts
     name = service.config.alias
     details = {
@@ -99,7 +99,7 @@ async def props(service: Service, request: Request) -> Response:
     """Answer without waiting for the engine, because the page needs the properties first."""
     llm, config = service.ready(), service.config
     settings = settings_of(config.defaults, config.max_tokens)
-    facts = await asyncio.to_thread(facts_of, config.model_path)
+    facts = await asyncio.to_thread(facts_of, config.model_path, service.model.n_restarts)
     for_tools = llm.chat_templates.get("tool_use")
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id

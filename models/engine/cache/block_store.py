@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 
+from vkbackend import env
 from vkbackend.models.engine.cache.block_files import BlockFiles
 
 
@@ -17,9 +18,24 @@ class BlockStore:
         self._most, self.files = ram_nbytes, files
         self._ram: OrderedDict[str, tuple[bytes, int]] = OrderedDict()  # name -> (bytes, time of last use)
         self.ram_nbytes = 0
+        self._hanging: Future[bytes | None] | None = None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._ram or (self.files is not None and name in self.files)
+        return name in self._ram or (self._readable is not None and name in self._readable)
+
+    @property
+    def _readable(self) -> BlockFiles | None:
+        """Return the files, unless the file system hangs."""
+        if self._hanging is not None and self._hanging.done():
+            self._hanging = None
+        return self.files if self._hanging is None else None
+
+    def wait_for(self, read: Future[bytes | None]) -> None:
+        """Read no files until `read` ends, which takes so long that the file system counts as hanging.
+        Otherwise each request would wait for it, and all others with it."""
+        if self.files is not None and self._hanging is None:
+            self._hanging = read
+            env.log(0, f"{str(self.files.folder)!r}: reading hangs; its blocks are computed until it ends")
 
     def put(self, name: str, data: bytes, used_ns: int) -> None:
         if self.files is not None:
@@ -43,8 +59,8 @@ class BlockStore:
             ready: Future[bytes | None] = Future()
             ready.set_result(data)
             return ready
-        if self.files is not None:
-            return self.files.begin_read(name, nbytes, used_ns)
+        if (files := self._readable) is not None:
+            return files.begin_read(name, nbytes, used_ns)
         ready = Future()
         ready.set_result(None)
         return ready

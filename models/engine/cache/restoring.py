@@ -161,6 +161,7 @@ class Restoring:
             try:
                 data = future.result(READ_S)
             except FutureTimeout:
+                self._store.wait_for(future)
                 data = None
             if data is None:
                 return None

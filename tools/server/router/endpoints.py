@@ -53,7 +53,7 @@ async def _shown(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
     }  # fmt: skip
     if tenant.admits and tenant.model is not None:
         llm = tenant.model.llm
-        facts = await asyncio.to_thread(facts_of, entry.options.path)
+        facts = await asyncio.to_thread(facts_of, entry.options.path, tenant.loaded_at)
         shown["meta"] = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx} | facts
         shown["devices"] = llm.device_names
     if tenant.place is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scheduling import GREEDY, KINDS, check_sound, events_of, finish, make, prom
 
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.engine.cache import restoring
+from vkbackend.models.engine.cache.block_files import BlockFiles
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, Event, Generate
 from vkbackend.ops import CELL_BLOCK
@@ -55,6 +57,34 @@ def test_a_prefix_is_found_after_a_restart(kind: str, tmp_path: Path) -> None:
         computed = asked(engine, i, tokens)
         assert computed == 400 if i == 0 else computed <= CELL_BLOCK
         engine.close()
+
+
+def test_a_file_system_that_hangs_delays_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later requests compute their prompts without waiting, until the file system answers again."""
+    monkeypatch.setattr(restoring, "READ_S", 0.05)
+    back, n_reads, read = threading.Event(), list[str](), BlockFiles._read
+
+    def hangs(files: BlockFiles, name: str, *sizes: int) -> bytes | None:
+        n_reads.append(name)
+        assert back.wait(30)
+        return read(files, name, *sizes)
+
+    engine, _ = make(n_slots=1, n_ctx=512, n_ubatch=64, blocks=16, cache_disk=str(tmp_path / "kv"))
+    first, others = prompt(400, 1), [prompt(450, 2 + i) for i in range(2)]
+    for i, tokens in enumerate((first, *others)):
+        asked(engine, i, tokens)
+    assert engine._tier is not None and engine._tier._store.files is not None
+    assert engine._tier._store.files.flush(60)
+    monkeypatch.setattr(BlockFiles, "_read", hangs)
+    assert asked(engine, 3, first) == 400 and len(n_reads) <= 2
+    for i, tokens in enumerate((*others, first), 4):
+        assert asked(engine, i, tokens) == len(tokens)
+    assert len(n_reads) <= 2, "one per thread"
+    back.set()
+    assert engine._tier._store._hanging is not None
+    engine._tier._store._hanging.result(30)
+    assert asked(engine, 8, others[0]) <= CELL_BLOCK
+    engine.close()
 
 
 def test_devices_are_read_rarely() -> None:
