@@ -13,13 +13,15 @@ from collections.abc import Sequence
 
 from vkbackend.meta.step_kind import bucket
 
-GROWTH = 1.15  # After a fast step, multiply the prompt rows by this.
+# A step multiplies or divides the prompt rows by at most this. It may be slow for another reason.
+GROWTH = 1.25
 WEIGHT = 0.25
 REFRESH = 64  # A step without prompt rows is measured again after this many steps.
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
 PADDED = 16  # Steps with PADDED or more prompt rows have no padding.
-PAUSE_S = 0.1  # If the remaining rows of all prompts take at most this time, prompts are not cut.
+PAUSE_S = 0.2  # If the remaining rows of all prompts take at most this time, prompts are not cut.
+MAX_ROWS = 1e4
 MAX_SHARE = 8  # At most, prompts take this many times the time of a decode-only step.
 
 
@@ -28,7 +30,7 @@ class PrefillBudget:
         self._alone: dict[int, float] = {}  # seconds of a decode-only step, by its padded number of rows
         self._age: dict[int, int] = {}
         self._rows = float(FIRST_ROWS)  # rows that take as long as a decode-only step
-        self._row_s = 0.0  # seconds per prompt row without decoding, used until a mixed step was measured
+        self._prompt = 0, 0.0  # rows and seconds of the latest step without decoding sequences
         self._is_learned = False
         self._n_steps = 0
 
@@ -58,7 +60,7 @@ class PrefillBudget:
         """Adjust the limit to the time of a step that was already recorded."""
         self._n_steps += 1
         if not n_decode:
-            self._row_s = seconds / max(1, n_prompt)
+            self._prompt = n_prompt, seconds
             return
         kind = bucket(n_decode)
         if not n_prompt:
@@ -66,19 +68,24 @@ class PrefillBudget:
             if known is None or self._n_steps % EVERY == 0:
                 self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
                 self._age[kind] = 0
-            if not self._is_learned and self._row_s:
-                self._rows = max(FIRST_ROWS, min(seconds / self._row_s, 1e4))
+            if not self._is_learned and self._prompt[0]:
+                self._rows = max(FIRST_ROWS, self._rows_of(seconds, self._prompt[0], self._prompt[1]))
             return
         if (measured := self._measured(n_decode)) is None:
             return
         self._is_learned = True
         known, share = self._alone[measured], max(1, n_prompt / self._rows)
+        rows = self._rows_of(known, n_prompt, seconds)
         if seconds > (1 + share) * known:
-            # The step may be slow for another reason, so at most halve the number.
-            self._rows = max(1.0, self._rows * max(0.5, (1 + share) * known / seconds))
+            self._rows = max(1.0, rows, self._rows / GROWTH)
         # A step with fewer prompt rows had only short prompts, so the limit does not grow.
         elif n_prompt >= int(self._rows) // 2:
-            self._rows = min(self._rows * GROWTH, 1e4)
+            self._rows = max(self._rows, min(rows, self._rows * GROWTH))
+
+    def _rows_of(self, known: float, n_prompt: int, seconds: float) -> float:
+        """Return how many rows add `known` seconds to a step, if `n_prompt` rows made it take `seconds`
+        instead of `known`."""
+        return min(known * n_prompt / max(seconds - known, seconds / 16), MAX_ROWS)
 
 
 def _below(n: int) -> int:

@@ -143,18 +143,21 @@ def test_prompts_may_double_the_time_of_a_step() -> None:
 
 def test_many_prompts_get_the_share_of_many_sequences() -> None:
     budget = PrefillBudget()
-    budget.took(0, 100, 0.010)  # 100 rows of a prompt take as long as the decode-only step
+    budget.took(0, 100, 0.020)  # 100 rows of a prompt double the time of the decode-only step
     budget.took(2, 0, 0.010)
     assert budget.rows(2, 508, [4000]) == budget.rows(2, 508, 2 * [4000]) == 94, "100 rows, without padding"
     assert budget.rows(2, 508, 8 * [4000]) == 382, "four prompts per decoding sequence"
     assert budget.rows(2, 5000, 100 * [4000]) == 766, "at most MAX_SHARE"
     assert budget.rows(40, 508, 20 * [4000]) == 88, "a step of 40 takes at least as long as a step of 2"
-    assert budget.rows(2, 5000, 10 * [100]) == 1000, "PAUSE_S suffices for all"
-    assert budget.rows(2, 508, 10 * [100]) == 508 and budget.rows(2, 5000, 11 * [100]) < 600
+    assert budget.rows(2, 5000, 20 * [100]) == 2000, "PAUSE_S suffices for all"
+    assert budget.rows(2, 508, 20 * [100]) == 508 and budget.rows(2, 5000, 21 * [100]) < 800
     for _ in range(3):
         budget.took(2, 382, 0.030)
     assert budget.rows(2, 5000, 8 * [4000]) > 382, "the rows took less than four times as long"
-    for _ in range(3):
+    grown = budget.rows(2, 5000, 8 * [4000])
+    budget.took(2, 382, 10.0)
+    assert budget.rows(2, 5000, 8 * [4000]) > grown // 2, "a step that is slow once changes little"
+    for _ in range(12):
         budget.took(2, 382, 0.100)
     assert budget.rows(2, 5000, 8 * [4000]) < 200
 
