@@ -43,7 +43,8 @@ class DeltaNet:
     """The sizes of a delta net, split between key heads with their value heads and state.
 
     The output projection has `columns` columns per key head and `block` elements per quant block. If
-    `shifts`, the layer mixes each row with the row before it, which every device with a share keeps.
+    `shifts`, the layer mixes each row with the row before it. Every device with a share keeps the last row
+    for this.
     """
 
     n_k_heads: int

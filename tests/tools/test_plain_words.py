@@ -42,7 +42,8 @@ def test_two_cards_that_are_faster() -> None:
 
 
 def test_two_cards_that_are_slower() -> None:
-    """Two take 13 ms, of which exchanges take 6.4 ms: 6.6 ms without them leave 3.4 ms, 53 us each."""
+    """Two cards take 13 ms, of which 64 exchanges take 6.4 ms. Without exchanges they take 6.6 ms, so 64
+    exchanges may take 3.4 ms, or 53 us each."""
     rows = [rate(ONE, 100), rate(TWO, 50), rate(BOTH, 1000 / 13, exchanges=64, **{"exchange ms": 6.4})]
     last = sentences({"rates": rows})[-1]
     assert f"0.77 times as fast as {ONE} alone" in last and f"Use {ONE} alone" in last

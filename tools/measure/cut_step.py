@@ -1,4 +1,5 @@
-"""What it costs one device to compute a token in as many segments as a group of devices would."""
+"""Measures the time that one device loses if it computes a token in as many segments as a group of
+devices."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from vkbackend.runtime import SIGNALS
 from vkbackend.tools.report.part import Row
 
 Parts = Mapping[str, Sequence[Row]]  # the rows of each part, with the names of their devices as "device"
-SPLIT_S = 0.05  # Less than this part of a rate is lost or gained by noise.
+SPLIT_S = 0.05  # A rate that differs by less than this share may differ by noise.
 
 
 def sentences(parts: Parts) -> list[str]:
@@ -44,7 +44,8 @@ def _layers(row: Row) -> str:
 
 
 def _together(rates: Sequence[Row]) -> Iterator[str]:
-    """Compare all devices with the fastest one, for each model of which both ran equally many layers."""
+    """Compare all devices with the fastest device, for each model of which both ran the same number of
+    layers."""
     for model in _models(rates):
         of_model = [row for row in rates if row["model"] == model]
         groups = [row for row in of_model if "+" in row["device"]]

@@ -83,8 +83,8 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts save time, an old time is assumed to be short. If drafts save no time, a try measures the
-    step again if a short step would save time."""
+    """While drafts save time, an old time is assumed to be short. Otherwise, a try measures an old step
+    again, but only if drafts would save time with a short step."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41
