@@ -10,7 +10,7 @@ from vkbackend.models.architectures.memory_specs import kv_of
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import raw_type
 
-TYPES = "f16", "q8_0", "q4_0"  # the most precise first
+TYPES = "f16", "q8_0", "q5_1", "q5_0", "q4_0"  # the most precise first
 
 
 def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list[tuple[str, str]]:

@@ -30,11 +30,13 @@ def of(gib: tuple[float, ...], **given: Any) -> Options:
 
 
 def test_the_types_follow_the_memory() -> None:
-    whole, large, small, tiny = (of((gib,)) for gib in (4, 2.6, 2.1, 1.86))
+    whole, large, small = (of((gib,)) for gib in (4, 2.6, 2.1))
     assert (whole.n_ctx, whole.type_k, whole.type_v) == (N_CTX, "f16", "f16")
     assert COMFORTABLE <= large.n_ctx < N_CTX and large.type_k == "f16"
     assert small.type_k == small.type_v == "q8_0" and 4096 <= small.n_ctx < N_CTX
-    assert tiny.type_k == "q4_0" and 4096 <= tiny.n_ctx < small.n_ctx
+    for gib, name in (1.86, "q5_1"), (1.852, "q5_0"), (1.85, "q4_0"):
+        tiny = of((gib,))
+        assert tiny.type_k == tiny.type_v == name and 4096 <= tiny.n_ctx < small.n_ctx
     assert not whole.fit and whole.n_gpu_layers is None
 
 
