@@ -85,7 +85,8 @@ def test_wrong_predictions() -> None:
 
 
 def line(exchange_us: float, split: bool = True) -> str:
-    """Return the last line about two devices that read 8 MB at 1 GB/s, if `split` 4 MB each."""
+    """Return the last line of a plan for two devices that each read 8 MB at 1 GB/s, or half of this if
+    `split`."""
 
     def cost(shares: tuple[float, ...]) -> Cost:
         read = tuple(round(8e6 * share / sum(shares)) if split else 8_000_000 for share in shares)

@@ -23,7 +23,8 @@ SECRET = "hf_secretsecretsecret"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """`cut` ends the next answer after this many bytes. With a `gate`, files wait in the middle."""
+    """`cut` ends the next answer after this many bytes. If `gate` is set, a download stops in the middle of a
+    file until the gate opens."""
 
     asked: list[str] = []  # noqa: RUF012
     cut = 0

@@ -117,7 +117,8 @@ def test_the_first_time_of_a_size_counts_unless_it_is_longer_than_steps_of_one_r
 
 
 def test_a_time_measured_under_load_is_corrected() -> None:
-    """If all steps draft, no step of one row is measured, but it takes no longer than a larger step."""
+    """If all steps draft, no step of one row is measured. Its time is then bounded by the time of a larger
+    step."""
     prices = priced({1: 10.0, 2: 11.0})
     for _ in range(5):
         prices.learn(2, 1.5)
