@@ -31,7 +31,7 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
             raise error(f"{path}: is not a regular file and cannot be replaced by one; give another name")
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield part
-        with open(part, "rb") as file:
+        with open(part, "r+b") as file:  # Windows flushes only files that are open for writing.
             os.fsync(file.fileno())
         files.replace(part, target)
     except OSError as cause:

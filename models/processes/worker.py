@@ -15,7 +15,7 @@ from vkbackend.system.own_limits import restrict
 
 READ_S = 60  # CPU seconds to send a reply and read the next request.
 STDIN, STDOUT = 0, 1
-PIECE = 1 << 16  # bytes
+PIECE = 1 << 20  # bytes
 
 
 class Refused(Exception):

@@ -101,7 +101,10 @@ class ThreadedPipes:
 if sys.platform == "win32":
     Pipes = ThreadedPipes
 else:
+    import fcntl
     import select
+
+    LARGE_PIPE = 1 << 20  # bytes; with 64 KiB, a reply of 1 MB takes a sixth more CPU time
 
     class Pipes:
         """Pipes that the calling thread polls."""
@@ -111,6 +114,9 @@ else:
             self._stdin, self._stdout = process.stdin, process.stdout
             for pipe in (self._stdin, self._stdout):
                 os.set_blocking(pipe.fileno(), False)
+                if sys.platform == "linux":
+                    with suppress(OSError):  # The memory of a user's pipes is limited.
+                        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, LARGE_PIPE)
             self._readable, self._writable = select.poll(), select.poll()
             self._readable.register(self._stdout, select.POLLIN)
             self._writable.register(self._stdin, select.POLLOUT)

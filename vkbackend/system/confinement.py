@@ -30,32 +30,65 @@ if sys.platform == "win32":
     from vkbackend.system.job import Job
 
     class _Memory(ctypes.Structure):
-        """PROCESS_MEMORY_COUNTERS_EX"""
+        """PROCESS_MEMORY_COUNTERS"""
 
         _fields_ = [
             ("size", wintypes.DWORD),
             ("faults", wintypes.DWORD),
-            ("sizes", ctypes.c_size_t * 8),
-            ("private", ctypes.c_size_t),
+            ("others", ctypes.c_size_t * 6),
+            ("committed", ctypes.c_size_t),
+            ("most_committed", ctypes.c_size_t),
+        ]
+
+    class _Thread(ctypes.Structure):
+        """THREADENTRY32"""
+
+        _fields_ = [
+            ("size", wintypes.DWORD),
+            ("usage", wintypes.DWORD),
+            ("thread", wintypes.DWORD),
+            ("process", wintypes.DWORD),
+            ("others", wintypes.DWORD * 3),
         ]
 
     OVER_CPU = 1816  # ERROR_NOT_ENOUGH_QUOTA
+    _ALL_THREADS, _QUERY = 4, 0x40  # TH32CS_SNAPTHREAD, THREAD_QUERY_INFORMATION
     _kernel = ctypes.WinDLL("kernel32")
-    _kernel.GetProcessTimes.argtypes = wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4
     _kernel.K32GetProcessMemoryInfo.argtypes = wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD
+    _kernel.CreateToolhelp32Snapshot.restype = _kernel.OpenThread.restype = wintypes.HANDLE
+    _kernel.Thread32First.argtypes = _kernel.Thread32Next.argtypes = wintypes.HANDLE, ctypes.c_void_p
+    _kernel.GetThreadTimes.argtypes = wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4
+    _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 
     def use_of(process: subprocess.Popen[Any]) -> Use | None:
-        """Return None if the process has ended."""
-        handle = int(process._handle)  # type: ignore[attr-defined]
-        times = [wintypes.FILETIME() for _ in range(4)]
+        """Return None if the process has ended. Threads that have ended do not count."""
         memory = _Memory(size=ctypes.sizeof(_Memory))
-        if not (
-            _kernel.GetProcessTimes(handle, *map(ctypes.byref, times))
-            and _kernel.K32GetProcessMemoryInfo(handle, ctypes.byref(memory), memory.size)
-        ):
+        handle = int(process._handle)  # type: ignore[attr-defined]
+        if not _kernel.K32GetProcessMemoryInfo(handle, ctypes.byref(memory), memory.size):
             return None
-        kernel, user = ((time.dwHighDateTime << 32 | time.dwLowDateTime) * 1e-7 for time in times[2:])
-        return Use(kernel + user, memory.private)
+        # GetProcessTimes of Wine 10 returns the caller's times for other processes.
+        return Use(sum(map(_thread_s, _threads_of(process.pid))), memory.committed)
+
+    def _threads_of(pid: int) -> list[int]:
+        threads: list[int] = []
+        snapshot = _kernel.CreateToolhelp32Snapshot(_ALL_THREADS, 0)
+        entry = _Thread(size=ctypes.sizeof(_Thread))
+        more = _kernel.Thread32First(snapshot, ctypes.byref(entry))
+        while more:
+            if entry.process == pid:
+                threads.append(entry.thread)
+            more = _kernel.Thread32Next(snapshot, ctypes.byref(entry))
+        _kernel.CloseHandle(snapshot)
+        return threads
+
+    def _thread_s(thread: int) -> float:
+        """Return a thread's seconds of CPU time, 0 if it has ended."""
+        if not (handle := _kernel.OpenThread(_QUERY, False, thread)):
+            return 0.0
+        times = [wintypes.FILETIME() for _ in range(4)]
+        _kernel.GetThreadTimes(handle, *map(ctypes.byref, times))
+        _kernel.CloseHandle(handle)
+        return sum((time.dwHighDateTime << 32 | time.dwLowDateTime) * 1e-7 for time in times[2:])
 
 else:
     import os

@@ -10,7 +10,7 @@ from pathlib import Path
 StrPath = str | os.PathLike[str]
 
 if sys.platform == "win32":
-    RETRIES_S = 0.005, 0.02, 0.08, 0.3
+    REPLACE_S, RETRY_S = 1.0, 0.005
 
     def read_at(descriptor: int, n_bytes: int, position: int) -> bytes:
         """Read as os.pread does, and move the file's position. Only one thread may use the descriptor."""
@@ -18,13 +18,15 @@ if sys.platform == "win32":
         return os.read(descriptor, n_bytes)
 
     def replace(source: StrPath, target: StrPath) -> None:
-        """Replace a file. Windows refuses while another process has the target open, so try for 0.4 s."""
-        for wait_s in RETRIES_S:
+        """Replace a file. Windows refuses while another program has the target open, so try for a second."""
+        deadline = time.monotonic() + REPLACE_S
+        while True:
             try:
                 return os.replace(source, target)
             except PermissionError:
-                time.sleep(wait_s)
-        os.replace(source, target)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
 
     def user_cache() -> Path | None:
         """Return the folder for caches, to which only this user, administrators and the system may write."""
