@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers
+usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers | --windows
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
                newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
@@ -21,6 +21,8 @@ usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers 
   --compilers  nothing of that: unpack the compilers of AMD, Intel and NVIDIA (RADV, ANV, NVK) into .drivers/, which
                then compile for GPUs that are not there, and a lavapipe with matrix units (two minutes of CPU,
                300 MB of downloads, apt packages)
+  --windows    nothing of that: unpack Wine, and Windows Python with the package's dependencies, into .windows/ (180 MB
+               of downloads, 2 GB of disk; needs the .venv of --test)
 TEXT
 }
 
@@ -39,7 +41,7 @@ for arg in "$@"; do
             ;;
         --test) level=test ;;
         --kompute) kompute=yes ;;
-        --drivers | --compilers) alone=$arg ;;
+        --drivers | --compilers | --windows) alone=$arg ;;
         -h | --help) usage && exit 0 ;;
         *) echo "setup: unknown option $arg" >&2 && usage >&2 && exit 2 ;;
     esac
@@ -262,7 +264,11 @@ fi
 if [ -n "$alone" ]; then
     . "$root/tools/drivers.sh"
     . "$root/tools/compilers.sh"
-    if [ "$alone" = --drivers ]; then unpack_drivers lavapipe swiftshader radv; else unpack_compilers; fi
+    case $alone in
+        --drivers) unpack_drivers lavapipe swiftshader radv ;;
+        --compilers) unpack_compilers ;;
+        --windows) . "$root/tools/windows.sh" && unpack_drivers lavapipe 3>/dev/null && unpack_windows ;;
+    esac
     exit 0
 fi
 system_packages

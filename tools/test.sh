@@ -2,6 +2,7 @@
 # Set up the checkout, unpack the test drivers, then run ruff, mypy and pytest.
 # Arguments go to pytest: bash tools/test.sh tests/vkbackend/ops -k rope
 # `bash tools/test.sh --all` adds the wide sweeps.
+# `bash tools/test.sh --windows` runs tests on Windows Python under Wine instead; more arguments go to pytest.
 # Without arguments, and with --all, tests also run with the kompute runtime.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,6 +15,15 @@ export PYTHONWARNDEFAULTENCODING=1
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
+
+if [ "${1:-}" = --windows ]; then
+    shift
+    bash tools/setup.sh --windows
+    "$bin/python" -m vkbackend.tools.build_shaders
+    . tools/windows.sh
+    windows_tests "$@"
+    exit
+fi
 
 
 # mypy ignores an editable install's import hook, so it reads a tree of links that looks installed.

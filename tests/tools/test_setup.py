@@ -152,7 +152,8 @@ def test_the_install_has_types_for_every_package() -> None:
 def test_mypy_checks_a_script_that_imports_the_package(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        'from vkbackend import LLM\nreveal_type(LLM("model.gguf").generate("Once").text)\nLLM(3)\n'
+        'from vkbackend import LLM\nreveal_type(LLM("model.gguf").generate("Once").text)\nLLM(3)\n',
+        encoding="utf-8",
     )
     python = str(ROOT / ".venv" / "bin" / "python")
     if run(python, "-c", "import mypy").returncode:

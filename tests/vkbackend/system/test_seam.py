@@ -16,7 +16,7 @@ NAMED = {"tools/report/machine.py"}  # prints the name of the system
 
 def test_only_the_seam_asks_for_the_system() -> None:
     asks = {
-        str(path.relative_to(ROOT))
+        path.relative_to(ROOT).as_posix()
         for layer in ("vkbackend", "meta", "models", "tools")
         for path in (ROOT / layer).rglob("*.py")
         if path.parent.name != "system" and ASKS.search(path.read_text(encoding="utf-8"))
