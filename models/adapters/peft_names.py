@@ -17,6 +17,7 @@ PAIRED_ROWS = (
 )  # fmt: skip
 # Modules whose rows or columns llama.cpp's converter reorders in other ways.
 REORDERED = {
+    "bloom": r"\.query_key_value",
     "falcon": r"\.query_key_value",
     "gptneox": r"\.query_key_value",
     "hy_v4": r"\.self_attn\.(q_b_proj|kv_a_proj|indexer)",

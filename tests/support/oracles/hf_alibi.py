@@ -85,7 +85,8 @@ def llama(m: Fixture) -> tuple[Any, State]:
     m.keys.setdefault("attention.key_length", head_dim)
     m.keys.setdefault("rope.freq_base", 10_000.0)
     state = renamed(m)
-    if m.name == "baichuan":
+    if m.arch == "baichuan":  # Files without RoPE have pairs, too.
         halves_from_pairs(m, state)
+    if m.name == "baichuan":
         return transformers.LlamaConfig(**common(m)), state
     return AlibiConfig(**common(m, rope_parameters=rope(m))), {n: np.asarray(v) for n, v in state.items()}
