@@ -24,12 +24,15 @@ from vkbackend.tools.measure.predicted import TokenTime
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 from vkbackend.tools.measure.timing import Timer, copy_rate, weight_nbytes_per_step
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
+from vkbackend.vulkan.instance import devices as listed
 
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
 ROOM = N_PROMPT + MOST_TOKENS + 64  # Cache cells beyond the depth.
 BOX_S = 2.0  # The timed tokens of a case should take this long.
+MAX_LAYERS = 1 << 16
+SOFTWARE_LAYERS = 2  # A software device takes seconds per token of a whole model.
 SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is timed.
 
 
@@ -116,8 +119,8 @@ class Rates(Part):
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
     """Return the runner, the deepest context that fits, and why no deeper one fits. Raises LeftOut if one
     layer does not fit."""
-    why = ""
-    for n_layer in halved(spec):
+    why, most = "", SOFTWARE_LAYERS if has_software(devices) else MAX_LAYERS
+    for n_layer in (n for n in halved(spec) if n <= most):
         for depth in reversed(DEPTHS):
             options = Options.of(spec, devices=devices, n_ctx=depth + ROOM, n_ubatch=N_PROMPT)
             try:
@@ -125,6 +128,10 @@ def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
             except OutOfDeviceMemory as error:
                 why = str(error)
     raise LeftOut(why)
+
+
+def has_software(devices: Group) -> bool:
+    return any(info.is_cpu for info in listed() if str(info.index) in devices)
 
 
 def halved(spec: str) -> Iterator[int]:
