@@ -98,6 +98,7 @@ class Mesh:
             self.relay.stream = stream
         if sizes.slot:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
+            self._order_copies(provider)
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
@@ -106,6 +107,15 @@ class Mesh:
         self._steps = RecordedSteps(builder, arenas, self.reuse, repeated)
         vocabularies = shape.vocab, shape.draft_vocab or shape.vocab
         self.outputs = Outputs(self.devices, self._inputs, vocabularies, sizes.logits, self.nodes, n_places)
+
+    def _order_copies(self, provider: Provider) -> None:
+        """If copies follow segments, segments wait for semaphores, which order the queues. If copies have no
+        queue of their own, no segment is submitted ahead of them."""
+        for device in self.devices if provider.copies else ():
+            device.queue.signal = device.queue.signal.replace("flag+event", "flag").replace(
+                "event", "semaphore"
+            )
+            device.queue.ahead = device.queue.ahead and device.copies_apart
 
     def recorded_step(self, kind: StepKind, may_pad: bool = False) -> Step:
         return self.steps.of(kind, may_pad)
@@ -206,6 +216,8 @@ class Mesh:
             self.nodes.close()
             if isinstance(self.provider, OverNodes):
                 self.provider.close_transfers()
+        if self.provider:
+            self.provider.release()
         for device in self.devices:
             device.close()
         if abandoned:

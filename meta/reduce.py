@@ -90,6 +90,7 @@ class ReduceSlots:
 class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # Bytes of shared host memory.
+    copies: bool = False  # Whether copies follow segments, which then wait for semaphores.
     network_s: float = 0.0  # Total seconds of exchanges between nodes.
 
     @abstractmethod
@@ -120,6 +121,9 @@ class Provider(ABC):
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
         """Do the host's work between a reduce's last write and its first read."""
+
+    def release(self) -> None:  # noqa: B027 - most providers record nothing
+        """Release what was recorded, before the devices close."""
 
     @abstractmethod
     def close(self) -> None:

@@ -77,8 +77,8 @@ class Relay:
     def _release(self, step: Step, s: int) -> None:
         """Let all devices run segments up to `s`."""
         for d, device in enumerate(self._devices):
-            self._submit(step, d, s)
             device.queue.allow(self._bases[d] + s)
+            self._submit(step, d, s)
 
     def _submit_ahead(self, step: Step, n: int, s: int) -> None:
         """Submit segments after `s`, up to `n`, while the devices run the segments up to `s`."""
@@ -95,6 +95,7 @@ class Relay:
     def _join(self, s: int) -> None:
         for d, device in enumerate(self._devices):
             queue, number = device.queue, self._bases[d] + s
+            queue.joined = number
             if queue.arrived(number):
                 continue
             began = time.monotonic()

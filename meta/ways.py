@@ -16,6 +16,7 @@ import numpy as np
 from vkbackend import env
 from vkbackend.buffer import View, aligned
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.meta.copied_slots import CopiedSlots
 from vkbackend.meta.host_sum import HostSum, VisibleSum
 from vkbackend.meta.imported_pages import ImportedPages, page_of
 from vkbackend.meta.known_ways import chosen_ways
@@ -64,6 +65,17 @@ def _pages_nbytes(
     return [(nbytes, aligned(nbytes, page_of(devices)))] + [(0, 0)] * (len(devices) - 1)
 
 
+def _no_copies(devices: Sequence[Device], slot_nbytes: int) -> str:
+    return _no_pages(devices, slot_nbytes) if all(d.records_copies for d in devices) else "recorded copies"
+
+
+def _copied_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+    """Each device also has the slots in its own memory."""
+    pages = _pages_nbytes(devices, slot_nbytes)
+    n, padded = pages[0]
+    return [(of[0] + n, of[1] + aligned(padded)) for of in pages]
+
+
 def _own_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
     return [(4 * slot_size(slot_nbytes),) * 2] * len(devices)
 
@@ -86,6 +98,7 @@ WAYS = (
     Way("pieces", partial(ImportedPages, cut=True), _nodes_or(_no_pages), _pages_nbytes),
     HOST_SUM,
     Way("visible", VisibleSum, _nodes_or(_no_visible), _own_nbytes),
+    Way("copies", CopiedSlots, _nodes_or(_no_copies), _copied_nbytes),
 )
 BY_NAME = {way.name: way for way in WAYS}
 PROVIDERS = tuple(BY_NAME)
@@ -155,6 +168,7 @@ class BySize(Provider):
     def __init__(self, providers: Sequence[tuple[int, Provider]]) -> None:
         self._providers = providers
         self.name = ", ".join(f"{provider.name} up to {most} bytes" for most, provider in providers)
+        self.copies = any(provider.copies for _, provider in providers)
         self.pages_nbytes = sum(provider.pages_nbytes for _, provider in providers)
 
     def of(self, reduce: Reduce) -> Provider:
@@ -180,6 +194,10 @@ class BySize(Provider):
 
     def exchange(self, reduce: Reduce) -> None:
         self.of(reduce).exchange(reduce)
+
+    def release(self) -> None:
+        for _, provider in self._providers:
+            provider.release()
 
     def close(self) -> None:
         for _, provider in self._providers:

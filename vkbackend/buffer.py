@@ -34,6 +34,7 @@ class Home(Enum):
     STREAM = "stream"  # Like HOST, but for weights that the host writes while a step runs (meta/streams.py).
     STAGING = "staging"  # Host-visible memory that the host reads and writes, HOST_CACHED if available.
     PAGES = "pages"  # Pinned host pages that the device imports.
+    SLOTS = "slots"  # Device local. Shares of sums that copies move.
     VISIBLE = "visible"  # Device local and mapped, for data that the host writes and the device reads.
     MAPPED = "mapped"  # Pages of a model file that a CPU device imports read-only.
 

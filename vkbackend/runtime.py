@@ -47,6 +47,7 @@ class Queue(ABC):
 
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
     submitted: int = 0  # Number of the last submitted segment.
+    joined: int = 0  # Number of the last segment whose end the host has seen in a step.
     signals: tuple[str, ...] = SIGNALS[:1]  # The SIGNALS that the queue supports.
     signal: str = SIGNALS[0]  # Used by executables that are built later.
 
@@ -70,6 +71,27 @@ class Queue(ABC):
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
         """Wait for segment `number`. Returns False after `timeout_s` seconds."""
+
+
+class RecordedCopies(ABC):
+    """Copies that are recorded once and run between segments."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the copies after the last segment whose end the host has seen (`Queue.joined`)."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait for started copies. Raises DeviceLost, Timeout."""
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Run the copies before the segments that the host allows next. These segments may be submitted ahead
+        only if copies have a queue of their own (`Device.copies_apart`)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """No copy may be running unless the device is abandoned."""
 
 
 QUEUE_REFUSED = (
@@ -101,6 +123,8 @@ class Device(ABC):
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.
     imports_pages: bool = False
     maps_files: bool = False  # Whether the device can import pages of a model file.
+    records_copies: bool = False  # Whether `recorded_copies` is supported.
+    copies_apart: bool = False  # Whether recorded copies have a queue of their own.
     has_visible: bool = False  # Whether the device has memory for Home.VISIBLE.
     host_kinds: tuple[str, ...] = ()  # The kinds of memory for Home.HOST (buffer.py), the default first.
     host_kind: str = ""  # The kind for the next buffers of Home.HOST, or "" for the default.
@@ -202,6 +226,10 @@ class Device(ABC):
     def copies_ended(self) -> bool:
         """Return whether the copies have ended, without waiting. If so, later steps may use the targets."""
         return True
+
+    def recorded_copies(self, copies: Sequence[Copy]) -> RecordedCopies:
+        """Record copies between this device's buffers. Raises UnsupportedFeature."""
+        raise UnsupportedFeature(f"{self.name} does not record copies")
 
     def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
         """Make the host's writes to a host-visible buffer visible to the device."""

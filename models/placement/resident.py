@@ -9,7 +9,7 @@ from vkbackend.buffer import Home
 from vkbackend.models.placement.memory_report import Held
 from vkbackend.runtime import Device
 
-COUNTED = Home.WEIGHTS, Home.KV, Home.SCRATCH, Home.HOST, Home.STREAM, Home.STAGING, Home.VISIBLE
+COUNTED = Home.WEIGHTS, Home.KV, Home.SCRATCH, Home.HOST, Home.STREAM, Home.STAGING, Home.VISIBLE, Home.SLOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.pages import Pages
 from vkbackend.recording import Command, Copy, Dispatch, Recording
-from vkbackend.runtime import Device, Executable, Queue
+from vkbackend.runtime import Device, Executable, Queue, RecordedCopies
 from vkbackend.step import StepParams
 from vkbackend.twins import twin_of
 
@@ -135,10 +135,28 @@ class HostQueue(Queue):
         return self._done >= number
 
 
+class HostCopies(RecordedCopies):
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = copies
+
+    def begin(self) -> None:
+        for copy in self._copies:
+            _bytes(copy.dst)[:] = _bytes(copy.src)
+
+    def wait(self) -> None:
+        pass
+
+    def follow(self) -> None:
+        self.begin()
+
+    def close(self) -> None:
+        pass
+
+
 class HostDevice(Device):
     """A device whose buffers are numpy arrays."""
 
-    imports_pages = has_visible = True
+    imports_pages = has_visible = records_copies = True
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.name = name
@@ -174,6 +192,9 @@ class HostDevice(Device):
     def build(self, recording: Recording) -> HostExecutable:
         self.created += 1
         return HostExecutable(recording)
+
+    def recorded_copies(self, copies: Sequence[Copy]) -> RecordedCopies:
+        return HostCopies(copies)
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
         """Fill the targets with NaN until the first poll, so a step that reads a target too early computes

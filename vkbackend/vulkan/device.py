@@ -25,6 +25,7 @@ from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.memory import Memory
 from vkbackend.vulkan.program import Programs
 from vkbackend.vulkan.queues import FenceQueue, TimelineQueue
+from vkbackend.vulkan.recorded_copies import VulkanCopies
 from vkbackend.vulkan.transfers import VulkanTransfers
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
@@ -66,6 +67,7 @@ class VulkanDevice(LogicalDevice, Device):
         super().__init__(info, name, features)
         self.memory = Memory(self)
         imported = (IMPORTED_KIND,) if self.imports_pages else ()
+        self.records_copies = bool(features.get("timeline"))
         self.has_visible = bool(features.get("device_map")) and self.memory.has_visible
         self.host_kinds = (*self.memory.host_kinds, *imported)
         self.nbytes = self.memory.nbytes
@@ -156,6 +158,13 @@ class VulkanDevice(LogicalDevice, Device):
             executable.close()
             raise
         return executable
+
+    @property
+    def copies_apart(self) -> bool:  # type: ignore[override]
+        return self.transfer_family is not None
+
+    def recorded_copies(self, copies: Sequence[Copy]) -> VulkanCopies:
+        return VulkanCopies(self, self.queue, copies)
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
         if self.copies is None:

@@ -57,10 +57,16 @@ class TimelineQueue(Queue):
         # A portability driver (Metal) may lack events.
         can_wait = "VK_KHR_portability_subset" not in device.extensions
         self.signals = SIGNALS if can_wait else SIGNALS[:2]
+        self.following: Any = None  # copies that signal `go` in the host's place
         self._flag: Flag | None = None
         self._events: Events | None = None
         self._flagged = range(0)  # the numbers of segments that the flag counts
         self._held: deque[tuple[int, int]] = deque()  # segments that wait for events: (number, segment)
+
+    @property
+    def go(self) -> Any:
+        """Return a pointer to the semaphore `go`."""
+        return self._semaphores
 
     @property
     def done(self) -> Any:
@@ -152,6 +158,10 @@ class TimelineQueue(Queue):
         if faults.planned and faults.struck(self.device.name, f"{call} hang") == "hang":
             return
         if number <= self._go:
+            return
+        if self.following:
+            copies, self.following, self._go = self.following, None, number
+            copies.signal(number)
             return
         if self._held:
             self._go = number

@@ -36,7 +36,7 @@ def memory_report(
                 "host": n[Home.HOST],
                 "stream": n[Home.STREAM],
                 "shared": shared,
-                "staging": n[Home.STAGING] + n[Home.VISIBLE] + slots,
+                "staging": n[Home.STAGING] + n[Home.VISIBLE] + n[Home.SLOTS] + slots,
                 "free_before": free_before[i],
                 "free": device.free_nbytes(),
             }

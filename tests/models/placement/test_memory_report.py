@@ -30,7 +30,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 @pytest.mark.parametrize(
     ("provider", "devices"),
     covering(
-        ["auto", "scatter", "host-sum", "visible"],
+        ["auto", "scatter", "host-sum", "visible", "copies"],
         [pytest.param(["0", "0"], id="0,0", marks=needs_device), pytest.param(["numpy"] * 3, id="3 x numpy")],
     ),
 )
