@@ -42,7 +42,8 @@ def cached_models() -> dict[str, Path]:
 
 
 def _tag_of(repo: str, file: str, sizes: Mapping[str, int]) -> str:
-    """Return a tag that selects a file, or "" for parts after the first, incomplete models and projectors."""
+    """Return a tag that selects this file. Return "" if the file is a projector, belongs to an incomplete
+    model, or is not the first part of a model."""
     stem = _PART.sub("", Path(file).stem)
     for tag in (*reversed(_TYPE.findall(stem)), stem):
         try:

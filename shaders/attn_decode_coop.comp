@@ -72,7 +72,7 @@ bool is_here(uint row) {
     return is_head && row_of(row) < n_tile_rows;
 }
 
-// Return the index of a row of the tile among the step's rows and heads.
+// Each row of the tile is one head of one row of the step. Return step row * n_heads + head.
 uint index_of(uint row) { return (gl_WorkGroupID.x + row_of(row)) * n_heads + uint(first_head + int(head_of(row))); }
 
 uint result_of(uint row) {

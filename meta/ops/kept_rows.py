@@ -8,8 +8,8 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def rows_before(graph: TensorGraph, x: Tensor | None, kept: Weight) -> Tensor:
-    """For each row, return the preceding row of its sequence: from x, or for the first row of a run from
-    `kept` [n_slots, n_kept, n]. Without x, every run has one row."""
+    """For each row, return the row before it in its sequence. It comes from x, or from `kept` [n_slots,
+    n_kept, n] if the row is the first of a run. Without x, every run has one row."""
     before = whole(x) if x else None
     y = graph.new(graph.kind.n_rows, kept.shape[2], MIRRORED, "rows_before", graph.readers())
     for d in graph.readers():

@@ -58,8 +58,8 @@ class Drafter(Protocol):
         devices."""
 
     def source_of(self, want: Want) -> str:
-        """Return the source of the next draft, if the drafter spends at most `want.spend_s` on tokens that it
-        lacks."""
+        """Return the source of the next draft. Assume that the drafter spends at most `want.spend_s` seconds
+        on the tokens that it has not computed."""
 
     def owed(self, wants: Sequence[Want]) -> float:
         """Return the seconds of computation before the drafter can draft for these sequences, if it skips

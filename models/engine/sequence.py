@@ -159,8 +159,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def accepts(self, token: int) -> bool:
-        """Return whether the answered token is the draft's next token, so that the token's row contains the
-        next logits."""
+        """Return whether the answer's last token equals the next token of the draft, and count it as accepted
+        if so. Then the step's next row has the logits after it."""
         if self.n_matched == len(self.draft) or self.draft[self.n_matched] != token:
             return False
         self.n_matched += 1

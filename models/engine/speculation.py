@@ -65,7 +65,7 @@ class Speculation:
         self._common = acceptance or Acceptance()
         self._drafter_of: dict[int, Drafter] = {}  # by slot
         self._n_steps, self._probe_at, self._interval = 0, PROBE, PROBE
-        self._resume_at = 0  # the step of the next decision of any drafter
+        self._resume_at = 0  # no drafter is asked before this step, except in a try
         self._pauses = False  # The last step came before `_resume_at`.
         self._n_quiet = 0  # steps without a draft since the last draft
         self._n_refused = 0  # drafts since the last verified draft

@@ -23,7 +23,8 @@ class WithClassToken(Encoder):
         super().__init__(gguf)
         if CLASS not in gguf.tensors or self.positions is None:
             raise GGUFError(f"{self._path}: the file has no embedding of a class token ({CLASS})")
-        # An encoder's product with zero pixels is the bias.
+        # The class token's pixels are zeros, so its patch embedding is only the bias, which is subtracted
+        # here.
         bias = read_matrix(gguf, "v.patch_embd.bias")[0] if "v.patch_embd.bias" in gguf.tensors else 0
         position = self.positions[self.class_position]
         self._class: np.ndarray = read_matrix(gguf, CLASS).reshape(1, -1) + position - bias

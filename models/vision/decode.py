@@ -20,7 +20,7 @@ from vkbackend.models.processes.memory_limits import PICTURE_MEMORY
 from vkbackend.models.processes.shared import Shared
 from vkbackend.models.vision.limits import IMAGE_LIMITS, ImageLimits
 
-WALL_S = 60.0  # Seconds per picture; a loaded machine needs much more than the limit of CPU time.
+WALL_S = 60.0  # Wall time per picture. It exceeds the limit of CPU time, because a machine may be busy.
 
 
 class Decoder:

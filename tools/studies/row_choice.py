@@ -132,8 +132,9 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """Return the chosen ops and their microseconds, the largest increase in time per row, and the largest
-    ratio of a chosen op's time to the time of the fastest op."""
+    """Return a row of the table: the GPU, the type, the chosen ops and their microseconds. The next column is
+    the largest factor by which the time per row grows from one number of rows to the next. The last column is
+    the largest ratio of a chosen op's time to the fastest op's time."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

@@ -41,7 +41,7 @@ def canvas(height: int, width: int, tile: int, most: int) -> Size:
 
 
 def inside(height: int, width: int, most_height: int, most_width: int) -> Size:
-    """Return the largest size of the picture's aspect ratio within these sides."""
+    """Return the largest size that keeps the picture's aspect ratio and fits into these sides."""
     by_height, by_width = most_height / height, most_width / width
     if by_width < by_height:
         return max(1, min(math.floor(height * by_width), most_height)), most_width

@@ -1,8 +1,8 @@
 """Makes `golden/images.npz`, transformers' logits of the last tokens of image_cases.py's prompts, in float32.
 Arrays of prompts with a picture of vision.py are named `picture/NAME`. If transformers has a class for both
 the encoder and the text model, this class computes the logits from pixels. transformers has no class for
-MiniCPM-V before version 4.6. So Qwen3 gets the rows of its encoder (hf_vision.py), also for the slices that
-transformers' processor cuts (`sliced/minicpmv`).
+MiniCPM-V before version 4.6. So the text model Qwen3 gets the rows of MiniCPM-V's encoder (hf_vision.py). The
+same holds for the slices that transformers' processor cuts (`sliced/minicpmv`).
 
     PYTHONPATH=tests/support python tests/support/oracles/make_image_logits.py
 

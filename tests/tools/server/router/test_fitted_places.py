@@ -1,4 +1,5 @@
-"""Under the router, `--fit` uses what the other models leave, and evicts for the shortest context."""
+"""Under the router, `--fit` chooses a context for the memory that the other models leave. If this memory is
+too small, other models must free enough for the shortest context."""
 
 from __future__ import annotations
 
