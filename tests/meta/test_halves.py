@@ -17,6 +17,7 @@ from runners import load_runner
 from vkbackend import hazards
 from vkbackend.meta import recorded_steps
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
@@ -50,6 +51,9 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
     [
         {},
         wide(pytest.param({"reduce_provider": "host-sum"})),
+        wide(pytest.param({"reduce_provider": "visible"})),
+        wide(pytest.param({"reduce_provider": "pieces", "submit_ahead": "all"})),
+        wide(pytest.param({"reduce_provider": "copies", "reduce_type": "f16"})),
         wide(pytest.param({"reduce_provider": "scatter", "reduce_type": "bf16", "submit_ahead": 1})),
         wide(pytest.param({"reduce_provider": "scatter", "reduce_type": "f16"})),
         wide(pytest.param({"submit_ahead": 0})),
@@ -63,6 +67,17 @@ def test_halves_equal_one_piece(models: Path, options: dict[str, Any]) -> None:
         in_steps(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True)
     )
     assert nmse(halves, whole) <= 1e-12
+
+
+@pytest.mark.wide
+@pytest.mark.native
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("signal", ["semaphore", "flag+event"])
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
+def test_every_way_on_devices(models: Path, devices: list[str], provider: str, signal: str) -> None:
+    how = {"reduce_provider": provider, "reduce_signal": signal}
+    usual, other = (in_steps(models, devices, "stories-narrow-Q8_0", True, **of) for of in ({}, how))
+    assert np.array_equal(usual, other)
 
 
 @pytest.mark.parametrize("devices", [p if p.id == "0,0,0" else wide(p) for p in MULTI])

@@ -32,7 +32,7 @@ N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
 ROOM = N_PROMPT + MOST_TOKENS + 64  # Cache cells beyond the depth.
 BOX_S = 2.0  # The timed tokens of a case should take this long.
 MAX_LAYERS = 1 << 16
-SOFTWARE_LAYERS = 2  # A software device takes seconds per token of a whole model.
+SOFTWARE_LAYERS, SOFTWARE_VOCAB = 1, 4096  # A software device takes seconds per token of a whole model.
 SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is timed.
 
 
@@ -119,12 +119,14 @@ class Rates(Part):
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
     """Return the runner, the deepest context that fits, and why no deeper one fits. Raises LeftOut if one
     layer does not fit."""
-    why, most = "", SOFTWARE_LAYERS if has_software(devices) else MAX_LAYERS
+    why, most, n_vocab = "", MAX_LAYERS, 0
+    if has_software(devices):
+        most, n_vocab = SOFTWARE_LAYERS, SOFTWARE_VOCAB
     for n_layer in (n for n in halved(spec) if n <= most):
         for depth in reversed(DEPTHS):
             options = Options.of(spec, devices=devices, n_ctx=depth + ROOM, n_ubatch=N_PROMPT)
             try:
-                return Runner(options, Synthetic(spec, n_layer)), depth, why
+                return Runner(options, Synthetic(spec, n_layer, n_vocab)), depth, why
             except OutOfDeviceMemory as error:
                 why = str(error)
     raise LeftOut(why)
