@@ -26,13 +26,16 @@ uint code8(float value, float inverse) {
     return uint(int(scaled < 0.0 ? -rounded : rounded)) & 0xffu;
 }
 
-// Return the code of the nearest value of IQ4_NL. A tie takes the larger value.
+// Return the code of the nearest value of IQ4_NL, whose bits are found from the highest to the lowest. A tie takes the
+// larger value.
 uint iq4_code(float v) {
-    const vec4 first = vec4(greaterThanEqual(vec4(v), vec4(-115.5, -93.5, -74.0, -57.0)));
-    const vec4 second = vec4(greaterThanEqual(vec4(v), vec4(-42.0, -28.5, -16.0, -4.5)));
-    const vec4 third = vec4(greaterThanEqual(vec4(v), vec4(7.0, 19.0, 31.5, 45.5)));
-    const vec3 last = vec3(greaterThanEqual(vec3(v), vec3(61.0, 79.0, 101.0)));
-    return uint(dot(first + second + third, vec4(1.0)) + dot(last, vec3(1.0)));
+    const bool b8 = v >= -4.5;
+    const bool b4 = v >= (b8 ? 45.5 : -57.0);
+    const bool b2 = v >= (b8 ? (b4 ? 79.0 : 19.0) : (b4 ? -28.5 : -93.5));
+    const float least_above = b4 ? (b2 ? 101.0 : 61.0) : (b2 ? 31.5 : 7.0);
+    const float least_below = b4 ? (b2 ? -16.0 : -42.0) : (b2 ? -74.0 : -115.5);
+    const bool b1 = v >= (b8 ? least_above : least_below);
+    return (b8 ? 8u : 0u) | (b4 ? 4u : 0u) | (b2 ? 2u : 0u) | (b1 ? 1u : 0u);
 }
 
 // Return the code of element `at` of x.
