@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.system.output import STREAM_ENCODING
+from vkbackend.system.output import STREAM_ENCODING, is_closed
 from vkbackend.tools.parser import (
     TALKS,
     Parser,
@@ -271,12 +271,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return 130
-    except BrokenPipeError:
-        mute_stdout()
-        return 141
     # Commands raise typed errors for their files, so this error comes from stdout (a full disk).
     except OSError as error:
         mute_stdout()
+        if is_closed(error):
+            return 141
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
         return 2
 

@@ -17,6 +17,7 @@ import sys
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.hosts.hostfile import read_hostfile
 from vkbackend.models.hosts.launch import GroupProcess
+from vkbackend.system.supported import require_linux
 
 CHILD = ("generate", "chat", "serve")  # These commands run here and start the nodes as child processes.
 # These commands run in the process of node 0.
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_linux("running on several hosts")
     if args.action == "check":
         if args.words:
             raise InvalidArgument(f"hosts check takes no command, got {args.words[0]!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import socket
@@ -23,6 +22,8 @@ def interface_of(address: str) -> str | None:
 
 def addresses_of(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    import fcntl  # not on Windows, where `vkbackend hosts --help` works
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         request = struct.pack("256s", name.encode()[:15])
         addresses.append(ipaddress.IPv4Address(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.system.files import text_of
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser, about: str) -> None:
@@ -24,7 +25,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         return args.prompt or ""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode().removesuffix("\n")
+        return text_of(data).removesuffix("\n")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"the prompt file {name!r} cannot be read: {error}; give a UTF-8 text"

@@ -28,11 +28,16 @@ if sys.platform == "win32":
                     raise
                 time.sleep(RETRY_S)
 
+    def text_of(data: bytes) -> str:
+        """Return the text of a UTF-8 file, with lines that end with a line feed alone. Raises ValueError."""
+        return data.decode().replace("\r\n", "\n")
+
     def user_cache() -> Path | None:
         """Return the folder for caches, to which only this user, administrators and the system may write."""
         return Path(base) if (base := os.environ.get("LOCALAPPDATA")) else None
 
 else:
+    text_of = bytes.decode
     read_at = os.pread
     replace = os.replace
 
