@@ -64,8 +64,8 @@ def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
     levels = np.array(IQ4_NL.kvalues, np.float32)
     top = np.take_along_axis(blocks, abs(blocks).argmax(1, keepdims=True), 1)
-    d = top / levels[0]
     is_zero = abs(top) < np.float32(1e-29)
+    d = np.where(is_zero, np.float32(0), top / levels[0])  # not -0
     inverse = np.where(is_zero, np.float32(0), np.float32(1) / np.where(is_zero, np.float32(1), d))
     codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, blocks * inverse, side="right")
     v, sums = levels[codes], np.zeros((2, len(blocks)), np.float32)

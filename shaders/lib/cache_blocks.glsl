@@ -82,7 +82,7 @@ Scale scale_of(uint from) {
     if (TYPE == CACHE_Q4_0) d = top * -0.125;
     if (TYPE == CACHE_Q5_0) d = top * -0.0625;
     if (DIVISOR > 0.0 && !is_zero) d = divide(span, DIVISOR);
-    if (TYPE == CACHE_IQ4_NL && top > 0.0) d = -d;
+    if (TYPE == CACHE_IQ4_NL && top > 0.0 && !is_zero) d = -d;
     const float magnitude = is_zero ? 0.0 : divide(1.0, abs(d));
     const float inverse = d < 0.0 ? -magnitude : magnitude;
     // The sums of `fitted` are normal numbers in this range; beyond it d is 0 or inf in F16.
