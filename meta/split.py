@@ -225,14 +225,14 @@ def attention(
     raise _no_rule("attention", q=q, k=k, v=v)
 
 
-def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
+def index_scores(q: State, w: State | None, keys: State, heads: int, head_dim: int) -> None:
     """A device must hold all or none of the indexer."""
-    if q == w == keys == MIRRORED:
+    if q == keys == MIRRORED and w in (None, MIRRORED):
         return
-    sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
+    sizes = [(q, heads * head_dim), (keys, head_dim), *([(w, heads)] if w else [])]
     units = [heads_of("index_scores", state, size) for state, size in sizes]
-    if units[0] != units[1] or units[0] != units[2] or max(end for _, end in units[0]) != 1:
-        raise _no_rule("index_scores", q=q, w=w, keys=keys)
+    if any(unit != units[0] for unit in units) or max(end for _, end in units[0]) != 1:
+        raise _no_rule("index_scores", q=q, w=w or MIRRORED, keys=keys)
 
 
 def choose_blocks(q: State, keys: State, head_dim: int, top_k: int) -> State:
@@ -300,6 +300,11 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
 
 
 def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
+    """The convolution is split between channels, or every device with the state computes all of it."""
+    if x == w == MIRRORED and state.kind is Kind.SPLIT and state.axis == 1:
+        cuts = {cut for cut in state.ranges if cut[1] > cut[0]}
+        if len(cuts) == 1 and min(cuts)[0] == 0:
+            return MIRRORED
     if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
         return x
     raise _no_rule("ssm_conv", x=x, w=w, state=state)

@@ -12,6 +12,7 @@ layout(constant_id = 1) const uint HEAD = 128; // values of a key
 layout(constant_id = 2) const uint HEADS = 8;
 layout(constant_id = 3) const uint K_TYPE = 1;
 layout(constant_id = 4) const uint BATCH = 1; // quads in flight
+layout(constant_id = 5) const uint HAS_W = 1; // 0: all weights are 1
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;
@@ -61,7 +62,8 @@ void main() {
             q_tile[e] = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]);
         }
         for (uint a = thread; a < HEADS; a += LOCAL) {
-            w_tile[a] = first + a < n_heads ? w[w_off + row * n_heads + first + a] : 0.0;
+            const bool is_head = first + a < n_heads;
+            w_tile[a] = HAS_W == 0 ? float(is_head) : is_head ? w[w_off + row * n_heads + first + a] : 0.0;
         }
         barrier();
         float s[HEADS];

@@ -1,15 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// For each row at the last position of a block of `block_size` positions, compute the block's weighted mean of
-// keys. A cell of `k` has HEAD values of a key, then HEAD gates. The weights of an element are the softmax over
-// the block's positions of gate + bias[position in the block]. Other rows get zeros. The workgroup ID is (LOCAL
-// quads, -, row).
+// For each row at the last position of a block of `block_size` positions, compute the block's mean of keys. If
+// GATED, a cell of `k` has HEAD values of a key, then HEAD gates, and the mean is weighted. The weights of an
+// element are the softmax over the block's positions of gate + bias[position in the block]. Other rows get zeros.
+// The workgroup ID is (LOCAL quads, -, row).
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"
 
 layout(constant_id = 1) const uint HEAD = 128;
 layout(constant_id = 2) const uint K_TYPE = 1;
+layout(constant_id = 3) const uint GATED = 1;
 
 layout(push_constant) uniform Push {
     uint k_off, cells_off, bias_off, y_off;
@@ -48,11 +49,12 @@ void main() {
             const uint position = end - block_size + i;
             const uint cell = block_cell(place.y, position / CELL_BLOCK) + position % CELL_BLOCK;
             const uint at = bias_off + i * HEAD + 4 * quad;
-            const vec4 gate = k_quad((2 * cell + 1) * QUADS + quad) + vec4(bias[at], bias[at + 1], bias[at + 2], bias[at + 3]);
+            vec4 gate = vec4(0.0);
+            if (GATED != 0) gate = k_quad((2 * cell + 1) * QUADS + quad) + vec4(bias[at], bias[at + 1], bias[at + 2], bias[at + 3]);
             const vec4 top_new = max(top, gate);
             const vec4 rescale = exp(top - top_new);
             const vec4 weight = exp(gate - top_new);
-            sum = sum * rescale + weight * k_quad(2 * cell * QUADS + quad);
+            sum = sum * rescale + weight * k_quad((1 + GATED) * cell * QUADS + quad);
             total = total * rescale + weight;
             top = top_new;
         }

@@ -48,6 +48,7 @@ class RopeTable:
     temperature_offset: int = 0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
+    shift: int = 0  # positions are counted from here
 
     def __post_init__(self) -> None:
         if self.n_rot < 2 or self.n_rot % 2:
@@ -144,14 +145,15 @@ class RopeTable:
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return cos and sin at each position, float32 [n_positions, n_rot / 2, 2]. A position is a number,
         or has the components time, height and width."""
-        at = np.asarray(positions, np.float64)
+        at = np.asarray(positions, np.float64) - self.shift
         if at.ndim == 2:
             angles = at[:, np.minimum(self._components, 2)] * self.frequencies
             at = at[:, :1]
         else:
             at = at[:, None]
             angles = at * self.frequencies
-        size = self.magnitude * (
-            1.0 + self.temperature * np.log1p((at + self.temperature_offset) // self.temperature_length)
-        )
+        size = np.full(at.shape, self.magnitude)
+        if self.temperature:
+            lengths = (at + self.temperature_offset) // self.temperature_length
+            size *= 1.0 + self.temperature * np.log1p(lengths)
         return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * size[..., None]).astype(np.float32)

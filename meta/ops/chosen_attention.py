@@ -24,7 +24,7 @@ SCORES_NBYTES = 1 << 25
 
 def choose(
     q: Tensor,
-    w: Tensor,
+    w: Tensor | None,
     keys: Weight,
     cells: Weight,
     *,
@@ -36,36 +36,39 @@ def choose(
     """Return the top_k blocks of `block` positions for each row in ascending order, u32 [rows, top_k]. A
     block's score is the sum over the indexer's heads of w * max(q . k, 0), with the key of its last position.
     The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With `tail`, the row's
-    own block is the last of the top_k, if it is incomplete."""
+    own block is the last of the top_k, if it is incomplete. Without w, all weights are 1."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     if is_rotated(keys):
         q = hadamard(q, q.width // heads, head)
-    split.index_scores(q.state, w.state, keys.state, heads, head)
+    split.index_scores(q.state, w.state if w else None, keys.state, heads, head)
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
     for d in holders_of(chosen):
         on, step, table = graph.on(d, "index"), graph.inputs[d].step, cells.whole(d)
         n_positions = table.shape[1] * device_ops.CELL_BLOCK // block
-        queries, gains = q.on(d).reshape(rows, heads, head), w.on(d)
+        queries, gains = q.on(d).reshape(rows, heads, head), w.on(d) if w else None
         ids = replace(chosen.on(d), dtype="u32")
         most = max(1, SCORES_NBYTES // (4 * n_positions))
         for first in range(0, rows, most):
             end = min(first + most, rows)
             scores = graph.scratch((end - first, n_positions), "index scores")
-            operands = queries.rows(first, end), gains.rows(first, end)
+            operands = queries.rows(first, end), gains.rows(first, end) if gains else None
             place: dict[str, Any] = {"first_row": first, "block": block}
             on.index_scores(*operands, keys.whole(d), table, scores, step, **place)
             on.index_top_k(scores, ids.rows(first, end), step, tail=tail, **place)
     return chosen
 
 
-def pool_keys(x: Tensor, raw: Weight, cells: Weight, bias: Weight) -> Tensor:
-    """Return the weighted mean of a block's keys in the rows of the blocks' last positions, like x [rows,
-    head], which was stored with its gates in `raw` [n_cells, 2 * head]. The weights are the softmax over the
-    block's positions of gate + bias. `bias` is [positions of a block, head]."""
+def pool_keys(x: Tensor, raw: Weight, cells: Weight, block: int, bias: Weight | None = None) -> Tensor:
+    """Return the mean of the keys of a block of `block` positions in the rows of the blocks' last positions.
+    The keys x [rows, head] were stored in `raw` [n_cells, head]. With `bias` [block, head], gates follow the
+    keys in `raw` [n_cells, 2 * head], and the weights of the mean are the softmax over the block's positions
+    of gate + bias."""
     y = x.graph.new(x.rows, x.width, x.state, "pooled keys", holders_of(x))
     for d in holders_of(y):
         step = x.graph.inputs[d].step
-        x.graph.on(d, "index").pool_keys(raw.whole(d), cells.whole(d), bias.whole(d), y.on(d), step)
+        of_gates = bias.whole(d) if bias else None
+        args = raw.whole(d), cells.whole(d), y.on(d), step
+        x.graph.on(d, "index").pool_keys(*args, block=block, bias=of_gates)
     return y
 
 

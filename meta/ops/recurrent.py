@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vkbackend.buffer import View
 from vkbackend.meta import split
+from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops import Recorder, delta_work
 from vkbackend.step import Mix
@@ -17,7 +18,8 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
     x, and afterwards the last columns of x."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
-    y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
+    holders = [d for d in holders_of(x) if state.pieces[d]]
+    y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv", holders)
     for d, out in enumerate(y.views):
         if out is not None:
             cells = state.whole(d)

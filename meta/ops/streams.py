@@ -107,6 +107,17 @@ def transport(
     return y
 
 
+def gate(x: Tensor, k: Tensor, a: Tensor) -> Tensor:
+    """Return a copy of `a` per stream, weighted by sigmoid(root(x . k / sqrt(n))) of the stream. Here x and k
+    have n values per stream, and the root keeps the sign."""
+    x, k, a = whole(x), whole(k), whole(a)
+    state, holders = _everywhere("gate", x, k, a), _holders(x, k, a)
+    y = x.graph.new(x.rows, x.width, state, "streams_gate", holders)
+    for on, *views, out in each(y, "streams_gate", x, k, a):
+        on.streams_gate(*views, out)
+    return y
+
+
 def mean(x: Tensor, n: int) -> Tensor:
     """Return the mean of the streams of x, which have n values each."""
     m, total = x.width // n, columns(x, 0, n)

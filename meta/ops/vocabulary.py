@@ -25,6 +25,23 @@ def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Te
     return y
 
 
+def embed_ngrams(tokens: Tensor, hashes: Weight, table: Weight, n_heads: int, end: int) -> Tensor:
+    """Return the rows of `table` [n, width] to which `hashes` maps the n-grams that end at each row, [rows,
+    n_heads * width]. The row of `tokens` has the row's token and earlier tokens, minus the end-of-text token
+    `end` (vkbackend/ops/streams.py)."""
+    graph, width, holders = tokens.graph, table.shape[1], holders_of(tokens)
+    ids = graph.new(tokens.rows, n_heads, MIRRORED, "ngram_ids", holders)
+    y = graph.new(tokens.rows, n_heads * width, MIRRORED, "ngrams", holders)
+    for d in holders:
+        named = replace(ids.on(d), dtype="u32")
+        graph.on(d, "ngrams").ngram_ids(tokens.on(d), hashes.whole(d), named, end=end)
+        chosen = named.reshape(tokens.rows * n_heads, 1)
+        out = y.on(d).reshape(tokens.rows * n_heads, width)
+        for first, view in table.pieces[d]:
+            graph.on(d, "ngrams").embed(view, out, graph.inputs[d].step, first=first, chosen=chosen)
+    return y
+
+
 def with_images(h: Tensor) -> Tensor:
     """Replace the embeddings h [n_rows, n_embd] by images' rows, in the rows that have one."""
     graph = h.graph

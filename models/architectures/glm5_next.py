@@ -178,5 +178,5 @@ class Model(kimi_linear.Model):
         k = ops.layer_norm(linear(h, w, "indexer.attn_k"), norm, bias, self.index_eps)
         gate = linear(h, w, "indexer_compressor_gate")
         ops.kv_store(concat(k, gate, n, n), cache.raw, cache.cells, 2 * n)
-        pooled = pool_keys(k, cache.raw, cache.cells, w("indexer_compressor_ape"))
+        pooled = pool_keys(k, cache.raw, cache.cells, self.block_size, w("indexer_compressor_ape"))
         ops.kv_store(pooled, cache.index, cache.cells, n)

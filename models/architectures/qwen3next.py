@@ -153,4 +153,8 @@ class Model(PredictsAhead):
         g, beta = delta_gates(alpha, w("ssm_dt"), w("ssm_a"), beta)
         o = delta_net([qkv], g, beta, state.arrays["delta"], head_dim=d.size, tiled=self.tiled, eps=eps)
         o = ops.head_norm(o, w("ssm_norm"), d.size, eps)
-        return linear(ops.silu_mul(linear(x, w, "attn_gate"), o), w, "ssm_out")
+        return linear(self.gate_delta(linear(x, w, "attn_gate"), o), w, "ssm_out")
+
+    def gate_delta(self, gate: Tensor, o: Tensor) -> Tensor:
+        """Apply the output gate to the delta net's result `o`."""
+        return ops.silu_mul(gate, o)

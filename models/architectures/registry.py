@@ -38,6 +38,7 @@ MODELS = {
     "qwen3next": "Qwen3-Next-80B-A3B",
     "qwen35": "dense Qwen3.5, Qwen3.6, Qwen3.8, such as Qwen3.8-27B",
     "qwen35moe": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B, Qwen3.6-35B-A3B",
+    "qwen4exp": "Qwen3.8-Flash-Next, its text part",
     "deepseek": "DeepSeekMoE 16B",
     "bailingmoe": "Ling-lite, Ling-plus",
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash",

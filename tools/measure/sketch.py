@@ -109,6 +109,14 @@ OWN: dict[str, dict[str, Any]] = {
         "hyper_connection.count": 4,
         "hyper_connection.sinkhorn_iterations": 20,
     },
+    "qwen4exp": {
+        "hyper_connection.count": 4,
+        "hyper_connection.low_rank": 32,
+        "attention.indexer.head_count": 4,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.top_k": 64,
+        "attention.compress_ratios": [0, 0, 0, 16] * (N_LAYER // 4),
+    },
     "bailingmoe3": KDA | {"kda.gate_lower_bound": -5.0},
 }
 

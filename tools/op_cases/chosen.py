@@ -57,19 +57,21 @@ class PoolKeys(Case):
     block: int = 4
     head: int = 32
     type_k: str = "f16"
+    gated: bool = True
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
         cells, n_cells = cell_table(rng, self.runs)
         tensors = {
-            "k": cache(rng, self.type_k, cells, n_cells, 2 * self.head, self.runs),
+            "k": cache(rng, self.type_k, cells, n_cells, (1 + self.gated) * self.head, self.runs),
             "cells": cells,
             "bias": uniform(rng, self.block, self.head),
             "y": output(rows, self.head),
         }
 
         def record(r: Recorder, v: Views) -> None:
-            r.pool_keys(v["k"], v["cells"], v["bias"], v["y"], v["step"])
+            bias = v["bias"] if self.gated else None
+            r.pool_keys(v["k"], v["cells"], v["y"], v["step"], block=self.block, bias=bias)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -211,6 +213,7 @@ def quick() -> list[Case]:
         IndexScores(_LONG, 5, 32, block=4),
         IndexScores(_RUNS, 3, 64, "f32", first_row=1, block=32),
         PoolKeys(),
+        PoolKeys(((2, 30, 6), (0, 0, 2)), 4, 24, gated=False),
         PoolKeys(((2, 30, 6), (0, 0, 2), (3, 95, 2)), 2, 136, "f32"),
         PoolKeys(((0, 60, 70), (1, 15, 1)), 16, 8, "bf16"),
         IndexMaxima(),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -128,6 +129,44 @@ class StreamsSinkhorn(StreamsMix):
 
 
 @dataclass(frozen=True)
+class StreamsGate(Case):
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {name: uniform(rng, self.rows, self.m, self.n, span=3.0) for name in ("x", "k")}
+        tensors |= {"a": uniform(rng, self.rows, self.n), "y": output(self.rows, self.m, self.n)}
+        return Setup(tensors, lambda r, v: r.streams_gate(v["x"], v["k"], v["a"], v["y"]))
+
+
+@dataclass(frozen=True)
+class NgramIds(Case):
+    """A third of the tokens ends a text. Factors have up to 62 bits."""
+
+    exact: ClassVar[tuple[str, ...]] = ("ids",)
+    rows: int = 5
+    longest: int = 3
+    n_heads: int = 8
+    end: int = 7
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tokens = rng.integers(0, 250_000, (self.rows, self.longest))
+        tokens[rng.random(tokens.shape) < 1 / 3] = self.end
+        factors = rng.integers(1 << 40, 1 << 62, self.longest, dtype=np.int64).astype("<u8").view("<u4")
+        sizes = rng.integers(3, (1 << 31) - 1, self.n_heads).astype(np.uint32)
+        offsets = rng.integers(0, 1 << 31, self.n_heads).astype(np.uint32)
+        table = np.concatenate([factors, sizes, offsets])
+        x = (tokens - self.end).astype(np.float32)
+        tensors = {
+            "x": Tensor(x.shape, "f32", x),
+            "table": Tensor(table.shape, "u32", table),
+            "ids": output(self.rows, self.n_heads, dtype="u32"),
+        }
+        return Setup(tensors, lambda r, v: r.ngram_ids(v["x"], v["table"], v["ids"], end=self.end))
+
+
+@dataclass(frozen=True)
 class StreamsAttend(Case):
     n: int = 64
     rows: int = 3
@@ -192,6 +231,10 @@ def quick() -> list[Case]:
     cases += [
         StreamsMix(),
         StreamsMix(127, 5, 3, 3),
+        StreamsGate(),
+        StreamsGate(131, 2, 3),
+        NgramIds(),
+        NgramIds(33, 4, 6, 249_999),
         StreamsSinkhorn(),
         StreamsSinkhorn(129, 2, 8, turns=3),
         StreamsSinkhorn(31, 1, 2, turns=1),

@@ -20,7 +20,7 @@ class ChosenOps(Target):
     def index_scores(
         self,
         q: View,
-        w: View,
+        w: View | None,
         k: View,
         cells: View,
         y: View,
@@ -30,15 +30,16 @@ class ChosenOps(Target):
         block: int = 1,
     ) -> None:
         """Compute y[r, b] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for the complete blocks b of
-        `block` positions up to pos, where p is the block's last position. Row r is row first_row + r of the
-        step. Later blocks of y do not change.
+        `block` positions up to pos, where p is the block's last position. Without w, all weights are 1. Row r
+        is row first_row + r of the step. Later blocks of y do not change.
 
         Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_blocks]. The cache `k` [n_cells,
         head] has a type in CACHE_TYPES.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK // block
-        assert w.shape == (n_rows, n_heads) and y.shape == (n_rows, n_positions), (q, w, y)
+        assert w is None or w.shape == (n_rows, n_heads), (q, w)
+        assert y.shape == (n_rows, n_positions), (q, y)
         assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
         assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
         heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
@@ -49,26 +50,29 @@ class ChosenOps(Target):
         self.record(
             "index_scores",
             "f32",
-            (q, w, k, cells, y),
+            (q, w or q, k, cells, y),
             push,
-            {**consts, "BATCH": batch},
+            {**consts, "BATCH": batch, "HAS_W": int(w is not None)},
             (-(-n_positions // local), 1, n_rows),
             step,
             flops=2 * n_rows * n_heads * n_positions * head,
         )
 
-    def pool_keys(self, k: View, cells: View, bias: View, y: View, step: View) -> None:
-        """Write to y [n_rows, head] the weighted mean of a block's keys, for each row whose position is the
-        last of a block of n positions. The cache `k` [n_cells, 2 * head] has keys, then gates. An element's
-        weights are the softmax over the block's positions of gate + bias, where `bias` is f32 [n, head].
-        Other rows get zeros. `k` has a float type."""
-        (block, head), n_rows = bias.shape, y.shape[0]
-        assert y.shape == (n_rows, head) and k.shape[1:] == (2 * head,) and head % 4 == 0, (k, bias, y)
-        assert k.dtype in ("f32", "f16", "bf16") and cells.dtype == "u32" and bias.dtype == "f32", (k, cells)
-        consts = {"LOCAL": 32, "HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype)}
+    def pool_keys(
+        self, k: View, cells: View, y: View, step: View, *, block: int, bias: View | None = None
+    ) -> None:
+        """Write to y [n_rows, head] the mean of a block's keys, for each row whose position is the last of a
+        block of `block` positions. The cache `k` is [n_cells, head]. With `bias` f32 [block, head], `k` is
+        [n_cells, 2 * head] and has keys, then gates, and the mean is weighted. An element's weights are the
+        softmax over the block's positions of gate + bias. Other rows get zeros. `k` has a float type."""
+        n_rows, head = y.shape
+        assert k.shape[1:] == ((2 if bias else 1) * head,) and head % 4 == 0, (k, bias, y)
+        assert bias is None or (bias.shape == (block, head) and bias.dtype == "f32"), bias
+        assert k.dtype in ("f32", "f16", "bf16") and cells.dtype == "u32", (k, cells)
+        consts = {"LOCAL": 32, "HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype), "GATED": int(bool(bias))}
         push: dict[str, int | float] = {"n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
         groups = (-(-head // 128), 1, n_rows)
-        args = k, cells, bias, y
+        args = k, cells, bias or y, y
         self.record("pool_keys", "f32", args, {**push, "block_size": block}, consts, groups, step)
 
     def index_maxima(

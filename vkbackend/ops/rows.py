@@ -7,7 +7,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS, TYPES = 0, 1, 2, 3  # Values of embed's `ids`.
+TOKENS, OUTPUTS, POSITIONS, TYPES, CHOSEN = range(5)  # Values of embed's `ids`.
 NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # Candidates per row for sampling.
 MAX_SLOTS = 32  # A push constant holds a bit for each partial sum.
@@ -33,9 +33,19 @@ def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
 
 
 class RowOps(Target):
-    def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
+    def embed(
+        self,
+        w: View,
+        y: View,
+        step: View,
+        *,
+        ids: int = TOKENS,
+        first: int = 0,
+        chosen: View | None = None,
+    ) -> None:
         """Copy row id(r) of the table w to row r of y. The id is the token of row r (ids=TOKENS), the row
-        index of output r (OUTPUTS), the position of row r (POSITIONS) or its type (TYPES).
+        index of output r (OUTPUTS), the position of row r (POSITIONS) or its type (TYPES). With `chosen` u32
+        [n_rows], the id is chosen[r].
 
         Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. A row of y is zero if its id is
         not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order. A
@@ -47,11 +57,12 @@ class RowOps(Target):
             "n_embd": n_embd,
             "n_vocab": n_vocab,
             "n_rows": n_rows,
-            "ids": ids,
+            "ids": ids if chosen is None else CHOSEN,
             "first": first,
         }
+        assert chosen is None or (chosen.dtype == "u32" and rows_of(chosen, 1, "u32") == n_rows), (chosen, y)
         groups = (*self.fold(-(-n_embd // (4 * 64))), n_rows)
-        self.record("embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step)
+        self.record("embed", w.dtype, (w, chosen or w, y), push, {"LOCAL": 64}, groups, step)
 
     def rms_norm(self, x: View, w: View | None, y: View, *, eps: float) -> None:
         """Compute y = x / sqrt(mean(x^2) + eps) * w over the last axis. `w` is [n] or None. `y` may be q8."""

@@ -76,7 +76,7 @@ _DELTA_PUSH = "n_heads n_k tiled q_stride v_stride n_rows scale:f"
 SPECS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
-        op_spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", rows=True),
+        op_spec("embed", "w:r chosen:r y:w", "n_embd n_vocab n_rows ids first", rows=True),
         op_spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
         op_spec("layer_norm", "x:r w:r b:r y:w", "n n_rows eps:f", "HAS_B"),
         op_spec("center", "x:r y:w", "n n_rows share:f"),
@@ -134,14 +134,14 @@ SPECS: dict[str, OpSpec] = {
             "index_scores",
             "q:r w:r k:r cells:r y:w",
             "n_heads n_rows first_row blocks_per_slot n_positions block_size",
-            "HEAD HEADS K_TYPE BATCH",
+            "HEAD HEADS K_TYPE BATCH HAS_W",
             rows=True,
         ),
         op_spec(
             "pool_keys",
             "k:r cells:r bias:r y:w",
             "n_rows blocks_per_slot block_size",
-            "HEAD K_TYPE",
+            "HEAD K_TYPE GATED",
             rows=True,
         ),
         op_spec(
@@ -276,6 +276,8 @@ SPECS: dict[str, OpSpec] = {
         op_spec("streams_attend", "x:r a:r w:r y:w", "n n_rows eps:f", "STREAMS"),
         op_spec("streams_mix", "x:r mixes:r scale:r base:r y:w", "n n_rows width eps:f", "STREAMS"),
         op_spec("streams_spread", "x:r a:r mixes:r scale:r base:r y:w", "n n_rows gain:f eps:f", "STREAMS"),
+        op_spec("streams_gate", "x:r k:r a:r y:w", "n n_rows n_streams"),
+        op_spec("ngram_ids", "x:r table:r ids:w", "n_rows n_heads end", "LONGEST"),
         op_spec(
             "streams_sinkhorn",
             "x:r a:r mixes:r scale:r base:r y:w",

@@ -111,6 +111,36 @@ class StreamOps(Target):
             flops=2 * m * (m + 1) * n * n_rows,
         )
 
+    def streams_gate(self, x: View, k: View, a: View, y: View) -> None:
+        """Compute y_i = sigmoid(sign(d) sqrt(max(|d|, 1e-6))) a with d = x_i . k_i / sqrt(n) for each stream.
+
+        Shapes: x, k and y [n_rows, m, n], a [n_rows, n].
+        """
+        n_rows, n = a.shape
+        m = rows_of(x, n) // n_rows
+        assert rows_of(x, n) == rows_of(k, n) == rows_of(y, n) == n_rows * m, (x, k, a, y)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "n_streams": m}
+        local = {"LOCAL": 32 if self.limits.is_cpu else 128}
+        self.record(
+            "streams_gate", "f32", (x, k, a, y), push, local, (m, 1, n_rows), flops=3 * m * n * n_rows
+        )
+
+    def ngram_ids(self, x: View, table: View, ids: View, *, end: int) -> None:
+        """Hash the n-grams of 2 to `longest` tokens that end at each row, to rows of a table (ids). x[r, k]
+        is the token k positions before minus `end`, the end-of-text token. After an end of text, earlier
+        tokens count as ends of text. The hash of an n-gram is the exclusive or of token * factor over its
+        tokens, in 64 bits. Each length has the same number of heads, and id = hash % size + offset.
+
+        Shapes: x f32 [n_rows, longest], ids u32 [n_rows, n_heads], `table` u32 [2 * (longest + n_heads)]: the
+        low and high words of the factors, the sizes (below 2^31), the offsets."""
+        (n_rows, longest), n_heads = x.shape, ids.shape[1]
+        assert ids.shape == (n_rows, n_heads) and n_heads % (longest - 1) == 0, (x, ids)
+        assert ids.dtype == table.dtype == "u32" and table.shape == (2 * (longest + n_heads),), (table, ids)
+        push: dict[str, int | float] = {"n_rows": n_rows, "n_heads": n_heads, "end": end}
+        groups = (*self.fold(-(-n_rows * n_heads // 64)), 1)
+        consts = {"LOCAL": 64, "LONGEST": longest}
+        self.record("ngram_ids", "f32", (x, table, ids), push, consts, groups)
+
     def streams_attend(self, x: View, a: View, w: View, y: View, *, eps: float) -> None:
         """Write to y [n_rows, n] a weighted sum of the m streams x [n_rows, m, n] and the stream `a` [n_rows,
         n]. The weights are the softmax over the streams s of the scores w . s / sqrt(mean(s^2) + eps). w is

@@ -13,9 +13,11 @@ from vkbackend.twins.attention import NEG_LARGE, attn_combine, cached, cells_of,
 
 def index_scores(
     q: Array, w: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
-    first_row: int, blocks_per_slot: int, n_positions: int, block_size: int, head: int, **_: Any,
+    first_row: int, blocks_per_slot: int, n_positions: int, block_size: int = 1, head: int, has_w: int = 1,
+    **_: Any,
 ) -> None:  # fmt: skip
-    queries, gains = f64(q, n_rows, n_heads, head), f64(w, n_rows, n_heads)
+    queries = f64(q, n_rows, n_heads, head)
+    gains = f64(w, n_rows, n_heads) if has_w else np.ones((n_rows, n_heads))
     out = y.reshape(n_rows, n_positions)
     for row in range(min(n_rows, step.n_rows - first_row)):
         at = cells_of(step, first_row + row, cells, blocks_per_slot)[block_size - 1 :: block_size]
@@ -25,15 +27,16 @@ def index_scores(
 
 def pool_keys(
     k: Array, cells: Array, bias: Array, y: Array, step: StepParams, *, n_rows: int, blocks_per_slot: int,
-    block_size: int, head: int, **_: Any,
+    block_size: int, head: int, gated: int = 1, **_: Any,
 ) -> None:  # fmt: skip
-    out, biases = y.reshape(n_rows, head), f64(bias, block_size, head)
+    out = y.reshape(n_rows, head)
     out[:] = 0
     for row in range(min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
         if len(at) % block_size == 0:
-            keys, gates = cached(k, at[-block_size:], 2).swapaxes(0, 1)
-            weights = np.exp(gates + biases - (gates + biases).max(axis=0))
+            keys, *gates = cached(k, at[-block_size:], 1 + gated).swapaxes(0, 1)
+            logits = gates[0] + f64(bias, block_size, head) if gated else np.zeros(keys.shape)
+            weights = np.exp(logits - logits.max(axis=0))
             out[row] = (weights * keys).sum(axis=0) / weights.sum(axis=0)
 
 
@@ -53,7 +56,7 @@ def index_maxima(
 
 def index_top_k(
     x: Array, ids: Array, step: StepParams, *, n_positions: int, n_rows: int, first_row: int, n_chosen: int,
-    n_lists: int, block_size: int, tail: int, **_: Any,
+    n_lists: int = 1, block_size: int = 1, tail: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     rows, out = x.reshape(n_rows, n_positions), ids.reshape(n_rows, n_chosen)
     for row in range(min(n_rows, (step.n_rows - first_row) * n_lists)):
@@ -69,8 +72,8 @@ def index_top_k(
 def attn_chosen(
     q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
-    n_chosen: int, n_lists: int, block_size: int, tail: int, scale: float, head_k: int, head_v: int,
-    final: int = 0, **_: Any,
+    n_chosen: int, n_lists: int = 1, block_size: int = 1, tail: int = 0, scale: float, head_k: int,
+    head_v: int, final: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     queries, lists = f64(q, n_rows, n_heads, head_k), chosen.reshape(n_rows, n_lists, n_chosen)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))

@@ -18,6 +18,7 @@ from vkbackend.twins.quantized import quantize_q8
 
 def embed(
     w: Array,
+    chosen: Array,
     y: Array,
     step: StepParams,
     *,
@@ -32,8 +33,9 @@ def embed(
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
-    n_ids = min(step.n_outputs if ids == 1 else step.n_rows, n_rows)
-    at = (step.rows[:, 2], step.outputs, step.rows[:, 0], step.types)[ids][:n_ids].astype(np.int64) - first
+    n_ids = n_rows if ids == 4 else min(step.n_outputs if ids == 1 else step.n_rows, n_rows)
+    named = step.rows[:, 2], step.outputs, step.rows[:, 0], step.types, chosen.reshape(-1)
+    at = named[ids][:n_ids].astype(np.int64) - first
     known = np.flatnonzero((at >= 0) & (at < n_vocab))
     out[known] = w.reshape(n_vocab, n_embd)[at[known]]
 

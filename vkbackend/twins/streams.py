@@ -79,6 +79,29 @@ def streams_sinkhorn(
     y.reshape(n_rows, m, n)[:] = values + gains[:, :, None] * f64(a, n_rows, 1, n)
 
 
+def streams_gate(
+    x: Array, k: Array, a: Array, y: Array, *, n: int, n_rows: int, n_streams: int, **_: Any
+) -> None:
+    shape = n_rows, n_streams, n
+    score = (f64(x, *shape) * f64(k, *shape)).sum(axis=2, keepdims=True) / np.sqrt(n)
+    root = np.sign(score) * np.sqrt(np.maximum(np.abs(score), 1e-6))
+    y.reshape(shape)[:] = f64(a, n_rows, 1, n) / (1 + np.exp(np.minimum(-root, 700.0)))
+
+
+def ngram_ids(
+    x: Array, table: Array, ids: Array, *, n_rows: int, n_heads: int, end: int, longest: int, **_: Any
+) -> None:
+    words = table.reshape(-1).astype(np.uint64)
+    factors = words[: 2 * longest : 2] | words[1 : 2 * longest : 2] << np.uint64(32)
+    sizes, offsets = words[2 * longest :].reshape(2, n_heads)
+    tokens = np.nan_to_num(x.reshape(n_rows, longest)).astype(np.int64) + end
+    ended = np.cumsum(np.c_[np.zeros(n_rows, bool), tokens[:, 1:] == end], axis=1) > 0
+    products = np.where(ended, end, tokens).astype(np.uint64) * factors
+    hashes = np.bitwise_xor.accumulate(products, axis=1)[:, 1:]
+    of_heads = np.repeat(hashes, n_heads // (longest - 1), axis=1)
+    ids.reshape(n_rows, n_heads)[:] = (of_heads % sizes + offsets).astype(np.uint32)
+
+
 def streams_attend(
     x: Array, a: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, streams: int, **_: Any
 ) -> None:

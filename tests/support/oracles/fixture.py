@@ -107,6 +107,9 @@ def write(
             writer.add_float32(name, value)
         elif isinstance(value, str):
             writer.add_string(name, value)
+        elif key.startswith(("ple.head_", "ple.layer_mult")):
+            of_words = gguf.GGUFValueType.UINT64
+            writer.add_key_value(name, list(value), gguf.GGUFValueType.ARRAY, sub_type=of_words)
         else:
             writer.add_array(name, list(value))
     for name, values in fixture.tensors.items():

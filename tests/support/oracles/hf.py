@@ -56,7 +56,9 @@ def logits(
 
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
     def add(layer: Any, inputs: Any, output: Any) -> Any:
-        return (output[0] + direction, *output[1:]) if isinstance(output, tuple) else output + direction
+        h, *others = output if isinstance(output, tuple) else (output,)
+        h = h + direction.repeat(h.shape[-1] // len(direction))  # to each stream of a wide residual
+        return (h, *others) if isinstance(output, tuple) else h
 
     return add
 

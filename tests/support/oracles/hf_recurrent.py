@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from oracles.hf_parts import (
     selection_bias,
 )
 from transformers.models.glm5_next import Glm5NextTextConfig, modeling_glm5_next
+from transformers.models.qwen4_exp import Qwen4ExpTextConfig, modeling_qwen4_exp
 
 
 def by_key_head(m: Fixture, il: int, values: np.ndarray) -> np.ndarray:
@@ -92,9 +94,9 @@ def grouped(m: Fixture, values: np.ndarray, axis: int = 0) -> np.ndarray:
     return np.moveaxis(heads.swapaxes(0, 1).reshape(values.shape), 0, axis)
 
 
-def qwen35_state(m: Fixture) -> State:
+def qwen35_state(m: Fixture, skip: str = "") -> State:
     state = renamed(
-        m, {"post_attention_norm": "post_attention_layernorm"}, r"_exps\.|ssm_|attn_qkv|attn_gate"
+        m, {"post_attention_norm": "post_attention_layernorm"}, rf"_exps\.|ssm_|attn_qkv|attn_gate{skip}"
     )
     minus_one(state)
     keys = 2 * m.keys["ssm.state_size"] * m.keys["ssm.group_count"]
@@ -351,3 +353,69 @@ def glm5_next(m: Fixture) -> tuple[Any, State]:
 
 
 MAKERS[Glm5NextTextConfig] = lambda config: TextModel(config, modeling_glm5_next.Glm5NextTextModel)
+
+
+@builder("qwen4exp")
+def qwen4exp(m: Fixture) -> tuple[Any, State]:
+    k, n_stream = m.keys, m.keys["hyper_connection.count"]
+    index = "attention.indexer."
+    config = Qwen4ExpTextConfig(
+        **common(m, rope_parameters=qwen35_rope(m), eos_token_id=k["ple.eos_token_id"]),
+        **experts_of(m),
+        **delta_net_sizes(m),
+        shared_expert_intermediate_size=k["expert_shared_feed_forward_length"],
+        partial_rotary_factor=0.5,
+        hc_count=n_stream,
+        hc_lowrank=k["hyper_connection.low_rank"],
+        ple_layer_ids=[il + 1 for il in k["ple.layers"]],
+        ple_conv_kernel_size=k["ple.conv_kernel"],
+        ngram_size=k["ple.ngram_size"],
+        heads_per_ngram=k["ple.heads_per_ngram"],
+        ngram_vocab_size_base=50,
+        make_ngram_vocab_size_divisible_by=16,
+        indexer_n_heads=k[f"{index}head_count"],
+        indexer_kv_heads=1,
+        indexer_head_dim=k[f"{index}key_length"],
+        indexer_budget=k[f"{index}top_k"],
+        indexer_compress_ratio=max(k["attention.compress_ratios"]),
+        output_gate_type="sigmoid",
+    )
+    state = qwen35_state(m, r"|hc_|ple_|per_layer|indexer")
+    gate_rows(m, state)
+    streams = {"norm": "hc_norm", "down": "input_mix_weight_down", "up": "input_mix_weight_up",
+               "inject": "block_inject_weight"}  # fmt: skip
+    for name, values in m.tensors.items():
+        if found := re.fullmatch(r"(?:blk\.(\d+)\.|output_)hc_?(attn|ffn)?_(\w+)\.weight", name):
+            where = "model.hyper_connection_mixer"
+            if found[1]:
+                part = {"attn": "attn", "ffn": "mlp"}[found[2]]
+                where = f"model.layers.{found[1]}.{part}_hyper_connection"
+            state[f"{where}.{streams[found[3]]}.weight"] = values - (found[3] == "norm")
+    for il in range(k["block_count"]):
+        p, b = f"model.layers.{il}.", f"blk.{il}."
+        for name in ("gate_up", "down"):
+            state[f"{p}mlp.experts.{name}_proj"] = m[f"{b}ffn_{name}_exps.weight"]
+        if b + "indexer.q_proj.weight" in m.tensors:
+            both = [m[f"{b}indexer.{name}_proj.weight"] for name in "qk"]
+            state[p + "self_attn.indexer.index_qk_proj.weight"] = np.concatenate(both)
+            for name in "qk":
+                norm = m[f"{b}indexer.{name}_norm.weight"] - 1
+                state[f"{p}self_attn.indexer.{name}_layernorm.weight"] = norm
+    [il] = k["ple.layers"]
+    p, b = f"model.layers.{il}.ple.", f"blk.{il}.ple_"
+    table = "ple_embedding."
+    state |= {
+        f"{p}key_proj.weight": m[b + "key.weight"],
+        f"{p}value_proj.weight": m[b + "value.weight"],
+        f"{p}conv1d.weight": m[b + "conv1d.weight"][:, None],
+        f"{p}{table}ngram_embedding.weight": m["per_layer_token_embd.weight"],
+        f"{p}{table}layer_multipliers": np.array(k["ple.layer_multipliers"]),
+        f"{p}{table}ngram_heads_vocab_sizes": np.array(k["ple.head_vocab_sizes"]),
+        f"{p}{table}ngram_heads_offsets": np.array(k["ple.head_offsets"]),
+    }
+    for name in ("key", "query", "conv"):
+        state[f"{p}norm_{name}.weight"] = m[f"{b}norm_{name}.weight"] - 1
+    return config, state
+
+
+MAKERS[Qwen4ExpTextConfig] = lambda config: TextModel(config, modeling_qwen4_exp.Qwen4ExpTextModel)

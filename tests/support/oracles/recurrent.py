@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from oracles.fixture import Fixture
+from oracles.fixture import PROMPT, Fixture
 from oracles.latent import LATENT, NOPE, SHARED_KEY, latent_attention
 from oracles.parts import (
     EXPERTS,
@@ -403,3 +403,51 @@ def time_mix(m: Fixture, il: int, n: int) -> None:
     for name in ("k_k", "k_a", "r_k"):
         m.put(f"{p}{name}.weight", 1 + 0.3 * m.normal(p + name, n))
     layer_norm(m, p + "ln", n)
+
+
+@fixture("qwen4exp")
+def qwen4exp(m: Fixture) -> None:
+    """Build a model in which a row attends to two of up to twelve blocks and to its own incomplete block. Its
+    third layer adds embeddings of n-grams, and the prompt contains an end of text."""
+    n_layer, m_stream, rank, n_index, index, block = 5, 3, 12, 4, 16, 4
+    wide, sizes = m_stream * N_EMBD, [53, 59, 61, 67]
+    base(
+        m, n_layer, n_kv=2, **QWEN35, **EXPERTS, **ssm(2, 8), expert_shared_feed_forward_length=48,
+        attention__indexer__head_count=n_index, attention__indexer__key_length=index,
+        attention__indexer__top_k=2 * block, attention__compress_ratios=[0, block] * 2 + [0],
+        hyper_connection__count=m_stream, hyper_connection__low_rank=rank, ple__layers=[2],
+        ple__ngram_size=3, ple__heads_per_ngram=2, ple__conv_kernel=4, ple__eos_token_id=PROMPT[20],
+        ple__layer_multipliers=[0x71234567890BCD, 0x3FEDCBA9876543, 0x5A5A5A5A5A5A5B],
+        ple__head_vocab_sizes=sizes, ple__head_offsets=[0, 53, 112, 173],
+        embedding_length_per_layer_input=N_EMBD // len(sizes),
+    )  # fmt: skip
+    del m.tensors["output_norm.weight"]
+    m.matrix("per_layer_token_embd", sum(sizes), N_EMBD // len(sizes), gain=4.0)
+    qwen35_layers(m)
+
+    def streams(name: str, last: bool = False) -> None:
+        m.norm(f"{name}_norm", wide)
+        m.matrix(f"{name}_down", rank, wide, gain=3.0)
+        m.matrix(f"{name}_up", wide, rank, gain=2.0)
+        if not last:
+            m.matrix(f"{name}_inject", m_stream, wide, gain=3.0)
+
+    streams("output_hc", last=True)
+    for il in range(n_layer):
+        p = f"blk.{il}."
+        for name in ("attn_norm", "post_attention_norm"):
+            del m.tensors[f"{p}{name}.weight"]
+        streams(p + "hc_attn")
+        streams(p + "hc_ffn")
+        gated_mixture(m, il)
+        fuse_experts(m, il)
+        if il % 2:
+            for name, n in (("q", n_index * index), ("k", index)):
+                m.matrix(f"{p}indexer.{name}_proj", n, N_EMBD)
+                m.norm(f"{p}indexer.{name}_norm", index)
+    m.matrix("blk.2.ple_key", wide, N_EMBD)
+    m.matrix("blk.2.ple_value", N_EMBD, N_EMBD)
+    for name in ("key", "query", "conv"):
+        m.norm(f"blk.2.ple_norm_{name}", wide)
+    m.put("blk.2.ple_conv1d.weight", 0.6 * m.normal("blk.2.ple_conv1d", wide, 4))
+    m.unsteered = tuple(range(n_layer))

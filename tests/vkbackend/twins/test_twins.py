@@ -32,7 +32,7 @@ def test_embed_gathers_tokens_and_zeroes_the_rest() -> None:
     w, y = f32(9, 6), np.full((5, 6), np.nan, np.float32)
     step = step_of([Run(0, 0, 3, 0)])
     step.rows[:3, 2] = 4, 9, 0
-    twins.rows.embed(w, y, step, n_embd=6, n_vocab=9, n_rows=5, ids=0)
+    twins.rows.embed(w, w, y, step, n_embd=6, n_vocab=9, n_rows=5, ids=0)
     np.testing.assert_array_equal(y, [w[4], np.zeros(6), w[0], np.zeros(6), np.zeros(6)])
 
 
@@ -41,9 +41,9 @@ def test_embed_in_pieces_equals_embed() -> None:
     step = step_of([Run(0, 0, 4, 0)], outputs=[3, 1])
     for ids in (0, 1):
         whole, pieces = np.full((2, 5, 6), np.nan, np.float32)
-        twins.rows.embed(w, whole, step, n_embd=6, n_vocab=9, n_rows=5, ids=ids)
+        twins.rows.embed(w, w, whole, step, n_embd=6, n_vocab=9, n_rows=5, ids=ids)
         for a, b in ((0, 4), (4, 9)):
-            twins.rows.embed(w[a:b], pieces, step, n_embd=6, n_vocab=b - a, n_rows=5, ids=ids, first=a)
+            twins.rows.embed(w[a:b], w, pieces, step, n_embd=6, n_vocab=b - a, n_rows=5, ids=ids, first=a)
         np.testing.assert_array_equal(whole, pieces)
     np.testing.assert_array_equal(whole[:2], w[[3, 1]])
 
@@ -240,6 +240,7 @@ def test_glu() -> None:
         "gelu_erf_alone": (lambda g, u: gelu(g), 1e-6),
         "gelu_quick_alone": (lambda g, u: g * sigmoid(1.702 * g), 1e-6),
         "relu": (lambda g, u: max(g, 0) * u, 1e-5),
+        "sigmoid_alone": (lambda g, u: sigmoid(g), 1e-6),
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
