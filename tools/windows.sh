@@ -92,7 +92,7 @@ make_prefix() {
     rm -rf "$windows_dir/prefix"
     # It ends with code 53, because Wine's 32-bit part is not there.
     wine wineboot --init >"$windows_dir/wineboot.log" 2>&1 || true
-    [ -f "$windows_dir/prefix/system.reg" ] || { echo "Wine makes no prefix; see $windows_dir/wineboot.log" && return 1; }
+    [ -f "$windows_dir/prefix/drive_c/windows/system32/kernel32.dll" ] || { echo "Wine makes no prefix; see $windows_dir/wineboot.log" && return 1; }
     cp "$windows_dir/wine/usr/x86_64-w64-mingw32/lib/zlib1.dll" "$windows_dir/prefix/drive_c/windows/system32/"
 }
 
