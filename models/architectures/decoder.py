@@ -42,7 +42,7 @@ class Decoder(DecoderWeights):
 
     def tap(self, h: Tensor, il: int) -> None:
         """Keep the layer's input h if an EAGLE-3 head reads it. Before this call, the layer's norm has summed
-        h over the devices."""
+        h's partial sums."""
         if il in self.tapped:
             h.graph.kept[tap_of(il)] = ops.copy(h)
 
