@@ -60,6 +60,7 @@ class TimelineQueue(Queue):
         self.following: Any = None  # copies that signal `go` in the host's place
         self._flag: Flag | None = None
         self._events: Events | None = None
+        self._by_events = False  # whether the submitted executable waits for events
         self._flagged = range(0)  # the numbers of segments that the flag counts
         self._held: deque[tuple[int, int]] = deque()  # segments that wait for events: (number, segment)
 
@@ -114,6 +115,7 @@ class TimelineQueue(Queue):
     def submit(self, executable: Any, first: int, count: int) -> None:
         infos, _, waits, signals, _, firsts = executable.submission
         ends = executable.ends
+        self._by_events = ends.events is not None
         if ends.flag and not first:
             ends.flag.clear()
             self._flagged = range(self.submitted + 1, self.submitted + executable.n_segments)
@@ -136,8 +138,7 @@ class TimelineQueue(Queue):
             self._set_events(self._go)
 
     def _set_events(self, number: int) -> None:
-        assert self._events
-        while self._held and self._held[0][0] <= number:
+        while self._events and self._held and self._held[0][0] <= number:
             self._events.set(self._held.popleft()[1])
 
     def arrived(self, number: int) -> bool:
@@ -154,7 +155,7 @@ class TimelineQueue(Queue):
         return done
 
     def allow(self, number: int) -> None:
-        call = "vkSetEvent" if self._held else "vkSignalSemaphore"
+        call = "vkSetEvent" if self._by_events else "vkSignalSemaphore"
         if faults.planned and faults.struck(self.device.name, f"{call} hang") == "hang":
             return
         if number <= self._go:
@@ -163,7 +164,7 @@ class TimelineQueue(Queue):
             copies, self.following, self._go = self.following, None, number
             copies.signal(number)
             return
-        if self._held:
+        if self._by_events:
             self._go = number
             self._set_events(number)
             return
