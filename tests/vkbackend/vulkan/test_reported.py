@@ -178,6 +178,7 @@ def test_segment_numbers_are_not_reused_after_failed_submit(
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue
+    from vkbackend.vulkan.signals import Ends
     from vkbackend.vulkan.vk import C, ffi
 
     if not device.features.get("timeline"):
@@ -191,7 +192,7 @@ def test_segment_numbers_are_not_reused_after_failed_submit(
     monkeypatch.setattr(queue, "_submit", submit)
     waits, signals = [0] * 6, [0] * 6
     submission = ffi.new("VkSubmitInfo[]", 6), None, waits, signals, None, [0, 2, 4, 6]
-    step: Any = SimpleNamespace(submission=submission)
+    step: Any = SimpleNamespace(submission=submission, ends=Ends())
     try:
         if fails_at <= 6:
             with pytest.raises(OutOfDeviceMemory, match="vkQueueSubmit"):
