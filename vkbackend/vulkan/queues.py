@@ -29,6 +29,8 @@ class TimelineQueue(Queue):
         self.submitted = 0
         self._semaphores = ffi.new("VkSemaphore[2]")  # go, done
         kind = new("VkSemaphoreTypeCreateInfo", semaphoreType=C.VK_SEMAPHORE_TYPE_TIMELINE)
+        self._flag: Flag | None = None
+        self._events: Events | None = None
         self._n_made = 0
         try:
             for i in range(2):
@@ -58,8 +60,6 @@ class TimelineQueue(Queue):
         can_wait = "VK_KHR_portability_subset" not in device.extensions
         self.signals = SIGNALS if can_wait else SIGNALS[:2]
         self.following: Any = None  # copies that signal `go` in the host's place
-        self._flag: Flag | None = None
-        self._events: Events | None = None
         self._by_events = False  # whether the submitted executable waits for events
         self._flagged = range(0)  # the numbers of segments that the flag counts
         self._held: deque[tuple[int, int]] = deque()  # segments that wait for events: (number, segment)
