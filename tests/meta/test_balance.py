@@ -152,8 +152,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
-    """Return three devices with invented speeds. An all-reduce takes 100 us per device."""
+def made_up(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
+    """Return three devices with invented speeds and no measured tokens. An all-reduce takes 100 us per
+    device."""
     invented = {"fast": 4e9, "half": 2e9, "slow": 1e8}
     monkeypatch.setattr(rates, "measure_speed", lambda d: Speed(invented[d.name], invented[d.name] / 10))
     monkeypatch.setattr(balance, "class_of", lambda d: d.name)
