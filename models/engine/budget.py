@@ -84,7 +84,9 @@ class PrefillBudget:
 
     def _rows_of(self, known: float, n_prompt: int, seconds: float) -> float:
         """Return how many rows add `known` seconds to a step, if `n_prompt` rows made it take `seconds`
-        instead of `known`."""
+        instead of `known`. A coarse clock may count no time."""
+        if not seconds:
+            return MAX_ROWS
         return min(known * n_prompt / max(seconds - known, seconds / 16), MAX_ROWS)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.load import Progress
 from vkbackend.meta.mesh import Mesh
@@ -119,6 +120,7 @@ class Projector:
         """Return the projector's row of `LLM.memory`."""
         device = self._mesh.devices[0]
         held: dict[str, Any] = {home.value: device.nbytes[home] for home in COUNTED}
+        held["staging"] += held.pop(Home.VISIBLE.value) + held.pop(Home.SLOTS.value)
         held |= dict.fromkeys(("adapters", "mapped", "shared"), 0)
         held |= {"free_before": self._free_before, "free": device.free_nbytes()}
         return {"device": f"{device.name} (projector)", **held}

@@ -142,7 +142,7 @@ def test_a_prompt_from_a_pipe(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
     read, write = os.pipe()
     os.write(write, b"Once upon a time\n")
     os.close(write)
-    for stream in (open(read, encoding="utf-8"), path.open()):
+    for stream in (open(read, encoding="utf-8"), path.open(encoding="utf-8")):
         with stream:
             monkeypatch.setattr(sys, "stdin", stream)
             assert answer(run)["prompt_tokens"] == want

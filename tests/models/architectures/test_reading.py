@@ -30,7 +30,7 @@ architectures = pytest.mark.parametrize("name", only(FIXTURES, *WHOLE))
 few_architectures = pytest.mark.parametrize("name", only(FIXTURES, *WHOLE[::4]))
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_kv_a_mqa")
 QUICK = ("phi3", "llama")
-SOFT_CAPS = ("gemma2", "gemma3", "gemma3n", "gemma4", "muse-glimmer")
+SOFT_CAPS = ("gemma2", "gemma3", "gemma3n", "gemma4", "grok", "muse-glimmer")
 OFF: dict[str, Any] = {
     "attention.scale": 0.0,
     "attention.clamp_kqv": -math.inf,
