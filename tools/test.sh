@@ -29,6 +29,7 @@ fi
 # mypy ignores an editable install's import hook, so it reads a tree of links that looks installed.
 # Afterwards, the files that use system calls are checked for Windows and macOS.
 mypy_tree() {
+    unset PYTHONWARNDEFAULTENCODING
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
     nice -n 5 "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend &&
