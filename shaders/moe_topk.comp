@@ -8,9 +8,9 @@
 
 layout(constant_id = 1) const uint GATING = 0;
 layout(constant_id = 2) const uint HAS_BIAS = 0; // 1: add a bias to the logits
-layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the probabilities for the choice
+layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: a bias of the probabilities for the choice; 2: choices
 layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a factor
-const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2, SPARSE_MIXER = 3;
+const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2, SPARSE_MIXER = 3, ROOT_SOFTPLUS = 4;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
 const uint LANES = 128; // number of partial sums; constant, so that the order is fixed
 const float MIXED_BELOW = 0.02; // a sparse mixer excludes a logit that is lower by a larger share
@@ -112,7 +112,7 @@ void select_by_probability() {
     barrier();
     for (uint e = thread; e < n_experts; e += LOCAL) {
         precise float sum = value[e];
-        if (HAS_SELECT != 0) sum = sum + select[select_off + e];
+        if (HAS_SELECT == 1) sum = sum + select[select_off + e];
         key[e] = order_key(sum);
     }
     barrier();
@@ -190,10 +190,20 @@ void main() {
             if (!is_nan(value[e])) value[e] = exact_sigmoid(value[e]);
         }
     }
-    if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
+    if (GATING == ROOT_SOFTPLUS) {
+        for (uint e = thread; e < n_experts; e += LOCAL) {
+            if (!is_nan(value[e])) value[e] = exact_root_softplus(value[e]);
+        }
+    }
+    if (HAS_SELECT == 1 || n_groups > 1) select_by_probability();
+    if (HAS_SELECT == 2) {
+        for (uint u = thread; u < n_used; u += LOCAL) {
+            chosen[u] = min(uint(select[select_off + row * n_used + u]), n_experts - 1);
+        }
+    }
 
     // Ranking four experts at a time takes a quarter of the reads.
-    for (uint first = thread; first < n_experts; first += 4 * LOCAL) {
+    for (uint first = HAS_SELECT == 2 ? n_experts : thread; first < n_experts; first += 4 * LOCAL) {
         const uvec4 at = first + LOCAL * uvec4(0, 1, 2, 3);
         const uvec4 safe = min(at, n_experts - 1);
         const uvec4 own = uvec4(key[safe.x], key[safe.y], key[safe.z], key[safe.w]);

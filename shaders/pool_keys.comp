@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // For each row at the last position of a block of `block_size` positions, compute the block's mean of keys. If
-// GATED, a cell of `k` has HEAD values of a key, then HEAD gates, and the mean is weighted. The weights of an
-// element are the softmax over the block's positions of gate + bias[position in the block]. Other rows get zeros.
-// The workgroup ID is (LOCAL quads, -, row).
+// GATED, the key's gates follow it in a cell of `k`, and the mean is weighted. The weights of an element are the
+// softmax over the block's positions of gate + bias[position in the block]. If SERIES is 2, a cell has two keys,
+// two gates and two biases. The mean is then over the first keys of the block before and the second keys of the
+// block. Other rows get zeros. The workgroup ID is (LOCAL quads, -, row).
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"
@@ -11,10 +12,11 @@
 layout(constant_id = 1) const uint HEAD = 128;
 layout(constant_id = 2) const uint K_TYPE = 1;
 layout(constant_id = 3) const uint GATED = 1;
+layout(constant_id = 4) const uint SERIES = 1;
 
 layout(push_constant) uniform Push {
     uint k_off, cells_off, bias_off, y_off;
-    uint n_rows, blocks_per_slot, block_size;
+    uint n_rows, blocks_per_slot, block_size, cell_quads, first_quad;
 };
 layout(set = 0, binding = 0) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 1) readonly buffer Cells { uint cells[]; };
@@ -45,16 +47,19 @@ void main() {
     if (row < step_n_rows_from_buffer() && end % block_size == 0) {
         total = vec4(0.0);
         vec4 top = vec4(NEG_LARGE);
-        for (uint i = 0; i < block_size; ++i) {
-            const uint position = end - block_size + i;
+        const uint n = min(SERIES * block_size, end);
+        for (uint back = n; back > 0; --back) {
+            const uint position = end - back;
+            const uint series = SERIES > 1 && back <= block_size ? 1 : 0;
             const uint cell = block_cell(place.y, position / CELL_BLOCK) + position % CELL_BLOCK;
-            const uint at = bias_off + i * HEAD + 4 * quad;
+            const uint key = cell * cell_quads + first_quad + series * QUADS + quad;
+            const uint at = bias_off + (position % block_size * SERIES + series) * HEAD + 4 * quad;
             vec4 gate = vec4(0.0);
-            if (GATED != 0) gate = k_quad((2 * cell + 1) * QUADS + quad) + vec4(bias[at], bias[at + 1], bias[at + 2], bias[at + 3]);
+            if (GATED != 0) gate = k_quad(key + SERIES * QUADS) + vec4(bias[at], bias[at + 1], bias[at + 2], bias[at + 3]);
             const vec4 top_new = max(top, gate);
             const vec4 rescale = exp(top - top_new);
             const vec4 weight = exp(gate - top_new);
-            sum = sum * rescale + weight * k_quad((1 + GATED) * cell * QUADS + quad);
+            sum = sum * rescale + weight * k_quad(key);
             total = total * rescale + weight;
             top = top_new;
         }

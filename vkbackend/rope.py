@@ -49,10 +49,16 @@ class RopeTable:
     sections: tuple[int, ...] = ()
     interleaved: bool = False
     shift: int = 0  # positions are counted from here
+    skipped: int = 0  # The first of the n_rot dimensions, which do not turn. The formula counts the others.
 
     def __post_init__(self) -> None:
         if self.n_rot < 2 or self.n_rot % 2:
             raise InvalidArgument(f"RoPE rotates pairs: n_rot must be even and at least 2, got {self.n_rot}")
+        if not 0 <= self.skipped <= self.n_rot - 2 or self.skipped % 2 or (self.skipped and self.sections):
+            raise InvalidArgument(
+                f"RoPE skips an even number of dimensions, less than {self.n_rot}, and has no sections then; "
+                f"got {self.skipped}"
+            )
         if not (math.isfinite(self.freq_base) and self.freq_base > 0):
             raise InvalidArgument(f"RoPE frequency base must be positive, got {self.freq_base}")
         if self.scaling not in SCALINGS:
@@ -79,15 +85,22 @@ class RopeTable:
             raise InvalidArgument(f"RoPE sections must add up to at most {MAX_SECTIONS}, got {self.sections}")
         if self.freq_factors is not None:
             factors = np.asarray(self.freq_factors, np.float64)
-            if factors.shape != (self.n_rot // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):
+            if factors.shape != (self._n // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):
                 raise InvalidArgument(
-                    f"RoPE needs {self.n_rot // 2} finite, non-zero factors, got shape {factors.shape}"
+                    f"RoPE needs {self._n // 2} finite, non-zero factors, got shape {factors.shape}"
                 )
 
     @property
     def frequencies(self) -> np.ndarray:
         """Return each pair's radians per position, float64 [n_rot / 2]."""
-        theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot) * self._turns
+        return np.r_[np.zeros(self.skipped // 2), self._turning()]
+
+    @property
+    def _n(self) -> int:
+        return self.n_rot - self.skipped
+
+    def _turning(self) -> np.ndarray:
+        theta = self.freq_base ** (-2.0 * np.arange(self._n // 2) / self._n) * self._turns
         if self.freq_factors is not None:
             theta = theta / np.asarray(self.freq_factors, np.float64)
         if self.scaling == "none":
@@ -96,8 +109,8 @@ class RopeTable:
         if self.scaling == "linear":
             return scaled
         low = max(0.0, math.floor(self._pair_turning(self.beta_fast)))
-        high = min(self.n_rot - 1.0, math.ceil(self._pair_turning(self.beta_slow)))
-        ramp = np.clip((np.arange(self.n_rot // 2) - low) / max(0.001, high - low), 0.0, 1.0)
+        high = min(self._n - 1.0, math.ceil(self._pair_turning(self.beta_slow)))
+        ramp = np.clip((np.arange(self._n // 2) - low) / max(0.001, high - low), 0.0, 1.0)
         mix = (1.0 - ramp) * self.ext_factor
         return scaled * (1.0 - mix) + theta * mix
 
@@ -115,7 +128,7 @@ class RopeTable:
     def _components(self) -> np.ndarray:
         """Return each pair's component of a multimodal position, 0 to 3, int64 [n_rot / 2]."""
         if not self.sections:
-            return np.zeros(self.n_rot // 2, np.int64)
+            return np.zeros(self._n // 2, np.int64)
         time, height, width, _ = self.sections
         pair = np.arange(self.n_rot // 2)
         if self.interleaved:
@@ -132,9 +145,7 @@ class RopeTable:
 
     def _pair_turning(self, rotations: float) -> float:
         """Return the fractional index of the pair that makes `rotations` turns in `orig_ctx` positions."""
-        return (
-            self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
-        )
+        return self._n * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
 
     def rotation(self, distance: int) -> np.ndarray:
         """Return cos and sin that rotate a key of position p to position p + `distance`, float32 [n_rot / 2,

@@ -58,17 +58,29 @@ def choose(
     return chosen
 
 
-def pool_keys(x: Tensor, raw: Weight, cells: Weight, block: int, bias: Weight | None = None) -> Tensor:
+def pool_keys(
+    x: Tensor,
+    raw: Weight,
+    cells: Weight,
+    block: int,
+    bias: Weight | None = None,
+    *,
+    first: int = 0,
+    overlap: bool = False,
+) -> Tensor:
     """Return the mean of the keys of a block of `block` positions in the rows of the blocks' last positions.
     The keys x [rows, head] were stored in `raw` [n_cells, head]. With `bias` [block, head], gates follow the
     keys in `raw` [n_cells, 2 * head], and the weights of the mean are the softmax over the block's positions
-    of gate + bias."""
-    y = x.graph.new(x.rows, x.width, x.state, "pooled keys", holders_of(x))
+    of gate + bias. The keys may begin at element `first` of a wider `raw`. With `overlap`, x, the gates and
+    `bias` are two vectors per position, side by side, and the result is one (Recorder.pool_keys)."""
+    width, state = (x.width // 2, split.resized(x.state, 1, 2)) if overlap else (x.width, x.state)
+    y = x.graph.new(x.rows, width, state, "pooled keys", holders_of(x))
     for d in holders_of(y):
         step = x.graph.inputs[d].step
         of_gates = bias.whole(d) if bias else None
         args = raw.whole(d), cells.whole(d), y.on(d), step
-        x.graph.on(d, "index").pool_keys(*args, block=block, bias=of_gates)
+        how: dict[str, Any] = {"block": block, "bias": of_gates, "first": first, "overlap": overlap}
+        x.graph.on(d, "index").pool_keys(*args, **how)
     return y
 
 

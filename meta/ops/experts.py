@@ -24,7 +24,8 @@ from vkbackend.ops.moe import Gating
 class Router:
     """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
     `select` and `gain` are [n_expert]. `bias` is added to the logits. `select` is added to the probabilities
-    only for the choice. `gain` multiplies an expert's weight."""
+    only for the choice. `gain` multiplies an expert's weight. If `given` [rows, n_used] is set, it has the
+    numbers of each row's experts, and the logits only weigh them."""
 
     w_norm: Weight
     w: Weight
@@ -34,6 +35,7 @@ class Router:
     bias: Weight | None = None
     select: Weight | None = None
     gain: Weight | None = None
+    given: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
             weights.on(d),
             router.gating,
             eps=router.eps,
+            given=router.given.on(d) if router.given else None,
             **{name: vector.whole(d) for name, vector in vectors.items() if vector},
         )
     return weights, chosen

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops import streams
 from vkbackend.meta.ops.chosen_attention import choose, pool_keys
 from vkbackend.meta.ops.heads import concat
@@ -19,49 +18,31 @@ from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import kimi_linear
 from vkbackend.models.architectures.base import Weights, linear
-from vkbackend.models.architectures.config import Config, with_limits
-from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, LayerMemory, MemorySpec
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.hyper_connected import HyperConnected
+from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, MemorySpec
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import (
     check_off,
     read_count,
     read_flags,
     read_float,
-    read_floats,
 )
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 from vkbackend.ops.moe import Gating
-from vkbackend.ops.streams import MAX_STREAMS
 
 
-class Model(kimi_linear.Model):
+class Model(HyperConnected, kimi_linear.Model):
     mixture = Mixture(gating=Gating("sigmoid"), limits_gate=True)
-    residual_is_wide = True
     tail = True
 
     def read_config(self, gguf: GGUF) -> Config:
-        self.n_stream = read_count(gguf, "hyper_connection.count")
-        self.n_turns = read_count(gguf, "hyper_connection.sinkhorn_iterations", limit=1000)
-        self.stream_eps = read_float(gguf, "hyper_connection.epsilon", 0.0, low=0.0)
         self.bound = read_float(gguf, "kda.gate_lower_bound", 0.0)
-        if self.n_stream > MAX_STREAMS:
-            raise UnsupportedModel(f"{self.n_stream} streams: up to {MAX_STREAMS} are supported")
-        c = self.with_bounds(super().read_config(gguf), gguf)
+        c = super().read_config(gguf)
         self.read_indexer(gguf, c)
         return c
-
-    def with_bounds(self, c: Config, gguf: GGUF) -> Config:
-        """Set the bounds of activations. The bounds of routed experts are the default for all other FFNs."""
-        kind = "shexp" if f"{gguf.architecture}.swiglu_clamp_shexp" in gguf.metadata else "exp"
-        self.limits = read_floats(gguf, f"swiglu_clamp_{kind}", len(c.layers), low=0.0)
-        c = with_limits(c, gguf)
-        layers = [
-            replace(layer, mixture=layer.mixture and replace(layer.mixture, limit_shared=limit))
-            for layer, limit in zip(c.layers, self.limits, strict=True)
-        ]
-        return replace(c, layers=tuple(layers))
 
     def read_indexer(self, gguf: GGUF, c: Config) -> None:
         check_off(gguf, "attention.indexer.kpool_select_tail", True)
@@ -91,16 +72,8 @@ class Model(kimi_linear.Model):
 
     # ---- weights ----
 
-    def stream_weights(self, name: str) -> list[WeightSpec]:
-        n = (2 + self.n_stream) * self.n_stream
-        return [
-            WeightSpec(f"{name}_fn", (n, self.n_stream * self.config.n_embd)),
-            WeightSpec(f"{name}_base", (n,)),
-            WeightSpec(f"{name}_scale", (3,)),
-        ]
-
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        specs = [*super().attention_weights(il), *self.stream_weights("hc_attn")]
+        specs = super().attention_weights(il)
         if self.choosers.get(il) != il:
             return specs
         n_embd, n, whole = self.config.n_embd, self.index_dim, rows("kv_heads")
@@ -115,9 +88,6 @@ class Model(kimi_linear.Model):
             WeightSpec("indexer_compressor_ape", (self.block_size, n), f32=True),
         ]
 
-    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        return [*super().feed_forward_weights(il), *self.stream_weights("hc_ffn")]
-
     def kv(self, il: int) -> MemorySpec:
         spec = super().kv(il)
         if not isinstance(spec, KVSpec):
@@ -127,24 +97,6 @@ class Model(kimi_linear.Model):
         return replace(spec, index_dim=self.index_dim, raw_dim=2 * self.index_dim)
 
     # ---- graph ----
-
-    def embed(self, graph: Graph, w: Weights) -> Tensor:
-        return streams.copies(super().embed(graph, w), self.n_stream)
-
-    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        for name in ("hc_attn", "hc_ffn"):
-            mixes = linear(ops.head_norm(h, None, h.width, self.config.eps), w, f"{name}_fn")
-            by = mixes, w(f"{name}_scale"), w(f"{name}_base")
-            x = streams.mix(h, *by, self.n_stream, self.stream_eps)
-            if name == "hc_attn":
-                y = self.mix(self.attention_input(x, w, il), w, cache, il)
-            else:
-                y = self.ffn(ops.same_bits(x) if self.config.layers[il].mixture else x, w, il)
-            h = streams.transport(h, y, *by, self.n_turns, self.stream_eps)
-        return h
-
-    def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        return streams.add_to_all(h, w("control_vector")) if il in self.control else h
 
     def hidden_outputs(self, h: Tensor, w: Weights) -> Tensor:
         return self.output_norm(streams.mean(ops.outputs(h), self.config.n_embd), w)

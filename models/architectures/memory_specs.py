@@ -19,7 +19,7 @@ class KVSpec:
     of index keys, or 0 without an indexer. `raw_dim` is the number of values per position from which index
     keys are pooled, or 0. A layer with a `chooser` attends to positions that this earlier layer's indexer
     chose. A cache with `n_kept` also keeps a row of this size for each of a slot's last KEPT_ROWS
-    positions."""
+    positions. If `head_dim_v` is 0, the keys are the values."""
 
     n_head_kv: int
     head_dim_k: int
@@ -65,7 +65,8 @@ class LayerCache:
     @property
     def arrays(self) -> tuple[Weight, ...]:
         """Return the arrays in CachePlan's order."""
-        return tuple(filter(None, (self.k, self.v, self.index, self.raw)))
+        v = None if self.v is self.k else self.v
+        return tuple(filter(None, (self.k, v, self.index, self.raw)))
 
 
 @dataclass(frozen=True, slots=True)

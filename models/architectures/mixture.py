@@ -18,8 +18,9 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
 
-GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gating_func
+GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight", 4: "root_softplus"}  # expert_gating_func
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
+BY_TOKEN = "ffn_gate_by_token"  # a row per token with the numbers of its experts, made by the architecture
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai, "relu": ops.relu_mul}
 ALONE = {"relu2_alone": ops.relu2, "gelu_alone": ops.gelu}  # activations without a gate
@@ -83,7 +84,7 @@ class Mixture:
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
         """Return the weighted sum of the chosen experts' results for x, plus the shared expert's result. The
-        router reads norm(h)."""
+        router reads norm(h). A table in the file may choose experts by the row's token."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -93,6 +94,7 @@ class Mixture:
             w.bias("ffn_gate_inp"),
             w.bias("exp_probs_b"),
             w.get("ffn_down_exps.scale"),
+            ops.embed(h.graph, w(BY_TOKEN)) if w.has(BY_TOKEN) else None,
         )
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)

@@ -92,7 +92,9 @@ def _planned(il: int, spec: KVSpec, heads: Ranges, home: Home, options: Options)
 
 def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
     """Splits are between heads, so each head has whole blocks."""
-    arrays = [("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)]
+    arrays = [("k", spec.head_dim_k, options.type_k)]
+    if spec.head_dim_v:
+        arrays.append(("v", spec.head_dim_v, options.type_v))
     if spec.index_dim:
         arrays.append(("index", spec.index_dim, options.type_k))
     if spec.raw_dim:

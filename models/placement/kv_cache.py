@@ -84,7 +84,7 @@ class KVCache:
             kept = stores.zeros(f"kept_l{plan.layer}", plan.kept, plan.home) if plan.spec.n_kept else None
             caches[plan.layer] = LayerCache(
                 arrays["k"],
-                arrays["v"],
+                arrays.get("v", arrays["k"]),
                 table.cells,
                 plan.spec.window,
                 index=arrays.get("index"),

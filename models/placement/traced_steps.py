@@ -305,7 +305,7 @@ def _caches(layout: Layout) -> list[LayerMemory]:
             kept = Weight("kept", plan.kept, "f32", MIRRORED, [[(0, _view(plan.kept))]] * layout.n_devices)
         caches[plan.layer] = LayerCache(
             held["k"],
-            held["v"],
+            held.get("v", held["k"]),
             cells,
             plan.spec.window,
             index=held.get("index"),

@@ -44,5 +44,26 @@ float exact_exp(float x) {
     return exact_mul(sum, uintBitsToFloat(uint(int(n) + 127) << 23));
 }
 
+// Return ln(1 + t) for 0 <= t <= 1 as 2 artanh(t / (2 + t)), by its series.
+float exact_log1p(float t) {
+    const float s = exact_mul(t, exact_reciprocal(exact_mad(1.0, t, 2.0)));
+    const float square = exact_mul(s, s);
+    float sum = 1.0 / 17.0;
+    sum = exact_mad(sum, square, 1.0 / 15.0);
+    sum = exact_mad(sum, square, 1.0 / 13.0);
+    sum = exact_mad(sum, square, 1.0 / 11.0);
+    sum = exact_mad(sum, square, 1.0 / 9.0);
+    sum = exact_mad(sum, square, 1.0 / 7.0);
+    sum = exact_mad(sum, square, 1.0 / 5.0);
+    sum = exact_mad(sum, square, 1.0 / 3.0);
+    return exact_mul(exact_mul(2.0, s), exact_mad(sum, square, 1.0));
+}
+
+// Return sqrt(ln(1 + e^x)), but at least 1e-19.
+float exact_root_softplus(float x) {
+    const float y = exact_mad(1.0, max(x, 0.0), exact_log1p(exact_exp(x > 0.0 ? -x : x)));
+    return exact_mul(y, exact_inverse_sqrt(y));
+}
+
 // Return 1 / (1 + e^-x), but at least 2e-35.
 float exact_sigmoid(float x) { return exact_reciprocal(exact_mad(1.0, exact_exp(min(-x, 80.0)), 1.0)); }

@@ -58,20 +58,25 @@ class PoolKeys(Case):
     head: int = 32
     type_k: str = "f16"
     gated: bool = True
+    first: int = 0
+    overlap: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
         cells, n_cells = cell_table(rng, self.runs)
+        series = 1 + self.overlap
+        width = (1 + self.gated) * series * self.head + 2 * self.first
         tensors = {
-            "k": cache(rng, self.type_k, cells, n_cells, (1 + self.gated) * self.head, self.runs),
+            "k": cache(rng, self.type_k, cells, n_cells, width, self.runs),
             "cells": cells,
-            "bias": uniform(rng, self.block, self.head),
+            "bias": uniform(rng, self.block, series * self.head),
             "y": output(rows, self.head),
         }
 
         def record(r: Recorder, v: Views) -> None:
             bias = v["bias"] if self.gated else None
-            r.pool_keys(v["k"], v["cells"], v["y"], v["step"], block=self.block, bias=bias)
+            how: dict[str, Any] = {"block": self.block, "first": self.first, "overlap": self.overlap}
+            r.pool_keys(v["k"], v["cells"], v["y"], v["step"], bias=bias, **how)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -197,6 +202,53 @@ class AttnChosen(Case):
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
 
 
+@dataclass(frozen=True)
+class AttnEntries(Case):
+    """Each row attends to its last positions and to entries, all or those of a list. Unused elements at the
+    list's end are invalid blocks."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 2
+    head: int = 16
+    window: int = 12
+    block: int = 4
+    k: int = 0
+    n_splits: int | None = None
+    kind: str = "f16"
+    group: int | None = None
+    q_first: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1
+        cells, n_cells = cell_table(rng, self.runs)
+        step = step_of(rng, self.runs)
+        chosen = np.full((rows, max(1, self.k)), 0x7FFFFFFF, np.uint32)
+        for row in range(rows - 1):
+            n = (int(step.rows[row, 0]) + 1) // self.block
+            ids = np.sort(rng.permutation(n)[: max(0, self.k - 1)])
+            chosen[row, : len(ids)] = ids
+        splits = (self.n_splits, self.head + 2) if self.n_splits else (self.head,)
+        tensors = {
+            "q": uniform(rng, rows, self.n_heads, self.head, span=8.0),
+            "kv": cache(rng, self.kind, cells, n_cells, 2 * self.head, self.runs),
+            "cells": cells,
+            "chosen": Tensor(chosen.shape, "u32", chosen),
+            "y": output(rows, self.n_heads, *splits),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            how: dict[str, Any] = {"window": self.window, "block": self.block, "q_first": self.q_first}
+            how |= {"group": self.group or self.n_heads, "scale": self.head**-0.5}
+            lists = v["chosen"] if self.k else None
+            r.attn_entries(v["q"], v["kv"], v["cells"], lists, v["y"], v["step"], **how)
+
+        return Setup(tensors, record, step)
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return split_parts(array, self.head) if self.n_splits else {name: array}
+
+
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 _LONG = ((1, 300, 2), (0, 127, 2))
 
@@ -216,6 +268,8 @@ def quick() -> list[Case]:
         PoolKeys(((2, 30, 6), (0, 0, 2)), 4, 24, gated=False),
         PoolKeys(((2, 30, 6), (0, 0, 2), (3, 95, 2)), 2, 136, "f32"),
         PoolKeys(((0, 60, 70), (1, 15, 1)), 16, 8, "bf16"),
+        PoolKeys(((2, 3, 6), (0, 0, 4), (3, 95, 1)), 4, 24, "f32", first=8, overlap=True),
+        PoolKeys(((0, 60, 70), (1, 15, 1)), 16, 136, overlap=True),
         IndexMaxima(),
         IndexMaxima(_RUNS, 4, 40, 7, 2, "f32"),
         IndexMaxima(_LONG, 17, 32, 64, 1, "q8_0", first_row=1),
@@ -241,6 +295,12 @@ def quick() -> list[Case]:
         AttnChosen(_RUNS, 4, 2, 32, 96, 31, None, "q8_0", "q4_0"),
         AttnChosen(_RUNS, 12, 1, 32, 32, 32, None, "bf16", "q8_0"),
         AttnChosen(_RUNS, 5, 2, 32, 32, 20, None, "q4_0", "bf16", group=4, q_first=2),
+        AttnEntries(),
+        AttnEntries(_RUNS, 6, 64, 12, 4, 5, 3, "f32"),
+        AttnEntries(_LONG, 3, 32, 33, 16, 0, 2, "q8_0"),
+        AttnEntries(_RUNS, 5, 32, 200, 1, 65, kind="q4_0", group=8, q_first=2),
+        AttnEntries(((0, 300, 1),), 9, 512, 128, 4, 33, 2),
+        AttnEntries(_LONG, 4, 40, 1, 128, kind="bf16"),
     ]
 
 

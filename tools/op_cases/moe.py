@@ -65,6 +65,7 @@ class MoeTopk(Case):
     gain: bool = False
     nan: bool = False
     eps: float = 1e-6
+    given: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         shape = (self.rows, self.n_experts)
@@ -82,6 +83,10 @@ class MoeTopk(Case):
         }
         vectors = [name for name in ("bias", "select", "gain") if getattr(self, name)]
         tensors |= {name: uniform(rng, self.n_experts) for name in vectors}
+        if self.given:
+            vectors.append("given")
+            ids = np.stack([rng.permutation(self.n_experts)[: self.n_used] for _ in range(self.rows)])
+            tensors["given"] = Tensor(ids.shape, "f32", ids.astype(np.float32))
 
         def record(r: Recorder, v: Views) -> None:
             optional = {name: v[name] for name in vectors}
@@ -314,6 +319,8 @@ def quick() -> list[Case]:
         MoeTopk(160, 8, gating=Gating("sigmoid", norm_w=False), nan=True),
         MoeTopk(32, 4, gating=Gating("softmax_weight"), bias=True, nan=True),
         MoeTopk(16, 2, rows=9, values=401, gating=Gating("sparse_mixer"), bias=True),
+        MoeTopk(256, 6, rows=9, gating=Gating("root_softplus", scale=1.5), select=True),
+        MoeTopk(40, 6, rows=5, gating=Gating("root_softplus", scale=1.5), given=True, nan=True),
         MoeTopk(8, 2, rows=5, gating=Gating(norm_w=False, softcap=3.0)),
         MoeTopk(12, 5, rows=3, gating=Gating(scale=0.05, per_id=3)),
         MatVecId("f32", side=7, widths=(3, 0, 5, 1, 4), rows=3),

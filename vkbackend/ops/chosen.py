@@ -59,21 +59,37 @@ class ChosenOps(Target):
         )
 
     def pool_keys(
-        self, k: View, cells: View, y: View, step: View, *, block: int, bias: View | None = None
+        self,
+        k: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        block: int,
+        bias: View | None = None,
+        first: int = 0,
+        overlap: bool = False,
     ) -> None:
         """Write to y [n_rows, head] the mean of a block's keys, for each row whose position is the last of a
-        block of `block` positions. The cache `k` is [n_cells, head]. With `bias` f32 [block, head], `k` is
-        [n_cells, 2 * head] and has keys, then gates, and the mean is weighted. An element's weights are the
-        softmax over the block's positions of gate + bias. Other rows get zeros. `k` has a float type."""
-        n_rows, head = y.shape
-        assert k.shape[1:] == ((2 if bias else 1) * head,) and head % 4 == 0, (k, bias, y)
-        assert bias is None or (bias.shape == (block, head) and bias.dtype == "f32"), bias
+        block of `block` positions. The keys are the elements from `first` on of the cache `k` [n_cells,
+        width]. With `bias` f32 [block, head], gates follow the keys, and the mean is weighted. An element's
+        weights are the softmax over the block's positions of gate + bias. With `overlap`, a position has two
+        keys and two gates, and bias is [block, 2 * head]. The mean is then over the first keys of the block
+        before, if there is one, and the second keys of the block (DeepSeek-AI 2026). Other rows get zeros.
+        `k` has a float type."""
+        (n_rows, head), series = y.shape, 1 + overlap
+        width = k.shape[1]
+        assert first + (2 if bias else 1) * series * head <= width, (k, bias, y, first)
+        assert head % 4 == first % 4 == width % 4 == 0 and (bias or not overlap), (k, bias, y, first)
+        assert bias is None or (bias.shape == (block, series * head) and bias.dtype == "f32"), bias
         assert k.dtype in ("f32", "f16", "bf16") and cells.dtype == "u32", (k, cells)
         consts = {"LOCAL": 32, "HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype), "GATED": int(bool(bias))}
+        consts["SERIES"] = series
         push: dict[str, int | float] = {"n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
+        push |= {"block_size": block, "cell_quads": width // 4, "first_quad": first // 4}
         groups = (-(-head // 128), 1, n_rows)
         args = k, cells, bias or y, y
-        self.record("pool_keys", "f32", args, {**push, "block_size": block}, consts, groups, step)
+        self.record("pool_keys", "f32", args, push, consts, groups, step)
 
     def index_maxima(
         self,
@@ -182,4 +198,48 @@ class ChosenOps(Target):
             (n_rows, int(push["n_kv"]) * cut.tiles, n_splits),
             step,
             flops=2 * math.prod(q.shape[:2]) * chosen.shape[1] * block * (head_k + head_v),
+        )
+
+    def attn_entries(
+        self,
+        q: View,
+        kv: View,
+        cells: View,
+        chosen: View | None,
+        part: View,
+        step: View,
+        *,
+        scale: float,
+        window: int,
+        block: int,
+        group: int,
+        q_first: int = 0,
+    ) -> None:
+        """Compute attn_decode for every row of the step over the last `window` positions, including the row's
+        own, and entries of complete blocks of `block` positions. `kv` [n_cells, 2 * head] has the vector that
+        is both key and value of a position, then the entry of the block that ends there. `chosen` u32
+        [n_rows, n_chosen] lists up to n_chosen - 1 complete blocks, as index_top_k with `tail` writes them.
+        Without it, a row attends to the entries of all complete blocks."""
+        cut = rows_cut(self.limits, q.shape[2], group)
+        head, final = q.shape[2], len(part.shape) == 3
+        both = kv.reshape(2 * kv.shape[0], head)
+        n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
+        push, _, types = attn_push(q, both, both, cells, head_v, group, q_first)
+        n_rows, n_heads = part.shape[:2]
+        n_chosen = chosen.shape[1] if chosen else 0
+        assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32" and head == head_v, (q, part)
+        assert window > 0 and block > 0, (window, block)
+        assert chosen is None or (n_chosen > 1 and rows_of(chosen, n_chosen, "u32") == n_rows), chosen
+        push |= {"n_splits": n_splits, "n_chosen": n_chosen, "block_size": block, "window": window}
+        consts = {"LOCAL": cut.local, "HEAD_K": head, "HEAD_V": head, "HEADS": cut.heads, **types}
+        n_entries = n_chosen - 1 if chosen else cells.shape[1] * CELL_BLOCK // block
+        self.record(
+            "attn_entries",
+            "f32",
+            (q, both, both, cells, chosen or cells, part),
+            {**push, "scale": scale},
+            {**consts, "FINAL": int(final), "BATCH": cut.batch},
+            (n_rows, cut.tiles, n_splits),
+            step,
+            flops=4 * math.prod(q.shape) * (window + n_entries),
         )

@@ -15,7 +15,8 @@ from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
 UNNORMED = -1.0  # As moe_topk's `eps`: the router reads the residual without a norm.
-GATINGS = ("softmax", "sigmoid", "softmax_weight", "sparse_mixer")  # In the order of shaders/moe_topk.comp.
+# In the order of shaders/moe_topk.comp.
+GATINGS = ("softmax", "sigmoid", "softmax_weight", "sparse_mixer", "root_softplus")
 LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 
 
@@ -23,9 +24,10 @@ LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
-    Probabilities are softmax(l) or sigmoid(l). If `softmax_weight`, probabilities are l, and weights are the
-    softmax over the chosen experts' l. If `sparse_mixer`, probabilities are l too. The weight of an expert
-    with the logit m is then its softmax over the experts that are not better and have m - l <= 0.02 max(|l|,
+    Probabilities are softmax(l), sigmoid(l) or, if `root_softplus`, sqrt(ln(1 + e^l)). If `softmax_weight`,
+    probabilities are l, and weights are the softmax over the chosen experts' l. If `sparse_mixer`,
+    probabilities are l too. The weight of an expert with the logit m is then its softmax over the experts
+    that are not better and have m - l <= 0.02 max(|l|,
     m) (Liu et al. 2024, arXiv:2409.12136). Experts with the largest probability + `select` are chosen.
     `select` does not change the weights. If experts have groups, only experts of the n_group_used best groups
     are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
@@ -79,13 +81,15 @@ class MoeOps(Target):
         bias: View | None = None,
         select: View | None = None,
         gain: View | None = None,
+        given: View | None = None,
     ) -> None:
         """Write the chosen experts to `ids` u32 [n_rows, n_used], best first, and their weights to `weights`
         f32. Of equal probabilities, the lower id is first. NaN is last.
 
         `logits` [n_rows, n_experts] are moe_logits of `h`. The router's `bias`, `select` and `gain` are f32
         [n_experts]. `gain` multiplies the weights. An `eps` of UNNORMED means that the router reads `h`
-        without a norm. The bits are identical on every device and driver.
+        without a norm. The bits are identical on every device and driver. With `given` f32 [n_rows, n_used],
+        these experts are chosen, in their order.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
@@ -95,10 +99,11 @@ class MoeOps(Target):
         assert all(v is None or (v.shape == (n_experts,) and v.dtype == "f32") for v in (bias, select, gain))
         assert 1 <= g.n_group_used <= g.n_group <= MAX_GROUPS and n_experts % g.n_group == 0, g
         assert g.n_group == 1 or n_experts // g.n_group >= 2, g
+        assert given is None or (g.n_group == 1 and select is None and rows_of(given, n_used) == n_rows), g
         self.record(
             "moe_topk",
             "f32",
-            (logits, h, bias or logits, select or logits, gain or logits, ids, weights),
+            (logits, h, bias or logits, given or select or logits, gain or logits, ids, weights),
             {
                 "n_embd": n_embd,
                 "n_experts": n_experts,
@@ -117,7 +122,7 @@ class MoeOps(Target):
                 "LOCAL": 32 if self.limits.is_cpu or n_experts <= 32 else 128,
                 "GATING": GATINGS.index(g.kind),
                 "HAS_BIAS": int(bias is not None),
-                "HAS_SELECT": int(select is not None),
+                "HAS_SELECT": 2 if given else int(select is not None),
                 "HAS_GAIN": int(gain is not None),
             },
             (*self.fold(n_rows), 1),

@@ -131,6 +131,13 @@ SPECS: dict[str, OpSpec] = {
             rows=True,
         ),
         op_spec(
+            "attn_entries",
+            "q:r k:r v:r cells:r chosen:r part:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen block_size window scale:f",
+            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
+            rows=True,
+        ),
+        op_spec(
             "index_scores",
             "q:r w:r k:r cells:r y:w",
             "n_heads n_rows first_row blocks_per_slot n_positions block_size",
@@ -140,8 +147,8 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "pool_keys",
             "k:r cells:r bias:r y:w",
-            "n_rows blocks_per_slot block_size",
-            "HEAD K_TYPE GATED",
+            "n_rows blocks_per_slot block_size cell_quads first_quad",
+            "HEAD K_TYPE GATED SERIES",
             rows=True,
         ),
         op_spec(

@@ -27,15 +27,22 @@ def index_scores(
 
 def pool_keys(
     k: Array, cells: Array, bias: Array, y: Array, step: StepParams, *, n_rows: int, blocks_per_slot: int,
-    block_size: int, head: int, gated: int = 1, **_: Any,
+    block_size: int, head: int, cell_quads: int, first_quad: int, gated: int = 1, series: int = 1, **_: Any,
 ) -> None:  # fmt: skip
-    out = y.reshape(n_rows, head)
+    out, first = y.reshape(n_rows, head), 4 * first_quad
+    values = k.reshape(k.shape[0], 4 * cell_quads)[:, first : first + (1 + gated) * series * head]
     out[:] = 0
     for row in range(min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
         if len(at) % block_size == 0:
-            keys, *gates = cached(k, at[-block_size:], 1 + gated).swapaxes(0, 1)
-            logits = gates[0] + f64(bias, block_size, head) if gated else np.zeros(keys.shape)
+            at = at[-series * block_size :]
+            held = cached(values, at, (1 + gated) * series).reshape(len(at), 1 + gated, series, head)
+            of = np.arange(len(at)) >= len(at) - block_size if series > 1 else np.zeros(len(at), bool)
+            of_row = np.arange(len(at)), slice(None), of.astype(int)
+            keys, *gates = held[of_row].swapaxes(0, 1)
+            place = np.arange(len(at)) % block_size
+            biases = f64(bias, block_size, series, head)[place, of_row[2]] if gated else 0.0
+            logits = gates[0] + biases if gated else np.zeros(keys.shape)
             weights = np.exp(logits - logits.max(axis=0))
             out[row] = (weights * keys).sum(axis=0) / weights.sum(axis=0)
 
@@ -92,6 +99,35 @@ def attn_chosen(
                 of_heads = cached(k, keys, n_kv), cached(v, keys, n_kv)
                 score, values = scores_of(queries[row], *of_heads, group, q_first, scale, 0.0)
                 out[row, heads, split] = part_of(score, values)[heads]
+    if final:
+        shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
+        attn_combine(out, out, part, **shape)
+    else:
+        part.reshape(out.shape)[:] = out
+
+
+def attn_entries(
+    q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
+    n_heads: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, n_chosen: int,
+    block_size: int, window: int, scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    queries, vectors = f64(q, n_rows, n_heads, head_k), k.reshape(k.shape[0], head_k)
+    lists = chosen.reshape(n_rows, n_chosen) if n_chosen else None
+    out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
+    out[..., head_v] = NEG_LARGE
+    for row in range(min(n_rows, step.n_rows)):
+        at = cells_of(step, row, cells, blocks_per_slot)
+        ends = at[block_size - 1 :: block_size]
+        if lists is not None:
+            ends = ends[lists[row, : min(len(ends), n_chosen - 1)]]
+        keys_at = np.concatenate([2 * ends + 1, 2 * at[-window:]])
+        per_split = ceil_div(ceil_div(len(keys_at), CELL_BLOCK), n_splits) * CELL_BLOCK
+        for split in range(n_splits):
+            keys = keys_at[split * per_split : (split + 1) * per_split]
+            if len(keys):
+                held = cached(vectors, keys, 1)
+                score, values = scores_of(queries[row], held, held, group, q_first, scale, 0.0)
+                out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
         attn_combine(out, out, part, **shape)

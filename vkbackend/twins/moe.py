@@ -9,7 +9,8 @@ import numpy as np
 
 from vkbackend.twins.arrays import Array, f64
 
-SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SPARSE_MIXER = range(4)
+SOFTMAX, SIGMOID, SOFTMAX_WEIGHT, SPARSE_MIXER, ROOT_SOFTPLUS = range(5)
+GIVEN = 2  # has_select: `select` has the experts of each row
 LANES = 128
 F32 = np.float32
 
@@ -49,6 +50,16 @@ def exact_exp(x: Array) -> Array:
 def exact_sigmoid(x: Array) -> Array:
     y = exact_reciprocal(exact_exp(np.minimum(-x, F32(80))) + F32(1))
     return np.where(np.isnan(x), x, y)
+
+
+def exact_root_softplus(x: Array) -> Array:
+    t = exact_exp(np.where(x > 0, -x, x))
+    s = t * exact_reciprocal(t + F32(2))
+    square, total = s * s, np.full_like(s, 1 / 17)
+    for n in (15, 13, 11, 9, 7, 5, 3, 1):
+        total = total * square + F32(1 / n)
+    y = np.maximum(x, F32(0)) + F32(2) * s * total
+    return np.where(np.isnan(x), x, y * exact_inverse_sqrt(np.where(np.isnan(y), F32(1), y)))
 
 
 def exact_sum(x: Array) -> Array:
@@ -110,7 +121,9 @@ def moe_topk(
         value = value * np.where(np.isnan(total), total, exact_reciprocal(total))[:, None]
     elif gating == SIGMOID:
         value = exact_sigmoid(value)
-    if has_select or n_groups > 1:
+    elif gating == ROOT_SOFTPLUS:
+        value = exact_root_softplus(value)
+    if has_select == 1 or n_groups > 1:
         decides = value + _f32(select, n_experts) if has_select else value
     # NaN is sorted after numbers. Experts of groups that are not used are sorted after NaN.
     order = np.stack([np.isnan(decides), np.where(np.isnan(decides), 0, -decides)]).astype(np.float64)
@@ -121,6 +134,8 @@ def moe_topk(
         place = np.argsort(np.argsort(-score, axis=1, kind="stable"), axis=1)
         order[0] += 2 * np.repeat(place >= n_groups_used, size, axis=1)
     chosen = np.stack([np.lexsort((order[1, r], order[0, r]))[:n_used] for r in range(n_rows)])
+    if has_select == GIVEN:
+        chosen = np.minimum(_f32(select, n_rows, n_used).astype(np.int64), n_experts - 1)
     prob = np.take_along_axis(value, chosen, 1)
     if gating == SOFTMAX_WEIGHT:
         prob = exact_exp(prob - prob.max(axis=1, keepdims=True))

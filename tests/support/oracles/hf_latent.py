@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import transformers
 from oracles.fixture import Fixture
-from oracles.hf_parts import SHARED, State, builder, common, fused_experts, renamed, yarn
+from oracles.hf_parts import SHARED, SKIP, State, builder, common, fused_experts, renamed, rope, yarn
 
 
 def latent_arguments(m: Fixture) -> dict[str, Any]:
@@ -152,4 +152,72 @@ def hy_v4(m: Fixture) -> tuple[Any, State]:
             last = heads[:, -shared:].reshape(len(heads), shared // 2, 2, *values.shape[1:])
             heads[:, -shared:] = last.swapaxes(1, 2).reshape(heads[:, -shared:].shape)
             state[name] = heads.reshape(values.shape)
+    return config, state
+
+
+@builder("deepseek4", "deepseek4+short")
+def deepseek4(m: Fixture) -> tuple[Any, State]:
+    k, index = m.keys, "attention.indexer."
+    ratios = k["attention.compress_ratios"]
+    long = next(n for n in ratios if n not in (0, 4))
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", long: "heavily_compressed_attention"}
+    size, n_rot = k["attention.key_length"], k["rope.dimension_count"]
+    n_hashed = k["hash_layer_count"]
+    arguments = common(m)
+    scaled = yarn(m) | {"rope_theta": k["attention.compress_rope_freq_base"], "attention_factor": 1.0}
+    part = {"partial_rotary_factor": n_rot / size}
+    arguments["rope_parameters"] = {"main": rope(m) | part, "compress": scaled | part}
+    del arguments["intermediate_size"]
+    config = transformers.DeepseekV4Config(
+        **arguments,
+        **part,
+        moe_intermediate_size=k["expert_feed_forward_length"],
+        n_routed_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        n_shared_experts=k["expert_shared_count"],
+        routed_scaling_factor=k["expert_weights_scale"],
+        q_lora_rank=k["attention.q_lora_rank"],
+        o_groups=k["attention.output_group_count"],
+        o_lora_rank=k["attention.output_lora_rank"],
+        sliding_window=k["attention.sliding_window"],
+        layer_types=[kinds[n] for n in ratios],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": long},
+        mlp_layer_types=["hash_moe"] * n_hashed + ["moe"] * (len(ratios) - n_hashed),
+        index_n_heads=k[f"{index}head_count"],
+        index_head_dim=k[f"{index}key_length"],
+        index_topk=k[f"{index}top_k"],
+        hc_mult=k["hyper_connection.count"],
+        hc_sinkhorn_iters=k["hyper_connection.sinkhorn_iterations"],
+        hc_eps=k["hyper_connection.epsilon"],
+        swiglu_limit=k["swiglu_clamp_exp"][0],
+    )
+    indexer = "self_attn.compressor.indexer"
+    names = {
+        "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_norm",
+        "attn_q_b": "self_attn.q_b_proj", "attn_kv": "self_attn.kv_proj",
+        "attn_kv_a_norm": "self_attn.kv_norm", "attn_output_a": "self_attn.o_a_proj",
+        "attn_output_b": "self_attn.o_b_proj", "indexer.attn_q_b": f"{indexer}.q_b_proj",
+        "indexer.proj": f"{indexer}.scorer.weights_proj",
+    }  # fmt: skip
+    for ours, theirs in (("attn_compressor", "self_attn.compressor"), ("indexer_compressor", indexer)):
+        names |= {f"{ours}_{n}": f"{theirs}.{n}_proj" for n in ("kv", "gate")}
+        names[f"{ours}_norm"] = f"{theirs}.kv_norm"
+    skip = SKIP + r"|hc_|_ape|attn_sinks|tid2eid"
+    state = renamed(m, SHARED | names, skip)
+    fused_experts(m, state)
+    state |= {f"model.hc_head.hc_{n}": m[f"output_hc_{n}.weight"] for n in ("fn", "base", "scale")}
+    for il, ratio in enumerate(ratios):
+        p, b = f"model.layers.{il}.", f"blk.{il}."
+        state[p + "self_attn.sinks"] = m[b + "attn_sinks.weight"]
+        for part_of in ("attn", "ffn"):
+            for name in ("fn", "base", "scale"):
+                state[f"{p}{part_of}_hc.{name}"] = m[f"{b}hc_{part_of}_{name}.weight"]
+        if ratio:
+            state[p + "self_attn.compressor.position_bias"] = m[b + "attn_compressor_ape.weight"]
+        if ratio == 4:
+            state[f"{p}{indexer}.position_bias"] = m[b + "indexer_compressor_ape.weight"]
+        if il < n_hashed:
+            state[p + "mlp.gate.tid2eid"] = m[b + "ffn_gate_tid2eid.weight"].astype(np.int64)
+        else:
+            state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
     return config, state

@@ -6,11 +6,12 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from oracles.fixture import Fixture
+from oracles.fixture import N_VOCAB, Fixture
 from oracles.parts import (
     EXPERTS,
     HEAD_DIM,
     N_EMBD,
+    N_EXPERT,
     N_FF_EXP,
     base,
     feed_forward,
@@ -214,3 +215,71 @@ def hy_v4(m: Fixture) -> None:
         m.matrix(p + "attn_gate", n_head * HEAD_DIM, N_EMBD, gain=2.0)
         if has:
             indexer(m, il)
+
+
+def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
+    """Build layers with windows of 12 positions and up to three chosen entries per row."""
+    n_head, n_group, rank_o, rank_q, n_index, index, n_stream = 8, 4, 16, 24, 4, 16, 4
+    n_layer, size = len(ratios), 32
+    base(
+        m, n_layer, n_head=n_head, n_kv=1, **EXPERTS, expert_shared_count=1, expert_gating_func=4,
+        expert_weights_scale=1.5, expert_weights_norm=True, attention__key_length=size,
+        attention__value_length=size, rope__dimension_count=8, rope__scaling__type="yarn",
+        rope__scaling__factor=4.0, rope__scaling__original_context_length=64, attention__q_lora_rank=rank_q,
+        attention__output_group_count=n_group, attention__output_lora_rank=rank_o,
+        attention__sliding_window=12, attention__compress_ratios=ratios,
+        attention__compress_rope_freq_base=5000.0, attention__indexer__head_count=n_index,
+        attention__indexer__key_length=index, attention__indexer__top_k=3, hyper_connection__count=n_stream,
+        hyper_connection__sinkhorn_iterations=5, hyper_connection__epsilon=1e-6, hash_layer_count=n_hashed,
+        swiglu_clamp_exp=[0.7] * n_layer,
+    )  # fmt: skip
+    m.matrix("output_hc_fn", n_stream, n_stream * N_EMBD)
+    m.put("output_hc_base.weight", m.normal("output_hc_base", n_stream))
+    m.put("output_hc_scale.weight", 1 + m.normal("output_hc_scale", 1) / 4)
+    for il, ratio in enumerate(ratios):
+        p = f"blk.{il}."
+        m.norm(p + "attn_norm", N_EMBD)
+        m.matrix(p + "attn_q_a", rank_q, N_EMBD)
+        m.norm(p + "attn_q_a_norm", rank_q)
+        m.matrix(p + "attn_q_b", n_head * size, rank_q)
+        m.matrix(p + "attn_kv", size, N_EMBD)
+        m.norm(p + "attn_kv_a_norm", size)
+        m.put(p + "attn_sinks.weight", m.normal(p + "attn_sinks", n_head))
+        m.matrix(p + "attn_output_a", n_group * rank_o, n_head // n_group * size, gain=2.0)
+        m.matrix(p + "attn_output_b", N_EMBD, n_group * rank_o, gain=2.0)
+        for name in ("hc_attn", "hc_ffn"):
+            n = (2 + n_stream) * n_stream
+            m.matrix(f"{p}{name}_fn", n, n_stream * N_EMBD)
+            m.put(f"{p}{name}_base.weight", m.normal(f"{p}{name}_base", n))
+            m.put(f"{p}{name}_scale.weight", 1 + m.normal(f"{p}{name}_scale", 3) / 4)
+        pools = [("attn_compressor", size), ("indexer_compressor", index)]
+        for name, n in pools[: 0 if not ratio else 2 if ratio == 4 else 1]:
+            wide = n * (2 if ratio == 4 else 1)
+            m.matrix(f"{p}{name}_kv", wide, N_EMBD)
+            m.matrix(f"{p}{name}_gate", wide, N_EMBD, gain=2.0)
+            m.put(f"{p}{name}_ape.weight", m.normal(f"{p}{name}_ape", ratio, wide))
+            m.norm(f"{p}{name}_norm", n)
+        if ratio == 4:
+            m.matrix(p + "indexer.attn_q_b", n_index * index, rank_q)
+            m.matrix(p + "indexer.proj", n_index, N_EMBD)
+        mixture(m, il)
+        if il < n_hashed:
+            rng = np.random.default_rng(il)
+            ids = [rng.permutation(N_EXPERT)[: m.keys["expert_used_count"]] for _ in range(N_VOCAB)]
+            m.tensors[p + "ffn_gate_tid2eid.weight"] = np.stack(ids).astype(np.int32)
+        else:
+            selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("deepseek4")
+def deepseek4(m: Fixture) -> None:
+    """Build a model whose long blocks exceed the prompt, because llama.cpp has no others."""
+    deepseek4_layers(m, [0, 4, 128, 4])
+    m.unread = ("blk.2.attn_compressor",)
+
+
+@fixture("deepseek4+short")
+def deepseek4_short(m: Fixture) -> None:
+    deepseek4_layers(m, [8, 4, 8, 0])
+    m.alone = "llama.cpp refuses blocks of 8 positions"

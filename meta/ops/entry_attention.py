@@ -1,0 +1,57 @@
+"""Attention to a window and to entries, each of which stands for a block of positions (DeepSeek-AI 2026)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vkbackend import ops as device_ops
+from vkbackend.meta import split
+from vkbackend.meta.ops.dense_attention import hadamard, is_rotated
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def attend_entries(
+    q: Tensor,
+    kv: Weight,
+    cells: Weight,
+    chosen: Tensor | None,
+    *,
+    heads: int,
+    scale: float,
+    window: int,
+    block: int,
+    sinks: Weight | None = None,
+) -> Tensor:
+    """Return the attention of q [rows, heads * head] over the last `window` positions and over entries, in
+    one softmax. A cell of `kv` [n_cells, 2 * head] has the vector that is both key and value of a position, then
+    the entry of the block of `block` positions that ends there. `chosen` are the blocks of each row (`choose`
+    with `tail`), by default all complete blocks. `sinks` [heads] adds a logit per head to the softmax's
+    denominator."""
+    graph, rows, head = q.graph, q.rows, q.width // heads
+    rotated = is_rotated(kv)
+    if rotated:
+        q = hadamard(q, head, head)
+    held = split.resized(kv.state, 1, 2)  # split as if a cell had one vector
+    state = split.attention(q.state, held, held, heads, 1, head, head)
+    if sinks:
+        split.per_head_weight("attention sinks", state, sinks.state, head)
+    y = graph.new(rows, heads * head, state, "attention")
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        local, on, step = out.shape[1] // head, graph.on(d, "attention"), graph.inputs[d].step
+        q_view, out = q.on(d).reshape(rows, local, head), out.reshape(rows, local, head)
+        lists = replace(chosen.on(d), dtype="u32") if chosen else None
+        n_keys = window + (chosen.width if chosen else cells.shape[1] * device_ops.CELL_BLOCK // block)
+        n_blocks = min(-(-n_keys // device_ops.CELL_BLOCK), cells.shape[1])
+        n_splits = device_ops.attn_splits(on.limits, rows, local, 1, n_blocks)
+        part = graph.scratch((rows, local, n_splits, head + 2), "attention parts")
+        final = n_splits == 1 and not sinks
+        how: dict[str, Any] = {"scale": scale, "group": heads, "window": window, "block": block}
+        how["q_first"] = state.ranges[d][0] // head if state.ranges else 0
+        args = q_view, kv.whole(d), cells.whole(d), lists, out if final else part, step
+        on.attn_entries(*args, **how)
+        if not final:
+            on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
+    return hadamard(y, head, head) if rotated else y
