@@ -1,4 +1,10 @@
-"""placeholder"""
+"""Attention to a window and to entries, which stand for blocks of positions (DeepSeek-AI 2026, DeepSeek V4).
+
+One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
+result is rotated back. The output matrix has low rank, per group of heads. An entry is a weighted mean over its
+block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the indexer
+chooses. Other layers read all entries. The cache has room for an entry per position.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,6 @@ import numpy as np
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
-from vkbackend.meta.ops import streams
 from vkbackend.meta.ops.chosen_attention import choose, pool_keys
 from vkbackend.meta.ops.entry_attention import attend_entries
 from vkbackend.meta.ops.heads import concat, mat_heads
@@ -22,17 +27,14 @@ from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.hyper_connected import HyperConnected
 from vkbackend.models.architectures.memory_specs import KeyRotation, KVSpec, LayerCache, MemorySpec
-from vkbackend.models.architectures.mixture import BY_TOKEN, Mixture
 from vkbackend.models.architectures.reading import read_count, read_counts, read_rope
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
-from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 
 class CompressedAttention(HyperConnected):
-    mixture = Mixture(gating=Gating("root_softplus"), limits_gate=True)
     windows = True
 
     def read_config(self, gguf: GGUF) -> Config:
@@ -53,7 +55,8 @@ class CompressedAttention(HyperConnected):
         n_head, n_kv, size, size_v, n_rot = shapes.pop()
         if shapes or n_kv != 1 or size != size_v or size % 32:
             raise UnsupportedModel(
-                f"{n_kv} kv heads of {size} and {size_v}: one of a multiple of 32, both key and value, is supported"
+                f"{n_kv} kv heads of {size} and {size_v}: one of a multiple of "
+                "32, which is both key and value, is supported"
             )
         if n_head % self.n_group or self.n_group * self.rank_o % n_head:
             raise UnsupportedModel(f"{self.n_group} output groups of rank {self.rank_o} for {n_head} heads")
@@ -65,25 +68,11 @@ class CompressedAttention(HyperConnected):
         for il, ratio in enumerate(self.ratios):
             if self.indexed[il] and not ratio:
                 raise GGUFError(f"{path}: layer {il} has an indexer, but no {arch}.attention.compress_ratios")
-        self.by_token = {il: t for il in range(n_layer) if (t := self.read_by_token(gguf, c, il)) is not None}
         layers = [
             replace(la, rope="rope_of_entries") if ratio else replace(la, window=self.window)
             for la, ratio in zip(c.layers, self.ratios, strict=True)
         ]
         return replace(c, layers=tuple(layers))
-
-    def read_by_token(self, gguf: GGUF, c: Config, il: int) -> np.ndarray | None:
-        """Return the experts of each token, f32 [n_vocab, n_used], or None if the layer scores experts."""
-        name, mixture = f"blk.{il}.ffn_gate_tid2eid.weight", c.layers[il].mixture
-        if (info := gguf.tensors.get(name)) is None or mixture is None:
-            return None
-        shape = c.n_vocab, mixture.n_used
-        if info.type not in ("i32", "f32") or info.shape != shape:
-            raise GGUFError(f"{gguf.paths[0]}: {name} is {info.type} {info.shape}, expected i32 {shape}")
-        table = gguf.data(name).view("<i4" if info.type == "i32" else "<f4").reshape(shape)
-        if not (0 <= table.min() and table.max() < mixture.n_expert):
-            raise GGUFError(f"{gguf.paths[0]}: {name} names experts outside 0..{mixture.n_expert - 1}")
-        return table.astype(np.float32)
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         layer, n_ctx = self.config.layers[0], self.config.n_ctx_train
@@ -100,27 +89,14 @@ class CompressedAttention(HyperConnected):
             "rope_of_entries": scaled,
             "rope_of_index": replace(scaled, n_rot=n_index, skipped=n_index - n_rot),
         }
-        tables |= {
-            f"{name}_back": replace(t, freq_factors=-np.ones(n_rot // 2)) for name, t in tables.items()
-        }
+        minus = -np.ones(n_rot // 2)
+        tables |= {f"{name}_back": replace(table, freq_factors=minus) for name, table in tables.items()}
         for name in ("rope_of_entries", "rope_of_index"):
             for ratio in {ratio for ratio in self.ratios if ratio}:
                 tables[f"{name}_{ratio}"] = replace(tables[name], shift=ratio - 1)
         return tables
 
-    def unread(self) -> set[str]:
-        return super().unread() | {f"blk.{il}.ffn_gate_tid2eid.weight" for il in self.by_token}
-
     # ---- weights ----
-
-    def outer_weights(self) -> list[WeightSpec]:
-        m = self.n_stream
-        return [
-            *super().outer_weights(),
-            WeightSpec("output_hc_fn.weight", (m, m * self.config.n_embd)),
-            WeightSpec("output_hc_base.weight", (m,)),
-            WeightSpec("output_hc_scale.weight", (1,)),
-        ]
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         n_embd, layer, whole = self.config.n_embd, self.config.layers[il], rows("kv_heads")
@@ -157,12 +133,6 @@ class CompressedAttention(HyperConnected):
             WeightSpec(f"{name}_ape", (self.ratios[il], wide), f32=True),
             WeightSpec(f"{name}_norm", (n,)),
         ]
-
-    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        specs = super().feed_forward_weights(il)
-        if (table := self.by_token.get(il)) is not None:
-            specs.append(WeightSpec(BY_TOKEN, table.shape, host=True, values=table))
-        return specs
 
     def kv(self, il: int) -> MemorySpec:
         size, series = self.config.layers[il].head_dim, 1 + self.indexed[il]
@@ -238,19 +208,6 @@ class CompressedAttention(HyperConnected):
         if cache.index is None:
             return None
         q = self.turned(linear(q_in, w, "indexer.attn_q_b"), "rope_of_index", self.index_dim)
-        gains, ratio = linear(x, w, "indexer.proj"), self.ratios[il]
-        return choose(
-            q,
-            gains,
-            cache.index,
-            cache.cells,
-            heads=self.n_index,
-            top_k=self.top_k + 1,
-            block=ratio,
-            tail=True,
-        )
-
-    def hidden_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        h = ops.outputs(h)
-        by = self.mixes(h, w, "output_hc"), w("output_hc_scale"), w("output_hc_base")
-        return self.output_norm(streams.mix(h, *by, self.n_stream, self.stream_eps), w)
+        gains, of_blocks = linear(x, w, "indexer.proj"), {"block": self.ratios[il], "tail": True}
+        top_k = self.top_k + 1  # The incomplete block at the end has no entry.
+        return choose(q, gains, cache.index, cache.cells, heads=self.n_index, top_k=top_k, **of_blocks)
