@@ -1,8 +1,8 @@
 """Attention to a window and to entries, which stand for blocks of positions (DeepSeek-AI 2026, DeepSeek V4).
 
 One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
-result is rotated back. The output matrix has low rank, per group of heads. An entry is a weighted mean over its
-block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the indexer
+result is rotated back. The output matrix has low rank, per group of heads. An entry is a weighted mean over
+its block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the indexer
 chooses. Other layers read all entries. The cache has room for an entry per position.
 """
 

@@ -117,6 +117,17 @@ OWN: dict[str, dict[str, Any]] = {
         "attention.indexer.top_k": 64,
         "attention.compress_ratios": [0, 0, 0, 16] * (N_LAYER // 4),
     },
+    "deepseek4": {
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": 16,
+        "attention.q_lora_rank": 64,
+        "attention.output_group_count": 4,
+        "attention.output_lora_rank": 32,
+        "attention.compress_ratios": [0, 4, 128, 4] * (N_LAYER // 4),
+        "attention.compress_rope_freq_base": 160_000.0,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 20,
+    },
     "bailingmoe3": KDA | {"kda.gate_lower_bound": -5.0},
 }
 

@@ -27,7 +27,7 @@ from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
-NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared", "minimax-m3", "glm5-next")
+NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared", "minimax-m3", "glm5-next", "deepseek4", "deepseek4+short")
 FULL = [0, 1, 4]
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)

@@ -219,7 +219,7 @@ def hy_v4(m: Fixture) -> None:
 
 def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
     """Build layers with windows of 12 positions and up to three chosen entries per row."""
-    n_head, n_group, rank_o, rank_q, n_index, index, n_stream = 8, 4, 16, 24, 4, 16, 4
+    n_head, n_group, rank_o, rank_q, n_index, index, n_stream = 8, 4, 16, 24, 4, 64, 4
     n_layer, size = len(ratios), 32
     base(
         m, n_layer, n_head=n_head, n_kv=1, **EXPERTS, expert_shared_count=1, expert_gating_func=4,

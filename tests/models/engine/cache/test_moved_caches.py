@@ -63,6 +63,8 @@ REFUSED = {
     "minimax-m3": "indexer",
     "minimax-m3+all": "indexer",
     "glm5-next": "recurrent",
+    "deepseek4": "entries",
+    "deepseek4+short": "entries",
     "hy_v4": "indexer",
     "mistral4": "MLA",
     "qwen2vl": "M-RoPE",
