@@ -2,8 +2,8 @@
 
 One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
 result is rotated back. The output matrix has low rank, per group of heads. An entry is a weighted mean over
-its block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the indexer
-chooses. Other layers read all entries. The cache has room for an entry per position.
+its block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the
+indexer chooses. Other layers read all entries. The cache has room for an entry per position.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def hy_v4(m: Fixture) -> None:
 
 
 def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
-    """Build layers with windows of 12 positions and up to three chosen entries per row."""
+    """Build layers with windows of 12 positions and up to five chosen entries per row."""
     n_head, n_group, rank_o, rank_q, n_index, index, n_stream = 8, 4, 16, 24, 4, 64, 4
     n_layer, size = len(ratios), 32
     base(
@@ -229,13 +229,13 @@ def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
         attention__output_group_count=n_group, attention__output_lora_rank=rank_o,
         attention__sliding_window=12, attention__compress_ratios=ratios,
         attention__compress_rope_freq_base=5000.0, attention__indexer__head_count=n_index,
-        attention__indexer__key_length=index, attention__indexer__top_k=3, hyper_connection__count=n_stream,
+        attention__indexer__key_length=index, attention__indexer__top_k=5, hyper_connection__count=n_stream,
         hyper_connection__sinkhorn_iterations=5, hyper_connection__epsilon=1e-6, hash_layer_count=n_hashed,
         swiglu_clamp_exp=[0.7] * n_layer,
     )  # fmt: skip
     m.matrix("output_hc_fn", n_stream, n_stream * N_EMBD)
     m.put("output_hc_base.weight", m.normal("output_hc_base", n_stream))
-    m.put("output_hc_scale.weight", 1 + m.normal("output_hc_scale", 1) / 4)
+    m.put("output_hc_scale.weight", 3 + m.normal("output_hc_scale", 1) / 4)
     for il, ratio in enumerate(ratios):
         p = f"blk.{il}."
         m.norm(p + "attn_norm", N_EMBD)
@@ -251,7 +251,7 @@ def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
             n = (2 + n_stream) * n_stream
             m.matrix(f"{p}{name}_fn", n, n_stream * N_EMBD)
             m.put(f"{p}{name}_base.weight", m.normal(f"{p}{name}_base", n))
-            m.put(f"{p}{name}_scale.weight", 1 + m.normal(f"{p}{name}_scale", 3) / 4)
+            m.put(f"{p}{name}_scale.weight", 2 + m.normal(f"{p}{name}_scale", 3) / 4)
         pools = [("attn_compressor", size), ("indexer_compressor", index)]
         for name, n in pools[: 0 if not ratio else 2 if ratio == 4 else 1]:
             wide = n * (2 if ratio == 4 else 1)
