@@ -208,6 +208,7 @@ class CompressedAttention(HyperConnected):
         if cache.index is None:
             return None
         q = self.turned(linear(q_in, w, "indexer.attn_q_b"), "rope_of_index", self.index_dim)
-        gains, of_blocks = linear(x, w, "indexer.proj"), {"block": self.ratios[il], "tail": True}
+        gains, ratio = linear(x, w, "indexer.proj"), self.ratios[il]
         top_k = self.top_k + 1  # The incomplete block at the end has no entry.
-        return choose(q, gains, cache.index, cache.cells, heads=self.n_index, top_k=top_k, **of_blocks)
+        how = {"heads": self.n_index, "top_k": top_k, "block": ratio}
+        return choose(q, gains, cache.index, cache.cells, **how, tail=True)
