@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.formats import block_of
+from vkbackend.formats import block_of, dequantize
 from vkbackend.meta import ops
 from vkbackend.meta.ops.chosen_attention import choose, pool_keys
 from vkbackend.meta.ops.entry_attention import attend_entries
@@ -45,6 +45,11 @@ class CompressedAttention(HyperConnected):
         self.rank_o = read_count(gguf, "attention.output_lora_rank")
         self.window = read_count(gguf, "attention.sliding_window")
         self.ratios = read_counts(gguf, "attention.compress_ratios", n_layer, low=0)
+        self.biases = {
+            name: dequantize(gguf.data(name), info.type, info.shape)
+            for name, info in gguf.tensors.items()
+            if name.endswith("_compressor_ape.weight")
+        }
         # An indexer's blocks overlap.
         self.indexed = [f"blk.{il}.indexer.proj.weight" in gguf.tensors for il in range(n_layer)]
         keys = "head_count", "key_length", "top_k"
@@ -130,9 +135,20 @@ class CompressedAttention(HyperConnected):
         return [
             WeightSpec(f"{name}_kv", (wide, self.config.n_embd), rows("kv_heads")),
             WeightSpec(f"{name}_gate", (wide, self.config.n_embd), rows("kv_heads")),
-            WeightSpec(f"{name}_ape", (self.ratios[il], wide), f32=True),
+            self.place_weight(name, il, (self.ratios[il], wide)),
             WeightSpec(f"{name}_norm", (n,)),
         ]
+
+    def place_weight(self, name: str, il: int, shape: tuple[int, ...]) -> WeightSpec:
+        """Return the weight of the biases of a block's positions, which files may quantize."""
+        stored = f"blk.{il}.{name}_ape.weight"
+        values = self.biases.get(stored)
+        if values is not None and values.shape != shape:
+            raise GGUFError(f"{stored} is {values.shape}, expected {shape}")
+        return WeightSpec(f"{name}_places", shape, source=stored, values=values, f32=True)
+
+    def unread(self) -> set[str]:
+        return {*super().unread(), *self.biases}
 
     def kv(self, il: int) -> MemorySpec:
         size, series = self.config.layers[il].head_dim, 1 + self.indexed[il]
@@ -200,7 +216,7 @@ class CompressedAttention(HyperConnected):
         self, k: Tensor, w: Weights, cache: LayerCache, il: int, name: str, table: str, n: int, first: int
     ) -> Tensor:
         assert cache.raw
-        ratio, bias = self.ratios[il], w(f"{name}_ape")
+        ratio, bias = self.ratios[il], w(f"{name}_places")
         y = pool_keys(k, cache.raw, cache.cells, ratio, bias, first=first, overlap=self.indexed[il])
         return self.turned(ops.head_norm(y, w(f"{name}_norm"), n, self.config.eps), f"{table}_{ratio}", n)
 
