@@ -40,6 +40,12 @@ class CompressedAttention(HyperConnected):
     def read_config(self, gguf: GGUF) -> Config:
         c, path = super().read_config(gguf), gguf.paths[0]
         n_layer, arch = len(c.layers), gguf.architecture
+        names = (f"blk.{n_layer}.{name}.weight" for name in ("attn_kv", "nextn.eh_proj"))
+        if [name in gguf.tensors for name in names] == [True, False]:
+            raise UnsupportedModel(
+                f"{path}: layer {n_layer} is no multi-token prediction head, although "
+                f"{arch}.nextn_predict_layers counts it; set this key to 0"
+            )
         self.rank_q = read_count(gguf, "attention.q_lora_rank")
         self.n_group = read_count(gguf, "attention.output_group_count")
         self.rank_o = read_count(gguf, "attention.output_lora_rank")
