@@ -27,7 +27,7 @@ def index_scores(
 
 def pool_keys(
     k: Array, cells: Array, bias: Array, y: Array, step: StepParams, *, n_rows: int, blocks_per_slot: int,
-    block_size: int, head: int, cell_quads: int, first_quad: int, gated: int = 1, series: int = 1, **_: Any,
+    block_size: int, cell_quads: int, first_quad: int, head: int, gated: int = 1, series: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     out, first = y.reshape(n_rows, head), 4 * first_quad
     values = k.reshape(k.shape[0], 4 * cell_quads)[:, first : first + (1 + gated) * series * head]
@@ -108,8 +108,9 @@ def attn_chosen(
 
 def attn_entries(
     q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
-    n_heads: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, n_chosen: int,
-    block_size: int, window: int, scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
+    n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
+    n_chosen: int, block_size: int, window: int, scale: float, head_k: int, head_v: int, final: int = 0,
+    **_: Any,
 ) -> None:  # fmt: skip
     queries, vectors = f64(q, n_rows, n_heads, head_k), k.reshape(k.shape[0], head_k)
     lists = chosen.reshape(n_rows, n_chosen) if n_chosen else None

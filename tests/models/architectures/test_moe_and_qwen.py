@@ -326,7 +326,7 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
     *(
         (key, replace(tiny, keys={key: value}), {}, OFF, f"{key} = {value}")
         for key, value, tiny in (
-            ("expert_gating_func", 4, MOE),
+            ("expert_gating_func", 5, MOE),
             ("expert_used_count", 2, QWEN3),
             ("attention.sliding_window", 255, QWEN2),
         )
