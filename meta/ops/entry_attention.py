@@ -1,4 +1,4 @@
-"""Attention to a window and to entries, each of which stands for a block of positions (DeepSeek-AI 2026)."""
+"""Attention to a window of vectors and to entries, which are weighted means of blocks (DeepSeek-AI 2026)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """minimax-m3 (MiniMax M3, its text part): layers with an indexer attend to blocks of positions. For each kv
 head, the indexer chooses the blocks with the largest scores. A block's score is the largest score of its
-positions. The nearest blocks are always chosen. The FFN is that of gpt-oss. All but the first layers have a
+positions. The nearest blocks are always chosen. The FFN is gpt-oss's. All but the first layers have a
 shared expert, and experts chosen by a sigmoid plus a bias. MiniMax 2026.
 """
 

@@ -25,17 +25,17 @@ class BlockStore:
 
     @property
     def _readable(self) -> BlockFiles | None:
-        """Return the files, unless the file system hangs."""
+        """Return the files, or None while the file system does not answer."""
         if self._hanging is not None and self._hanging.done():
             self._hanging = None
         return self.files if self._hanging is None else None
 
     def wait_for(self, read: Future[bytes | None]) -> None:
-        """Read no files until `read` ends, which takes so long that the file system counts as hanging.
-        Otherwise each request would wait for it, and all others with it."""
+        """Read no files until `read` ends, because the file system does not answer. Otherwise each request
+        would wait for it, and all others with it."""
         if self.files is not None and self._hanging is None:
             self._hanging = read
-            env.log(0, f"{str(self.files.folder)!r}: reading hangs; its blocks are computed until it ends")
+            env.log(0, f"{str(self.files.folder)!r}: the file system does not answer; until it does, prompts are computed")
 
     def put(self, name: str, data: bytes, used_ns: int) -> None:
         if self.files is not None:
