@@ -35,7 +35,8 @@ class BlockStore:
         would wait for it, and all others with it."""
         if self.files is not None and self._hanging is None:
             self._hanging = read
-            env.log(0, f"{str(self.files.folder)!r}: the file system does not answer; until it does, prompts are computed")
+            folder = str(self.files.folder)
+            env.log(0, f"{folder!r}: the file system does not answer; until it does, prompts are computed")
 
     def put(self, name: str, data: bytes, used_ns: int) -> None:
         if self.files is not None:
