@@ -107,10 +107,7 @@ def kv_heads_of(heads: Ranges, group: int) -> Ranges:
     return tuple(ranges)
 
 
-# ---- rules ----
-
-
-def _no_rule(op: str, **states: State) -> PlanError:
+def no_rule(op: str, **states: State) -> PlanError:
     listing = ", ".join(f"{name} {state}" for name, state in states.items())
     return PlanError(f"no rule for {op} of {listing}")
 
@@ -124,7 +121,7 @@ def linear(x: State, w: State) -> State:
         return split(1, w.ranges, w.segments)
     if x.kind is Kind.SPLIT and x.axis == w.axis == 1 and x == w:
         return partial(holders(w.ranges))
-    raise _no_rule("linear", x=x, w=w)
+    raise no_rule("linear", x=x, w=w)
 
 
 def add_bias(y: State, bias: State) -> State:
@@ -133,21 +130,21 @@ def add_bias(y: State, bias: State) -> State:
         return y
     if y.kind is Kind.SPLIT and y.axis == 1 and bias == replace(y, axis=0):
         return y
-    raise _no_rule("add_bias", y=y, bias=bias)
+    raise no_rule("add_bias", y=y, bias=bias)
 
 
 def elementwise(op: str, *states: State) -> State:
     """All operands must be MIRRORED, or all must have the same split."""
     if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
         return states[0]
-    raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
+    raise no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
 
 
 def gate_rows(gate: State, x: State) -> State:
     """The product with a factor per row is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
-    raise _no_rule("gate_rows", gate=gate, x=x)
+    raise no_rule("gate_rows", gate=gate, x=x)
 
 
 def gate_heads(gate: State, x: State, head_dim: int) -> State:
@@ -156,7 +153,7 @@ def gate_heads(gate: State, x: State, head_dim: int) -> State:
         return x
     if x.kind is gate.kind is Kind.SPLIT and x == split(1, scaled(gate.ranges, head_dim)) and gate.axis == 1:
         return x
-    raise _no_rule(f"gate_heads of {head_dim}", gate=gate, x=x)
+    raise no_rule(f"gate_heads of {head_dim}", gate=gate, x=x)
 
 
 def columns(x: State, width: int, n: int) -> State:
@@ -176,7 +173,7 @@ def add(a: State, b: State) -> State:
 def rows_op(op: str, x: State) -> State:
     if x == MIRRORED:
         return x
-    raise _no_rule(op, x=x)
+    raise no_rule(op, x=x)
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
@@ -189,7 +186,7 @@ def per_head(op: str, x: State, head_dim: int) -> State:
         and all(n % head_dim == 0 for n in x.segments or [at for cut in x.ranges for at in cut])
     ):
         return x
-    raise _no_rule(f"{op} with heads of {head_dim}", x=x)
+    raise no_rule(f"{op} with heads of {head_dim}", x=x)
 
 
 def per_new_head(op: str, x: State, head_dim: int, new_dim: int) -> State:
@@ -197,7 +194,7 @@ def per_new_head(op: str, x: State, head_dim: int, new_dim: int) -> State:
     if (state := per_head(op, x, head_dim)) == MIRRORED or head_dim == new_dim:
         return state
     if state.segments:
-        raise _no_rule(f"{op} from heads of {head_dim} to {new_dim}", x=x)
+        raise no_rule(f"{op} from heads of {head_dim} to {new_dim}", x=x)
     return replace(
         state, ranges=tuple((b // head_dim * new_dim, e // head_dim * new_dim) for b, e in state.ranges)
     )
@@ -207,7 +204,7 @@ def wide_norm(x: State, w: State) -> State:
     """Both x and its weight are split between heads. Devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
-    raise _no_rule("wide_norm", x=x, w=w)
+    raise no_rule("wide_norm", x=x, w=w)
 
 
 def attention(
@@ -222,7 +219,7 @@ def attention(
         want = scaled(q_heads, head_dim_k), scaled(needed, head_dim_k), scaled(needed, head_dim_v)
         if (q.ranges, k.ranges, v.ranges) == want:
             return split(1, scaled(q_heads, head_dim_v))
-    raise _no_rule("attention", q=q, k=k, v=v)
+    raise no_rule("attention", q=q, k=k, v=v)
 
 
 def index_scores(q: State, w: State | None, keys: State, heads: int, head_dim: int) -> None:
@@ -232,7 +229,7 @@ def index_scores(q: State, w: State | None, keys: State, heads: int, head_dim: i
     sizes = [(q, heads * head_dim), (keys, head_dim), *([(w, heads)] if w else [])]
     units = [heads_of("index_scores", state, size) for state, size in sizes]
     if any(unit != units[0] for unit in units) or max(end for _, end in units[0]) != 1:
-        raise _no_rule("index_scores", q=q, w=w or MIRRORED, keys=keys)
+        raise no_rule("index_scores", q=q, w=w or MIRRORED, keys=keys)
 
 
 def choose_blocks(q: State, keys: State, head_dim: int, top_k: int) -> State:
@@ -242,7 +239,7 @@ def choose_blocks(q: State, keys: State, head_dim: int, top_k: int) -> State:
         return MIRRORED
     if keys.kind is Kind.SPLIT and keys.ranges == scaled(on_holders(heads), head_dim):
         return split(1, scaled(heads, top_k))
-    raise _no_rule("choose_blocks", q=q, keys=keys)
+    raise no_rule("choose_blocks", q=q, keys=keys)
 
 
 def on_holders(ranges: Ranges) -> Ranges:
@@ -253,7 +250,7 @@ def on_holders(ranges: Ranges) -> Ranges:
 def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
     want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))
     if w != want:
-        raise _no_rule(op, heads=y, w=w)
+        raise no_rule(op, heads=y, w=w)
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
@@ -261,7 +258,7 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
-    raise _no_rule("moe", x=x, router=router, gate=gate, up=up, down=down)
+    raise no_rule("moe", x=x, router=router, gate=gate, up=up, down=down)
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
@@ -275,7 +272,7 @@ def heads_of(op: str, x: State, size: int) -> Ranges:
     """Return each device's range of heads. The tensor must be split between heads, without segments."""
     if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
         return resized(x, 1, size).ranges
-    raise _no_rule(f"{op} with heads of {size}", x=x)
+    raise no_rule(f"{op} with heads of {size}", x=x)
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
@@ -284,7 +281,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
         return replace(w, axis=1)
-    raise _no_rule("mat_heads", x=x, w=w)
+    raise no_rule("mat_heads", x=x, w=w)
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
@@ -296,99 +293,7 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
         return split(1, heads, [n_a + n_b])
-    raise _no_rule("concat", a=a, b=b)
-
-
-def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
-    """The convolution is split between channels, or every device with the state computes all of it."""
-    if x == w == MIRRORED and state.kind is Kind.SPLIT and state.axis == 1:
-        cuts = {cut for cut in state.ranges if cut[1] > cut[0]}
-        if len(cuts) == 1 and min(cuts)[0] == 0:
-            return MIRRORED
-    if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
-        return x
-    raise _no_rule("ssm_conv", x=x, w=w, state=state)
-
-
-def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """Each head of b has `width` gates in a, whose weights must be on the same device."""
-    if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
-        if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
-            return a
-    raise _no_rule("delta_gates", a=a, dt=dt, decay=decay, b=b)
-
-
-def delta_net(
-    parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
-) -> State:
-    """`parts` is q, k and v, or one tensor with these segments. A device must hold its key heads' value
-    heads, gates and state. The result is split like v."""
-    v = parts[-1]
-    if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
-        v = split(1, v.ranges, v.segments[2:])
-    elif len(parts) != 3 or not _same_key_heads(*parts):
-        v = MIRRORED
-    if v.kind is Kind.SPLIT and v.axis == 1 and per_head("delta_net", v, head_dim) == v:
-        heads = resized(v, 1, head_dim)
-        if (beta, g, state) == (heads, resized(heads, width), resized(v, head_dim)):
-            return v
-    raise _no_rule("delta_net", **{f"x{i}": s for i, s in enumerate(parts)}, g=g, beta=beta, state=state)
-
-
-def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Return whether v has equally many values per unit of q and k on every device."""
-    if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
-        return False
-    n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
-    return n_v % n_q == 0 and scaled(q.ranges, n_v // n_q) == v.ranges
-
-
-def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """For its heads of x, a device must hold the values of `heads`, and B and C of the heads' groups. `sizes`
-    is (elements per head, elements of B per group, heads per group). The result is split like x."""
-    head_dim, n_state, group = sizes
-    if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
-        wanted = resized(x, 1, head_dim)
-        groups = split(1, kv_heads_of(wanted.ranges, group), [n_state, n_state])
-        if (heads, bc, state) == (wanted, groups, resized(x, n_state)):
-            return x
-    raise _no_rule("ssm_scan", x=x, bc=bc, heads=heads, state=state)
-
-
-def selective_scan(
-    x: State, dt: State, shared: tuple[State, State], weights: tuple[State, State], state: State, n: int
-) -> State:
-    """For its channels of x, a device must hold the values of dt and the weights. All channels share B and C.
-    The result is split like x."""
-    by_rows = replace(x, axis=0)
-    if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and shared == (MIRRORED, MIRRORED):
-        if (dt, *weights, state) == (x, by_rows, by_rows, resized(x, n)):
-            return x
-    raise _no_rule(
-        "selective_scan", x=x, dt=dt, b=shared[0], c=shared[1], a=weights[0], d=weights[1], state=state
-    )
-
-
-def token_shift(x: State, mu: State, state: State) -> None:
-    """A device with the state must have all of it, because every device shifts the complete rows."""
-    cuts = {cut for cut in state.ranges if cut[1] > cut[0]}
-    if x == mu == MIRRORED and state.kind is Kind.SPLIT and state.axis == 1 and len(cuts) == 1:
-        if min(cuts)[0] == 0:
-            return
-    raise _no_rule("token_shift", x=x, mu=mu, state=state)
-
-
-def wkv(
-    op: str, parts: Sequence[State], weights: Sequence[State], head_dim: int, state: State | None = None
-) -> State:
-    """For its heads, a device must hold all parts, the weights, and the state. The result is split like
-    them."""
-    x = parts[0]
-    if x.kind is Kind.SPLIT and per_head(op, x, head_dim) == x and not x.segments and set(parts) == {x}:
-        if set(weights) <= {replace(x, axis=0)} and state in (None, resized(x, head_dim)):
-            return x
-    states = dict(zip("abcdefg", (*parts, *weights, *([state] if state else ())), strict=False))
-    raise _no_rule(op, **states)
+    raise no_rule("concat", a=a, b=b)
 
 
 def share(x: State, like: State) -> State:
@@ -398,7 +303,7 @@ def share(x: State, like: State) -> State:
         like == MIRRORED or (like.kind is Kind.SPLIT and like.axis == 1 and not like.segments)
     ):
         return like
-    raise _no_rule("share", x=x, like=like)
+    raise no_rule("share", x=x, like=like)
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
@@ -406,4 +311,4 @@ def group_norm(x: State, w: State, group: int) -> bool:
     squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
-    raise _no_rule("group_norm", x=x, w=w)
+    raise no_rule("group_norm", x=x, w=w)

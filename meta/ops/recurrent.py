@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vkbackend.buffer import View
-from vkbackend.meta import split
+from vkbackend.meta import split, split_recurrent
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops import Recorder, delta_work
@@ -17,7 +17,7 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
     plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] holds the columns before
     x, and afterwards the last columns of x."""
     graph, d_conv = x.graph, w.shape[1]
-    how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
+    how = split_recurrent.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     holders = [d for d in holders_of(x) if state.pieces[d]]
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv", holders)
     for d, out in enumerate(y.views):
@@ -38,7 +38,7 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor, bound: float = 
     contains a value per key channel. With `bound` < 0 the first result is
     bound * sigmoid(|decay| * (a + dt))."""
     graph = a.graph
-    state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
+    state = split_recurrent.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")
     beta = graph.new(b.rows, b.width, b.state, "delta_beta")
     for d, out in enumerate(g.views):
@@ -61,7 +61,7 @@ def delta_net(
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1
     states = [part.state for part in parts]
-    how = split.delta_net(states, g.state, beta.state, state.state, head_dim, g.width // beta.width)
+    how = split_recurrent.delta_net(states, g.state, beta.state, state.state, head_dim, g.width // beta.width)
     y = graph.new(rows, beta.width * head_dim, how, "delta_net")
     for d, out in enumerate(y.views):
         if out is None:

@@ -4,7 +4,7 @@ token shifts, but only its own heads of all other tensors."""
 from __future__ import annotations
 
 from vkbackend.buffer import View
-from vkbackend.meta import split
+from vkbackend.meta import split, split_recurrent
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, Weight
@@ -15,7 +15,7 @@ def token_shift(x: Tensor, mu: Weight, state: Weight) -> list[Tensor]:
     """Return x + mu[s] * (before - x) for each row of mu [n, width], where `before` is the row before each
     row of x [rows, width]. `state` [n_cells, width] becomes each run's last row."""
     x, graph = whole(x), x.graph
-    split.token_shift(x.state, mu.state, state.state)
+    split_recurrent.token_shift(x.state, mu.state, state.state)
     (n, width), rows = mu.shape, x.rows
     views: list[View | None] = [None] * graph.n
     for d in holders_of(x):
@@ -39,7 +39,7 @@ def wkv_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (key, removed, added) of k [rows, heads * head_dim], split like k."""
     graph = k.graph
-    how = split.wkv("wkv_keys", (k.state, rate.state), (removal.state, replacement.state), head_dim)
+    how = split_recurrent.wkv("wkv_keys", (k.state, rate.state), (removal.state, replacement.state), head_dim)
     results = tuple(graph.new(k.rows, k.width, how, f"wkv_{name}") for name in ("key", "removed", "added"))
     key, removed, added = results
     for d in holders_of(key):
@@ -69,7 +69,7 @@ def wkv(
     """Return the scan of r, key and v [rows, heads * head_dim], split like r. `state` [n_cells, heads *
     head_dim * head_dim] becomes each run's state after its last row."""
     graph, parts = r.graph, (r, decay, key, v, removed, added)
-    how = split.wkv("wkv", [part.state for part in parts], (), head_dim, state.state)
+    how = split_recurrent.wkv("wkv", [part.state for part in parts], (), head_dim, state.state)
     y = graph.new(r.rows, r.width, how, "wkv")
     for d in holders_of(y):
         n_heads, cells = y.on(d).shape[1] // head_dim, state.whole(d)
@@ -102,7 +102,7 @@ def wkv_norm(
     """Return the layer norm of each head of x [rows, heads * head_dim], times w, plus b + v * sum(r * key *
     bonus) of the head."""
     graph, weights = x.graph, (bonus.state, w.state, b.state)
-    how = split.wkv("wkv_norm", [part.state for part in (x, r, key, v)], weights, head_dim)
+    how = split_recurrent.wkv("wkv_norm", [part.state for part in (x, r, key, v)], weights, head_dim)
     y = graph.new(x.rows, x.width, how, "wkv_norm")
     for d in holders_of(y):
         graph.on(d, "wkv_norm").wkv_norm(

@@ -6,7 +6,7 @@ The norm of a group on several devices exchanges one sum of squares per row.
 from __future__ import annotations
 
 from vkbackend.buffer import View
-from vkbackend.meta import split
+from vkbackend.meta import split, split_recurrent
 from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.step import Mix
@@ -33,7 +33,7 @@ def ssm_scan(
     n, group = bc.width // (2 * n_group), n_head // n_group
     for w in (bias, a, d):
         split.add_bias(dt.state, w.state)
-    how = split.ssm_scan(x.state, bc.state, dt.state, state.state, (head_dim, n, group))
+    how = split_recurrent.ssm_scan(x.state, bc.state, dt.state, state.state, (head_dim, n, group))
     y = graph.new(rows, x.width, how, "ssm_scan")
     for r, out in enumerate(y.views):
         if out is None:
@@ -67,7 +67,9 @@ def selective_scan(
     """
     graph, n = x.graph, a.shape[1]
     b, c = whole(b), whole(c)
-    how = split.selective_scan(x.state, dt.state, (b.state, c.state), (a.state, d.state), state.state, n)
+    how = split_recurrent.selective_scan(
+        x.state, dt.state, (b.state, c.state), (a.state, d.state), state.state, n
+    )
     y = graph.new(x.rows, x.width, how, "selective_scan")
     for r in holders_of(y):
         cells, out = state.whole(r), y.on(r)

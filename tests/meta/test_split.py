@@ -10,6 +10,7 @@ import pytest
 
 from vkbackend.errors import PlanError
 from vkbackend.meta import split as rules
+from vkbackend.meta import split_recurrent as recurrent_rules
 from vkbackend.meta.split import (
     MIRRORED,
     State,
@@ -68,19 +69,19 @@ QKV_STATE, DELTA_STATE = rules.resized(QKV, 3), rules.resized(VALUES, 8)
 
 
 def conv(x: State = QKV, w: State = QKV_ROWS, state: State = QKV_STATE) -> State:
-    return rules.ssm_conv(x, w, state, 3)
+    return recurrent_rules.ssm_conv(x, w, state, 3)
 
 
 def gates(
     a: State = BETA, dt: State = BETA_ROWS, decay: State = BETA_ROWS, b: State = BETA, width: int = 1
 ) -> State:
-    return rules.delta_gates(a, dt, decay, b, width)
+    return recurrent_rules.delta_gates(a, dt, decay, b, width)
 
 
 def delta(
     *parts: State, g: State = BETA, beta: State = BETA, state: State = DELTA_STATE, width: int = 1
 ) -> State:
-    return rules.delta_net(parts, g, beta, state, 8, width)
+    return recurrent_rules.delta_net(parts, g, beta, state, 8, width)
 
 
 # Six 8-element heads are in groups of two. B and C of a group have 4 values each. Every device that needs a
@@ -90,7 +91,7 @@ INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 
 
 def scan(x: State = INNER, bc: State = GROUPS, dt: State = HEADS, state: State = SCANNED) -> State:
-    return rules.ssm_scan(x, bc, dt, state, (8, 4, 2))
+    return recurrent_rules.ssm_scan(x, bc, dt, state, (8, 4, 2))
 
 
 SELECTED = rules.resized(COLUMNS, 4)
@@ -99,19 +100,19 @@ SELECTED = rules.resized(COLUMNS, 4)
 def selective(
     x: State = COLUMNS, dt: State = COLUMNS, b: State = MIRRORED, a: State = ROWS, state: State = SELECTED
 ) -> State:
-    return rules.selective_scan(x, dt, (b, MIRRORED), (a, ROWS), state, 4)
+    return recurrent_rules.selective_scan(x, dt, (b, MIRRORED), (a, ROWS), state, 4)
 
 
 BEFORE = split(1, ((0, 9), (0, 9)))
 
 
 def shift(x: State = MIRRORED, mu: State = MIRRORED, state: State = BEFORE) -> State:
-    rules.token_shift(x, mu, state)
+    recurrent_rules.token_shift(x, mu, state)
     return x
 
 
 def wkv(*parts: State, weights: Sequence[State] = (), state: State | None = None) -> State:
-    return rules.wkv("wkv", parts, weights, 8, state)
+    return recurrent_rules.wkv("wkv", parts, weights, 8, state)
 
 
 def normed(x: State) -> State:

@@ -20,6 +20,7 @@ from vkbackend.tools.op_cases import (
     kept_rows,
     low_rank,
     moe,
+    moe_rows,
     recurrent,
     rwkv,
     state_space,
@@ -141,11 +142,25 @@ def _cases() -> _Sweep:
     s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
     s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
     s.wide += [*attention.wide(), *chosen.wide()]
-    s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
+    s.quick += [
+        *moe.quick(),
+        *moe_rows.quick(),
+        *recurrent.quick(),
+        *heads.quick(),
+        *state_space.quick(),
+        *streams.quick(),
+    ]
     s.quick += rwkv.quick()
     s.quick += [*expert_cache.quick(), *kept_rows.quick(), *low_rank.quick()]
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
-    s.wide += [*moe.wide(), *recurrent.wide(), *low_rank.wide(), *state_space.wide(), *streams.wide()]
+    s.wide += [
+        *moe.wide(),
+        *moe_rows.wide(),
+        *recurrent.wide(),
+        *low_rank.wide(),
+        *state_space.wide(),
+        *streams.wide(),
+    ]
     s.wide += [*rwkv.wide(), *op_cases_quantized.wide()]
     s.wide += op_cases_field.wide()
     s.wide += [RmsNorm(n, 3) for n in (64, 128, 256, 768, 1536, 8192)]

@@ -13,7 +13,8 @@ from vkbackend.ops.moe import GATINGS, Gating
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
 from vkbackend.tools.op_cases.caches import KvStore
 from vkbackend.tools.op_cases.matrix import MatLane, MatMul, MatVec, MatWave
-from vkbackend.tools.op_cases.moe import AddId, MatLaneId, MatMulId, MatVecId, MoeTopk
+from vkbackend.tools.op_cases.moe import MatLaneId, MatMulId, MatVecId, MoeTopk
+from vkbackend.tools.op_cases.moe_rows import AddId
 from vkbackend.tools.op_cases.recurrent import DeltaNet, DeltaScan, SsmConv
 from vkbackend.tools.op_cases.setup import Case
 
