@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from serving import HANG_S, FakeModel
 
 from vkbackend.meta.load import Progress
 from vkbackend.models.options import Options
+from vkbackend.tools.server.failures import Refusal
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.router.places import Place
 from vkbackend.tools.server.router.pool import Pool, PoolSettings
@@ -107,3 +109,17 @@ async def request(pool: Pool, name: str, **options: Any) -> AsyncIterator[Tenant
         yield tenant
     finally:
         pool.release(tenant)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+async def refused(awaited: Awaitable[object]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await awaited
+    return caught.value
+
+
+def statuses(pool: Pool) -> dict[str, str]:
+    return {name: tenant.status.value for name, tenant in pool.tenants.items()}
