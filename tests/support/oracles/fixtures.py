@@ -16,6 +16,7 @@ FAMILIES = (
     "dense",
     "earlier",
     "gemma",
+    "kimi_delta",
     "latent",
     "layer_norm",
     "mixtures",

@@ -23,6 +23,7 @@ FAMILIES = (
     "earlier",
     "gemma",
     "grok",
+    "kimi_delta",
     "latent",
     "layer_norm",
     "mixtures",
