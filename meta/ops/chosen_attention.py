@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from vkbackend import ops as device_ops
+from vkbackend.buffer import View
 from vkbackend.formats import padded
 from vkbackend.meta import split
 from vkbackend.meta.ops.dense_attention import hadamard, is_rotated
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 # Scores are computed for some rows at a time (64 rows in a context of 128k). Scores of 512 rows would exceed
 # the largest binding.
@@ -151,12 +152,19 @@ def attend_chosen(
         args = q_view, k.whole(d), v.whole(d), cells.whole(d), lists
         n_blocks = min(-(-top_k * block // device_ops.CELL_BLOCK), cells.shape[1])
         n_kv = k.whole(d).shape[1] // head_dim_k
-        n_splits = device_ops.attn_splits(on.limits, rows, local, n_kv, n_blocks)
-        part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
-        final = n_splits == 1 and not sinks
-        result = out if final else part
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
-        on.attn_chosen(*args, result, step, block=block, tail=tail, **how)
-        if not final:
+        part = parts_of(graph, d, out, n_kv, n_blocks, sinks)
+        on.attn_chosen(*args, part, step, block=block, tail=tail, **how)
+        if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y
+
+
+def parts_of(graph: TensorGraph, d: int, out: View, n_kv: int, n_blocks: int, sinks: Weight | None) -> View:
+    """Return where attention writes its result on device d: `out` [rows, heads, head_dim], or scratch for
+    the parts of split keys, which attn_combine adds."""
+    rows, heads, head_dim = out.shape
+    n_splits = device_ops.attn_splits(graph.on(d, "attention").limits, rows, heads, n_kv, n_blocks)
+    if n_splits == 1 and not sinks:
+        return out
+    return graph.scratch((rows, heads, n_splits, head_dim + 2), "attention parts")

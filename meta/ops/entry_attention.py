@@ -7,6 +7,7 @@ from typing import Any
 
 from vkbackend import ops as device_ops
 from vkbackend.meta import split
+from vkbackend.meta.ops.chosen_attention import parts_of
 from vkbackend.meta.ops.dense_attention import hadamard, is_rotated
 from vkbackend.meta.tensor import Tensor, Weight
 
@@ -48,13 +49,11 @@ def attend_entries(
         lists = replace(chosen.on(d), dtype="u32") if chosen else None
         n_keys = window + (chosen.width if chosen else cells.shape[1] * device_ops.CELL_BLOCK // block)
         n_blocks = min(-(-n_keys // device_ops.CELL_BLOCK), cells.shape[1])
-        n_splits = device_ops.attn_splits(on.limits, rows, local, 1, n_blocks)
-        part = graph.scratch((rows, local, n_splits, head + 2), "attention parts")
-        final = n_splits == 1 and not sinks
+        part = parts_of(graph, d, out, 1, n_blocks, sinks)
         how: dict[str, Any] = {"scale": scale, "group": heads, "window": window, "block": block}
         how["q_first"] = state.ranges[d][0] // head if state.ranges else 0
-        args = q_view, kv.whole(d), cells.whole(d), lists, out if final else part, step
+        args = q_view, kv.whole(d), cells.whole(d), lists, part, step
         on.attn_entries(*args, **how)
-        if not final:
+        if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head, head) if rotated else y

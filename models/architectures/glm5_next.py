@@ -20,6 +20,7 @@ from vkbackend.models.architectures import kimi_linear
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.hyper_connected import HyperConnected
+from vkbackend.models.architectures.indexed import indexer_weights
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, MemorySpec
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import (
@@ -79,11 +80,7 @@ class Model(HyperConnected, kimi_linear.Model):
         n_embd, n, whole = self.config.n_embd, self.index_dim, rows("kv_heads")
         return [
             *specs,
-            WeightSpec("indexer.attn_q_b.weight", (self.n_index * n, self.rank_q), whole),
-            WeightSpec("indexer.attn_k.weight", (n, n_embd), whole),
-            WeightSpec("indexer.k_norm.weight", (n,)),
-            WeightSpec("indexer.k_norm.bias", (n,)),
-            WeightSpec("indexer.proj.weight", (self.n_index, n_embd), whole),
+            *indexer_weights(n_embd, self.rank_q, self.n_index, n),
             WeightSpec("indexer_compressor_gate", (n, n_embd), whole),
             WeightSpec("indexer_compressor_ape", (self.block_size, n), f32=True),
         ]

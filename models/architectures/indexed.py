@@ -28,6 +28,18 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 
 
+def indexer_weights(n_embd: int, rank_q: int, n_heads: int, head: int) -> list[WeightSpec]:
+    """Return the weights of an indexer with `n_heads` heads of size `head`."""
+    whole = rows("kv_heads")
+    return [
+        WeightSpec("indexer.attn_q_b.weight", (n_heads * head, rank_q), whole),
+        WeightSpec("indexer.attn_k.weight", (head, n_embd), whole),
+        WeightSpec("indexer.k_norm.weight", (head,)),
+        WeightSpec("indexer.k_norm.bias", (head,)),
+        WeightSpec("indexer.proj.weight", (n_heads, n_embd), whole),
+    ]
+
+
 class IndexedAttention(deepseek2.Model):
     """Attention's RoPE pairs neighbours. The indexer's RoPE is half-split if `index_half_split`."""
 
@@ -64,15 +76,7 @@ class IndexedAttention(deepseek2.Model):
         specs = super().attention_weights(il)
         if self.choosers[il] != il:
             return specs
-        n_embd, n, whole = self.config.n_embd, self.index_dim, rows("kv_heads")
-        return [
-            *specs,
-            WeightSpec("indexer.attn_q_b.weight", (self.n_index * n, self.rank_q), whole),
-            WeightSpec("indexer.attn_k.weight", (n, n_embd), whole),
-            WeightSpec("indexer.k_norm.weight", (n,)),
-            WeightSpec("indexer.k_norm.bias", (n,)),
-            WeightSpec("indexer.proj.weight", (self.n_index, n_embd), whole),
-        ]
+        return [*specs, *indexer_weights(self.config.n_embd, self.rank_q, self.n_index, self.index_dim)]
 
     def kv(self, il: int) -> MemorySpec:
         spec, chooser = super().kv(il), self.choosers[il]
