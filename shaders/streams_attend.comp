@@ -17,34 +17,35 @@ layout(set = 0, binding = 1) readonly buffer A { float a[]; };
 layout(set = 0, binding = 2) readonly buffer W { float w[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
+shared float score[STREAMS + 1]; // A local array is in memory, because its index is unknown at compile time.
+
 float value_at(uint row, uint stream, uint i) {
     if (stream == STREAMS) return a[a_off + row * n + i];
     return x[x_off + (row * STREAMS + stream) * n + i];
 }
 
 void main() {
-    const uint row = group_index();
+    const uint row = group_index(), t = gl_LocalInvocationID.x;
     if (row >= n_rows) return;
-    float score[STREAMS + 1];
     float most = -3.0e38;
     for (uint s = 0; s <= STREAMS; ++s) {
         float product = 0.0, squares = 0.0;
-        for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
+        for (uint i = t; i < n; i += LOCAL) {
             const float value = value_at(row, s, i);
             product += value * w[w_off + i];
             squares += value * value;
         }
         product = reduce_sum(product);
         squares = reduce_sum(squares);
-        score[s] = product / sqrt(squares / float(n) + eps);
-        most = max(most, score[s]);
+        const float of_stream = product / sqrt(squares / float(n) + eps);
+        if (t == s % LOCAL) score[s] = of_stream;
+        most = max(most, of_stream);
     }
+    for (uint s = t; s <= STREAMS; s += LOCAL) score[s] = exp(score[s] - most);
+    barrier();
     float sum = 0.0;
-    for (uint s = 0; s <= STREAMS; ++s) {
-        score[s] = exp(score[s] - most);
-        sum += score[s];
-    }
-    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
+    for (uint s = 0; s <= STREAMS; ++s) sum += score[s];
+    for (uint i = t; i < n; i += LOCAL) {
         float total = 0.0;
         for (uint s = 0; s <= STREAMS; ++s) total += score[s] * value_at(row, s, i);
         y[y_off + row * n + i] = total / sum;

@@ -241,7 +241,7 @@ def quick() -> list[Case]:
         StreamsSpread(),
         StreamsSpread(1, 1, 2),
     ]
-    cases += [StreamsAttend(), StreamsAttend(1, 1, 1), StreamsAttend(131, 5, 9)]
+    cases += [StreamsAttend(), StreamsAttend(1, 1, 1), StreamsAttend(131, 5, 9), StreamsAttend(7, 2, 40)]
     cases += [kind(*of) for kind in (Center, RowMoments) for of in ((64, 3), (2, 1), (1031, 5))]
     return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]
 
