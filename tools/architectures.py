@@ -27,7 +27,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # Tests of each column, in the file TESTS by default.
+PROOFS = {  # The tests of each column. A name without a file is in TESTS.
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",

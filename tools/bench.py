@@ -2,10 +2,10 @@
 
 "weight GB/s" is the rate at which all devices together read weights, and "% of copy" is its ratio to the copy
 rate. "us/reduce" is host time per all-reduce. "predicted t/s" is the rate that `plan` predicts for tokens at
-the beginning of the context, and measured rates are kept to improve later predictions. "load GB/s" is the
+the beginning of the context. Measured rates are stored and improve later predictions. "load GB/s" is the
 loading rate, and "% of read" is its ratio to the rate at which the file is read again. The formats csv and
-json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` alternates with runs of
-llama-cpp-python on the same model and devices, and adds columns with llama.cpp's rate and the ratio.
+json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` also runs llama-cpp-python
+in turns on the same model and devices. It adds columns with llama.cpp's rate and the ratio.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The seconds until a step can run, and the bytes per second of loading and of reading the file."""
+    """The seconds until a step can run, and the rates of loading and of reading the file in bytes per
+    second."""
 
     seconds: float
     rate: float

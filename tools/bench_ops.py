@@ -1,9 +1,10 @@
 """`vkbackend bench-ops`: time the ops of a device, on the tests' cases and on matrices of real models.
 
-A submission runs a case many times, and GPU timestamps time each run. On devices without timestamps, and on
-software devices, which timestamps would stall, the host times complete submissions. Columns are case,
-op.variant, and minimum and median us per run. Software devices also have a column of CPU time, because other
-load affects it least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
+A submission runs a case many times, and GPU timestamps time each run. The host times complete submissions on
+devices without timestamps, and on software devices, where each timestamp would cause a stall. Columns are
+case, op.variant, and minimum and median us per run. Software devices also have a column of CPU time, because
+other programs affect CPU time least. The last columns are GB/s read and written, and GFLOP/s, at the minimum
+time.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Times steps of many all-reduces on the first 2, 3, ... devices of the list. Columns are devices, provider,
 signal (how host and devices signal each other), wire (format of a partial sum), ahead (exchanges submitted
 before they may run), and bytes of the f32 message.
-Results are us per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several nodes
-the network's part of the time. The provider "pages" makes all devices import the same host pages. In
-"scatter" each device also sums one part for all devices. In "host-sum" the host adds. The exit code is 1
-after a wrong sum.
+Results are us per all-reduce (median, minimum, maximum) and GB/s of messages at the median. With several
+nodes, the network's part of the time follows. The provider "pages" makes all devices import the same host
+pages. In "scatter" each device also sums one part for all devices. In "host-sum" the host adds the partial
+sums. The exit code is 1 after a wrong sum.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Row:
     us_min: float
     us_max: float
     exact: bool
-    us_network: float | None = None  # the network's part of `us`
+    us_network: float | None = None  # microseconds of the network in `us`
 
     @property
     def gb_per_s(self) -> float:

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_message(path: str) -> str:
-    """Return a file's text without one final newline. Raises InvalidArgument."""
+    """Return a file's text. One final newline is removed. Raises InvalidArgument."""
     try:
         return Path(path).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, ValueError) as error:
@@ -131,7 +131,7 @@ class Conversation:
         self.chat, self.err, self.most = chat, err, most
         self._options = asdict(sampling) | dict(options)
         self.timings: list[dict[str, float]] = []
-        self.images: list[str] = []  # files of the next message
+        self.images: list[str] = []  # image files of the next message
 
     def hold(self, first: str | None, single_turn: bool) -> None:
         """Answer `first`, then the messages of the input. If `single_turn` is set, answer only one
@@ -255,8 +255,8 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Append the first Ctrl-C to the yielded list, so that the current step finishes. Raise KeyboardInterrupt
-    on the second Ctrl-C."""
+    """Yield a list. The first Ctrl-C only adds an entry to it, so the current step can finish. The second
+    Ctrl-C raises KeyboardInterrupt."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -187,7 +187,7 @@ def parse(words: Sequence[str], *, raises: bool = False) -> tuple[argparse.Names
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Resolve llama.cpp's spellings of flags, then call `parse`. Lists in flags of `bench` expand to several
-    lines. `sweep` contains each line's arguments, and `swept` the values from lists."""
+    lines. `sweep` contains each line's arguments, and each line's `swept` contains its values from lists."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first

@@ -21,7 +21,7 @@ mirrors() {
 
 # private_apt WORK URI CODENAME: write an apt configuration for the mirror URI into WORK.
 # The configuration includes the update and backport suites, which may have a newer Mesa.
-# Fail if the mirror lacks mesa-vulkan-drivers.
+# Fail if the mirror has no package mesa-vulkan-drivers.
 private_apt() {
     local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def texts_of(text: str, separator: str) -> list[str]:
-    """Return the texts between separators, without empty ones at the end. Raises InvalidArgument."""
+    """Return the texts between separators, without empty texts at the end. Raises InvalidArgument."""
     if not separator:
         raise InvalidArgument("--embd-separator is empty; give a text, such as '\\n'")
     texts = text.split(separator)

@@ -1,9 +1,9 @@
 """`vkbackend hosts`: use several nodes as one. The hostfile lists a node per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce on all nodes' devices. `hosts check --hostfile FILE` shows each node's interface, ports, devices
-and their speed, and the time of exchanges by size. The flag -m adds the speed of each possible placement of
-the model. Set-up: docs/hosts.md.
+bench-reduce on all nodes' devices. `hosts check --hostfile FILE` shows each node's interface, ports, and
+devices with their speeds. It also shows the time of exchanges by size. The flag -m adds the speed of each
+possible placement of the model. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations

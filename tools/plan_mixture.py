@@ -1,6 +1,6 @@
-"""Shows the cost of experts in host memory, for `vkbackend plan`. One table compares tokens with and without
-a cache of the most used experts, and with experts on the CPU. Another table shows prompts for steps with
-several numbers of rows."""
+"""Shows the cost of experts in host memory, for `vkbackend plan`. One table compares the times of a token
+without a cache of experts, with caches of the most used experts, and with experts on the CPU. Another table
+shows a prompt's time by the number of rows in a step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ STEP_ROWS = 512, 2048, 4096
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """`caches` begins with no cache and ends with the largest that fits. `counted` says whether the hit rates
-    come from counts of earlier runs, or from an even router."""
+    """`caches` begins with no cache and ends with the largest that fits. If `counted` is set, the hit rates
+    come from counts of earlier runs. Otherwise the router is assumed to be even."""
 
     plan: MixturePlan
     counted: bool
@@ -45,8 +45,8 @@ class Mixture:
 
 
 def used_experts(model: Model, layout: Layout, fingerprint: str) -> tuple[list[Used], bool]:
-    """Return how often each layer's experts are used, and whether these are counts of earlier runs. Without
-    counts, the router is assumed to be even."""
+    """Return how often each layer's experts are used, and whether these are counts of earlier runs. If not,
+    the router is assumed to be even."""
     sizes = [loads[0].shape[0] for loads in layout.stacks.values()]
     uses = Uses(list(layout.stacks), sizes)
     if fingerprint and uses.load(fingerprint):

@@ -54,7 +54,7 @@ from vkbackend.wire import wire_words
 
 AUTO = "auto"
 BUS_ROWS = 512, 2048, 4096
-LENGTHS = 1, 3, 7  # of drafts in the prediction
+LENGTHS = 1, 3, 7  # lengths of drafts in the prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Report:
     misfit: str  # Reason and remedy.
     notes: tuple[str, ...] = ()  # The file's unused parts, and the options that `--fit` chose.
     draft: DraftPlan | None = None
-    gains: tuple[Gain, ...] = ()  # by speeds, acceptance and length of drafts
+    gains: tuple[Gain, ...] = ()  # one for each combination of speeds, acceptance and draft length
     mixture: Mixture | None = None  # experts in host memory
     projector: ProjectorPlan | None = None
 
@@ -96,8 +96,8 @@ class Report:
         return rows
 
     def bus(self) -> list[dict[str, Any]]:
-        """Return a row per device that reads weights from host memory: the bytes for a token, and for a
-        prompt token by rows per step."""
+        """Return a row for each device that reads weights from host memory. It has the bytes for a token, and
+        for each number of rows per step the bytes for a prompt token."""
         by_rows = {n: bus_bytes_per_row(self.model, self.layout, n) for n in (1, *sorted(self.step_rows()))}
         return [
             {

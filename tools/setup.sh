@@ -186,7 +186,7 @@ browser_for_tests() {
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
 # Build kp without debug layers, and with Debian's fmt, pybind11 and Vulkan headers instead of downloads.
-# VIRTUAL_ENV names the Python of kp.
+# VIRTUAL_ENV selects the Python that kp is built for.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \

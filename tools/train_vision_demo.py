@@ -44,7 +44,8 @@ def vocabulary(seed: int) -> Vocabulary:
 
 
 class Examples:
-    """Batches of pictures, and token ids around their rows. `seed` of a check is never used in training."""
+    """Batches of pictures, and the token ids around their rows. A check uses a `seed` that training never
+    uses."""
 
     def __init__(self, words: Vocabulary, seed: int) -> None:
         self.words, self._rng, self._pixels = words, random.Random(seed), np.random.default_rng(seed)

@@ -8,10 +8,10 @@ times are added. An op replaces the built-in choice if it takes less than 0.9 of
 Each kind of pinned host memory is measured as well: how fast shaders read it, how fast it is copied, and both
 at once. Weights in host memory use the kind that is read fastest.
 
-With several devices, exchanges between the first 2, 3, ... of them are measured: every way for sums of 4 KiB
-to 16 MiB, then signals and submissions ahead for the sum of a token. The fastest ways are kept for these
-devices in this order, and `plan` uses their times for predictions. `--exchanges` measures only exchanges,
-also between devices of several drivers.
+With several devices, exchanges between the first 2, 3, ... of them are measured. First, every way to exchange
+is measured for sums of 4 KiB to 16 MiB. Then signals and numbers of submissions ahead are measured for a
+token's sum. The fastest ways are kept for these devices in this order, and `plan` uses their times for
+predictions. `--exchanges` measures only exchanges, also between devices of several drivers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def check_cache() -> None:
 
 
 def tune_exchanges(names: Sequence[str], forget: bool) -> None:
-    """Measure and keep the ways of these devices. Wrong sums are shown, and their way is never chosen."""
+    """Measure all ways to exchange sums between these devices, and store the fastest. A way with a wrong sum
+    is shown, but never chosen."""
     out, err = console(), console(stderr=True)
     devices = open_devices(names)
     for device in devices:

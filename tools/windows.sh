@@ -9,7 +9,7 @@ windows_suite=trixie  # Wine 10; Wine 8 of Debian 12 cannot start Python 3.13
 windows_python=3.13
 windows_stamp=1  # raised with every change to this file that needs a new set-up
 
-# What Wine loads by name at run time, and what these packages need.
+# Packages with the libraries that Wine loads by name at run time, and packages that they need.
 windows_libraries=(libc6 libgcc-s1 libfreetype6 libfontconfig1 libgnutls30t64 libunwind8 libx11-6 libxext6
     libvulkan1 libudev1 libpcsclite1 patchelf)
 
@@ -30,7 +30,7 @@ unpack_wine() {
     libs=$work/root/usr/lib/x86_64-linux-gnu
     for program in wine64 wineserver64; do
         program=$work/root/usr/lib/wine/$program
-        # A run path of the old kind (DT_RPATH) holds for libraries that are loaded later too.
+        # An old-style run path (DT_RPATH) also applies to libraries that are loaded later.
         "$libs/ld-linux-x86-64.so.2" --library-path "$libs" "$work/root/usr/bin/patchelf" \
             --set-interpreter "$windows_dir/wine/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2" \
             --force-rpath --set-rpath "$windows_dir/wine/usr/lib/x86_64-linux-gnu" "$program" || return 1
@@ -90,7 +90,7 @@ wine() {
 # make_prefix: make Wine's C: drive.
 make_prefix() {
     rm -rf "$windows_dir/prefix"
-    # It ends with code 53, because Wine's 32-bit part is not there.
+    # The command ends with code 53, because Wine's 32-bit part is missing.
     wine wineboot --init >"$windows_dir/wineboot.log" 2>&1 || true
     [ -f "$windows_dir/prefix/drive_c/windows/system32/kernel32.dll" ] || { echo "Wine makes no prefix; see $windows_dir/wineboot.log" && return 1; }
     cp "$windows_dir/wine/usr/x86_64-w64-mingw32/lib/zlib1.dll" "$windows_dir/prefix/drive_c/windows/system32/"

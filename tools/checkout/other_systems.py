@@ -1,9 +1,9 @@
-"""Type errors of other systems: `python -m vkbackend.tools.checkout.other_systems TREE CACHE`.
+"""Find type errors on other systems: `python -m vkbackend.tools.checkout.other_systems TREE CACHE`.
 
 mypy knows which attributes of the standard library a system has. The files that use system-dependent modules
 are checked for Windows, macOS and Linux. The modules that they import are not checked, so this takes a
-quarter of the time of a complete check. An error counts only if the check for Linux does not report it, too.
-TREE is linked_tree's folder, CACHE a folder for mypy.
+quarter of the time of a complete check. Errors that the check for Linux also reports do not count. TREE is
+linked_tree's folder, CACHE a folder for mypy.
 """
 
 from __future__ import annotations

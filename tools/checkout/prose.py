@@ -71,7 +71,7 @@ def passages(root: Path, under: str = "") -> Iterator[Passage]:
 
 
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
-    """Yield the files that git tracks, relative to `root`, without test data and libraries of others."""
+    """Yield the files that git tracks, relative to `root`, without test data and vendored libraries."""
     listed = subprocess.run(
         ["git", "ls-files", f"{under}*"],
         cwd=root,

@@ -18,7 +18,7 @@ COLOURS = {
 }
 SHAPES = "circle", "square", "triangle"
 PLACES = "top left", "top right", "bottom left", "bottom right"
-UNSEEN = 50_000_000  # The first seed of new pictures; the trainer uses smaller ones.
+UNSEEN = 50_000_000  # The first seed of new pictures; the trainer uses smaller seeds.
 TWO = 0.7  # share of pictures with two shapes
 Shape = tuple[str, str, str]  # colour, shape, place
 _Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
@@ -26,7 +26,7 @@ _Y, _X = np.mgrid[:SIDE, :SIDE].astype(np.float32) + 0.5
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Shapes as (colour, shape, place), in the order of the places."""
+    """The shapes of a picture as (colour, shape, place)."""
 
     shapes: tuple[Shape, ...]
 
@@ -62,8 +62,8 @@ def training_scene(rng: random.Random) -> Scene:
 
 
 def new_picture(number: int, held_out: bool = False) -> tuple[np.ndarray, Scene]:
-    """Return pixels and scene of a picture that training never draws. With `held_out`, all its shapes are
-    held out."""
+    """Return the pixels and the scene of a picture that training never draws. With `held_out`, all its shapes
+    are held out."""
     rng = random.Random(UNSEEN + number)
     scene = random_scene(rng)
     while held_out and not all(map(is_held_out, scene.shapes)):

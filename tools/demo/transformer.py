@@ -128,7 +128,7 @@ def block(
 
 
 def states(w: Weights, config: Config, h: torch.Tensor) -> torch.Tensor:
-    """Return the residual after the last norm, of embeddings h; both [batch, n, n_embd]."""
+    """Run all layers and the last norm on embeddings h. h and the result are [batch, n, n_embd]."""
     import torch.nn.functional as F
 
     cos_sin = rotations(config, h.shape[1])

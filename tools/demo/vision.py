@@ -60,8 +60,8 @@ def init_vision(sizes: VisionSizes, n_text: int, seed: int) -> Weights:
 
 
 def patches_of(pixels: np.ndarray, sizes: VisionSizes) -> np.ndarray:
-    """Return normalized patches f32 [batch, n_patches, 3 * patch * patch] of pixels u8 [batch, h, w, 3], in
-    the order that the projector merges."""
+    """Return the normalized patches f32 [batch, n_patches, 3 * patch * patch] of pixels u8 [batch, h, w, 3].
+    Patches that the projector merges are consecutive."""
     n, height, width, _ = pixels.shape
     p, m = sizes.patch, sizes.merge
     squares = pixels.reshape(n, height // (p * m), m, p, width // (p * m), m, p, 3)

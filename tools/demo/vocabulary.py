@@ -24,7 +24,7 @@ CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|."
 
 class Vocabulary:
     """A vocabulary in SentencePiece's order: <unk> <s> </s>, 256 byte tokens, longer pieces, characters, and
-    the marks (control tokens) of a vision model."""
+    `marks` (a vision model's control tokens)."""
 
     def __init__(self, pieces: list[str], scores: list[float], marks: Sequence[str] = ()) -> None:
         self.pieces, self.scores = [*pieces, *marks], [*scores, *[0.0] * len(marks)]
@@ -73,8 +73,8 @@ def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabula
 
 
 def learned_vocabulary(n_vocab: int, texts: Iterable[str], marks: Sequence[str] = ()) -> Vocabulary:
-    """Learn BPE merges on texts, for at most `n_vocab` tokens and the marks. The rank of a merge becomes the
-    score of its piece."""
+    """Learn BPE merges on texts. The vocabulary has at most `n_vocab` tokens, and `marks` in addition. The
+    rank of a merge becomes the score of its piece."""
     from tokenizers import Tokenizer, models, trainers
 
     chunks = (chunk for text in texts for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)))

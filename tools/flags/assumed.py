@@ -15,14 +15,14 @@ MOST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """`rates` holds the devices' speeds for each exchange time."""
+    """`rates` has one entry for each assumed exchange time."""
 
     rates: tuple[Rates, ...]
     acceptances: tuple[float, ...]
 
 
 def add_assumed_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to the group of experiments, which must exist."""
+    """Add the flags to the parser's group of experiments, which must exist."""
     [group] = (group for group in parser._action_groups if group.title == TITLE)
     add = group.add_argument
     add("--gb-per-s", type=float, metavar="N",

@@ -10,7 +10,7 @@ from vkbackend.models.arguments import not_given
 from vkbackend.tools.flags.options import adder
 from vkbackend.tools.flags.table import OFF, ON
 
-# Flags with other destinations that set options.
+# The destination of a flag -> the option that the flag sets, if their names differ.
 SETS = {"host_tensors": "override_tensor", "n_batch": "n_ubatch"}
 
 
@@ -34,7 +34,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_fit(args: argparse.Namespace, words: Iterable[str], known: Mapping[str, argparse.Action]) -> None:
-    """Replace `args.fit` by the options to choose: those that no flag in `words` sets."""
+    """Replace `args.fit` by the names of the options that `--fit` chooses, which no flag in `words` sets."""
     actions = [known[flag] for word in words if (flag := word.partition("=")[0]) in known]
     given = {SETS.get(action.dest, action.dest) for action in actions}
     if args.fit is None:

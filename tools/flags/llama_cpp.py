@@ -35,7 +35,7 @@ class _LoadMode(argparse.Action):
 class _Verbosity(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         if not isinstance(values, int) or values > 9:
-            namespace.is_verbose = True  # the server's answers have `__verbose`
+            namespace.is_verbose = True  # the server adds `__verbose` to answers
         if not isinstance(values, int) or values >= 4:
             os.environ.setdefault("DEBUG", "1")
             note(namespace, f"{flag} is DEBUG=1: devices, plan and tracebacks are shown", of="verbosity")

@@ -47,7 +47,7 @@ vkbackend.tools.studies.llama_cpp_flags FOLDER` compares that list with a newer 
 
 
 def counts() -> str:
-    """Return a Markdown table that counts the flags of each program's first command by class."""
+    """Return a Markdown table with the number of flags of each class, for each program of llama.cpp."""
     lines = ["| program | " + " | ".join(CLASSES.values()) + " | all |", "|---" * (len(CLASSES) + 2) + "|"]
     for program, (command, *_) in COMMANDS.items():
         count = Counter(

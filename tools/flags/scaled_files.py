@@ -1,4 +1,4 @@
-"""Flags with files, comma-separated or each with the flag, and with a scale per file."""
+"""Flags that take files, with or without scales. Commas separate files, and the flag may be repeated."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def add_image_argument(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def image_files(args: argparse.Namespace) -> list[str]:
-    """Return the files of --image, in order. A comma separates files, unless a file has that name."""
+    """Return the files of --image, in order. A comma separates files, unless a file's name contains it."""
     words = [[word] if os.path.exists(word) else word.split(",") for word in args.image]
     return [path for paths in words for path in paths]
 

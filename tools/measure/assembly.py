@@ -1,9 +1,9 @@
-"""Counts a kernel's instructions by class, loads in flight, loops and multiply-adds. dialects.py parses each
-vendor's assembly.
+"""Counts a kernel's instructions by class, its loads in flight, its loops and its multiply-adds. dialects.py
+parses each vendor's assembly.
 
 A 32-lane instruction counts twice in a 16-lane subgroup. The hot loop is the smallest loop with more than
-half of the multiply-adds in loops. Only the kernel's fastest multiply-adds count: on matrix units, else in
-integer dot products, else in floats. Instructions of inner loops count once.
+half of the multiply-adds in loops. Only the fastest kind of multiply-adds in the kernel counts: on matrix
+units, else in integer dot products, else in floats. Instructions of inner loops count once.
 """
 
 from __future__ import annotations

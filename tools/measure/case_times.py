@@ -37,7 +37,7 @@ class Row:
 
 
 class Chain:
-    """A case's runs, which alternate between copies of its arrays. The copies together exceed
+    """Runs of a case, which alternate between copies of its arrays. The copies together exceed
     `cold_nbytes`."""
 
     def __init__(self, device: Device, case: Case, cold_nbytes: int = 0) -> None:

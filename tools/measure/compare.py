@@ -32,7 +32,7 @@ WAIT_S = 1800.0  # Time limit for an answer, a load or a test. Software devices 
 
 
 def check_comparable(args: argparse.Namespace) -> None:
-    """Raise an error early if llama.cpp is missing or would not do the same work."""
+    """Raise an error early if llama.cpp is missing, or if these flags make it do different work."""
     for flag, given in (
         ("control vectors", args.control_vectors),
         ("--override-tensor", args.override_tensor or args.host_tensors),

@@ -28,8 +28,8 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
 def compile_times(
     runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """Return the first device's number of pipelines, and the seconds for all pipelines by number of threads
-    (or CACHED)."""
+    """Return the first device's number of pipelines, and the seconds of each repetition that compiles all of
+    them. The keys are numbers of threads, and CACHED for a start with cached pipelines."""
     from vkbackend.vulkan.device import VulkanDevice
     from vkbackend.vulkan.program import Programs
 

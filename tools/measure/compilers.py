@@ -34,7 +34,8 @@ GPUS = {
     for gpu in (
         Gpu("NAVI21", "radv", "RADV_FORCE_FAMILY", "NAVI21"),  # RDNA2.
         Gpu("NAVI31", "radv", "RADV_FORCE_FAMILY", "NAVI31"),  # RDNA3.
-        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4. Mesa 25.0 lacks its matrix units.
+        # RDNA4. Mesa 25.0 does not support RDNA4's matrix units.
+        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),
         Gpu("TGL", "anv", "INTEL_STUB_GPU_PLATFORM", "tgl"),  # Xe-LP.
         Gpu("DG2", "anv", "INTEL_STUB_GPU_PLATFORM", "dg2"),  # Arc A.
         Gpu("BMG", "anv", "INTEL_STUB_GPU_PLATFORM", "bmg"),  # Arc B.

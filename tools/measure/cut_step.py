@@ -1,4 +1,4 @@
-"""Measures the time that one device loses if it computes a token in as many segments as a group of
+"""Measures the time that one device loses if its step for a token has as many segments as in a group of
 devices."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ REPEATS = 7
 
 
 def cut_times(runner: Runner, timer: Timer) -> tuple[float, float]:
-    """Return the seconds of a token's step on the runner's only device, as recorded, and in two segments per
-    layer that the host releases one by one."""
+    """Return two times of a token's step on the runner's only device, in seconds. The first step runs as
+    recorded. The second has two segments per layer, and the host releases them one by one."""
     timer.after(0, 0, 1)
     mesh = runner.mesh
     [device] = mesh.devices
@@ -39,7 +39,7 @@ def cut_times(runner: Runner, timer: Timer) -> tuple[float, float]:
 
 
 def cut_evenly(recording: Recording, n: int) -> Recording:
-    """Return a recording with up to n segments of about as many commands each."""
+    """Return a recording with up to n segments, which have about equal numbers of commands."""
     accesses = list(recording.accesses())
     n = min(n, len(accesses))
     ends = {len(accesses) * i // n for i in range(1, n)}

@@ -20,7 +20,7 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.tools.measure.parallel import quantile
 
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
-LENGTHS = 8, 24, 64, 160  # words of the prompts, in turn
+LENGTHS = 8, 24, 64, 160  # The prompts have these numbers of words, in turn.
 TIMEOUT_S = 300.0
 LINE = 1 << 20  # Maximum bytes of an event.
 

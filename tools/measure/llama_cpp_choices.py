@@ -43,7 +43,7 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """Return mul_mat_vec. Its x has 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, and is float
+    """Return mul_mat_vec. x has 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, and is float
     otherwise."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
@@ -90,7 +90,7 @@ def prefill(gpu: str, kind: str) -> Theirs:
 
 
 def attention(gpu: str, kind: str, rows: int) -> Theirs:
-    """Return flash attention with heads of size 128 and 4 q heads per KV head. A single row's four heads
+    """Return flash attention with heads of size 128 and 4 q heads per KV head. For one row, the four heads
     become rows of a tile. For a prompt, quantized caches are first converted to F16. Matrix units are 16 x 16
     x 16 except on Turing. Scores and sums are f32, llama.cpp's default."""
     driver, prompt = compilers.GPUS[gpu].driver, rows > 8
@@ -104,7 +104,7 @@ def attention(gpu: str, kind: str, rows: int) -> Theirs:
         return Theirs("flash_attn_f32_f16_cm1", consts, lanes)
     split = 1 if prompt and driver == "radv" else 4
     block = 4 if not prompt else 8 if split == 1 or driver == "anv" else 16
-    # The kernel allocates this shared memory only to limit the number of workgroups.
+    # The kernel allocates this much shared memory only to limit the number of workgroups.
     idle = 30 * 64 if prompt and driver == "radv" else 0
     subgroup = 0 if driver == "anv" else lanes  # 0: any subgroup size
     consts = (4 * lanes, block, 32, HEAD, HEAD, 0, 8, split, subgroup, staged, mask, idle, *cache)

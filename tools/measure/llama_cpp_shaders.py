@@ -41,7 +41,7 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """Build missing `wanted` modules, and return their folder."""
+    """Build the modules in `wanted` that are missing, and return the folder of all modules."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):

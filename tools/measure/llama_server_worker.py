@@ -2,7 +2,8 @@
 SLOTS`. Needs xllamacpp.
 
 The first line of output is the server's address. Each line of input is a JSON list of requests. The process
-calls the server with a thread per request and without HTTP, and writes the seconds until all are answered.
+calls the server without HTTP, in one thread per request. It writes the seconds until all requests are
+answered.
 """
 
 from __future__ import annotations

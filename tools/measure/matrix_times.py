@@ -19,8 +19,8 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # Rows of x by class.
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # Every op with f32 x supports the first type.
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # Row class -> rows of x.
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # If an op takes f32 x, it supports the first type.
 SHAPES = ((2048, 2048), (256, 1024))  # N and k of the matrices.
 GAIN = 0.9
 PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}
@@ -28,7 +28,7 @@ ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
 # Each matrix's share of the time to round x. A layer has 7 matrices but 4 roundings of x, because q, k and v
 # share one rounding, and gate and up share another.
 ROUNDED = 4 / 7
-Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op, type
+Times = dict[str, dict[str, dict[str, float]]]  # [row class][op][type] -> microseconds
 
 
 def cases_of(limits: Limits) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_REDUCE_S = 34e-6  # an all-reduce within a machine, without the exchange between nodes
+LOCAL_REDUCE_S = 34e-6  # time of an all-reduce within one machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ def placements(
 
 
 def break_even_s(nbytes: int, n_layers: int, nodes: Sequence[NodeRates]) -> float:
-    """Return the exchange time at which tensor parallelism over nodes is as fast as nodes in sequence. A
-    negative time means that tensor parallelism is always slower."""
+    """Return the exchange time in seconds at which tensor parallelism over nodes is as fast as nodes in
+    sequence. If the time is negative, tensor parallelism is always slower."""
     every = sum(node.rate for node in nodes)
     alone = len(nodes) * nbytes / every
     return (alone - nbytes / every) / (2 * n_layers) - LOCAL_REDUCE_S

@@ -16,7 +16,7 @@ from typing import Any
 
 from vkbackend.models.llm import LLM
 
-LENGTHS = 8, 24, 64, 160  # tokens after the shared prefix, in turn
+LENGTHS = 8, 24, 64, 160  # numbers of tokens after the shared prefix, in turn
 SHARED = 64
 WARM_UP = 4  # Tokens per text in the untimed round.
 
@@ -91,7 +91,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
 
 
 async def _round(llm: LLM, n: int, n_requests: int, n_gen: int, seed: int) -> list[list[float]]:
-    """Return for every text the seconds to the first token, and between consecutive tokens."""
+    """For each text, return the seconds to the first token and between consecutive tokens."""
 
     async def caller(i: int) -> list[list[float]]:
         prompt, texts = prompts(llm.n_vocab, seed + i), []

@@ -11,8 +11,8 @@ AHEAD = "0,1,4,all"
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as "4K", "32M" or 64. The number of bytes must be a multiple of 4, and above 16K a
-    multiple of 16K (rows of 4,096 floats)."""
+    """Parse a size such as "4K", "32M" or 64. The number of bytes must be a multiple of 4. Above 16K it must
+    be a multiple of 16K (rows of 4,096 floats)."""
     match = re.fullmatch(r"([0-9]{1,9})([KkMm]?)", text)
     nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
     if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):

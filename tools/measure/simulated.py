@@ -1,5 +1,5 @@
 """Simulated devices and models. Devices have the limits and heaps of a real card but no memory, and weights
-have no bytes, so models of any size can be planned, laid out and recorded, but not run.
+have no bytes. So models of any size can be planned, placed and recorded, but not run.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ LIMITS = Limits(
 
 
 class SimulatedDevice(HostDevice):
-    """One of several equal cards. A device counts `allocations`, the bytes used of each heap (`heaps`), and
-    the size of the largest binding (`largest`)."""
+    """A simulated card. A device counts `allocations`, the bytes used of each heap (`heaps`), and the size of
+    the largest binding (`largest`)."""
 
     def __init__(self, index: int, memory_nbytes: int, limits: Limits = LIMITS) -> None:
         super().__init__(f"card{index}", limits)

@@ -158,7 +158,7 @@ class Sketch(GGUF):
 
 
 def sketches(arch: str) -> list[Model]:
-    """Return a model with experts and a dense model, if supported."""
+    """Return a model with experts, and a dense model, if the architecture supports them."""
     models = [load_model(Sketch(arch))]
     if models[0].n_used:
         with suppress(GGUFError):

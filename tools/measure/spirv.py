@@ -19,8 +19,8 @@ BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of unifo
 
 def bindings(code: bytes) -> dict[int, set[int]]:
     """Map each descriptor set to its bindings. All bindings become storage buffers, because compute shaders
-    of language models use nothing else. Drivers that only compile accept a storage buffer for a uniform
-    block."""
+    of language models use nothing else. Drivers that only compile accept a storage buffer in place of a
+    uniform block."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")

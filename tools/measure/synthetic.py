@@ -23,7 +23,7 @@ from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.op_cases.setup import weights
 
-# Random weights per type; tensors repeat them from different offsets.
+# The number of random weights of each type. Tensors repeat these weights from different offsets.
 POOL_ELEMENTS = 1 << 20
 _TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}
 
@@ -191,8 +191,8 @@ class Synthetic(GGUF):
         pass
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return reproducible random bytes of the tensor's type and size. Norms are ones, and their biases
-        zeros."""
+        """Return reproducible random bytes of the tensor's type and size. Norms' weights are ones, and their
+        biases are zeros."""
         info = self.tensors[name]
         if len(info.shape) == 1:
             return np.full(info.shape, not name.endswith("bias"), np.float32).view(np.uint8)

@@ -72,7 +72,7 @@ class Timer:
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Return the seconds of one run, without the `n_depth` tokens before it."""
+        """Return the seconds of one run. The `n_depth` tokens before it are not timed."""
         self._prompt(0, test.n_depth)
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
@@ -123,7 +123,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
-    """Return the bytes per second that copies read and write within the physical devices' memory."""
+    """Return the bytes per second that copies in the physical devices' memory read and write."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.node}
     return sum(rates.values())
 

@@ -76,8 +76,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """AttnPrefillCoop's docstring derives the rounding errors. In a single split, an error of the largest
-    score changes all sums."""
+    """AttnPrefillCoop's docstring derives the rounding errors. With one split, an error of the largest score
+    changes all sums."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -92,8 +92,9 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """Cache cells are scattered, and `pad` rows belong to no run. If `both` is set, attn_decode computes the
-    leading runs of one row, and must not write later rows. `n_parts` dispatches share the heads."""
+    """Cache cells are scattered, and `pad` rows belong to no run. If `both` is set, attn_decode first
+    computes the runs of one row at the beginning, and must not write later rows. The heads are divided among
+    `n_parts` dispatches."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -115,7 +116,7 @@ class AttnPrefill(Case):
     n_parts: int = 1
     causal: bool = True
     slopes: bool = False
-    later: int = 0  # Positions of the texts after the runs.
+    later: int = 0  # Number of positions of each text after its run.
     begins: tuple[int, ...] = ()  # of the runs' windows
     sees_all: bool = False
     ends: tuple[int, ...] = ()  # of the runs, or 0
@@ -208,7 +209,7 @@ class AttnCombine(Case):
             np.float32
         )
         part[..., -2] = rng.uniform(-200, 200, part.shape[:-1])
-        part[0, 0, 0, -2] = 200  # No sink is so much larger that every output underflows.
+        part[0, 0, 0, -2] = 200  # With this maximum, the sinks do not make every output underflow.
         part[..., -1] = rng.uniform(1, 50, part.shape[:-1])
         for empty in (part[:, :, 1:][:, :, -1:], part[self.rows - 1 :] if self.rows > 1 else part[:0]):
             empty[...] = 0
@@ -225,7 +226,7 @@ class AttnCombine(Case):
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 _WINDOWS = ((0, 0, 5), (0, 5, 36), (0, 41, 17), (0, 58, 32))  # of an encoder's picture
 _PICTURES = ((0, 12, 40), (1, 0, 9), (2, 33, 1), (3, 5, 20))
-_DRAFTS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))  # runs that cross the borders of blocks
+_DRAFTS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))  # runs that cross borders of cache blocks
 _HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
 _KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
 

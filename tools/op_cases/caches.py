@@ -39,11 +39,11 @@ class KvStore(Case):
     n_rot: int = 0
     half_split: bool = False
     norm: str = ""  # "plain" or "weighted".
-    broken: bool = False  # Three blocks contain NaN and inf.
+    broken: bool = False  # Three blocks also contain NaN or inf.
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """Return the NMSE of rounding one element in 64 to a neighbouring code."""
+        """Return the NMSE if one element in 64 is rounded to a neighbouring code."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -88,7 +88,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class KvLoad(Case):
-    """Each row reads the position that is `distance` above its own. Cells outside the runs are NaN."""
+    """Each row reads a position, which is `distance` above the row's position. Cells outside the runs are
+    NaN."""
 
     type: str = "f16"
     width: int = 64
@@ -124,7 +125,7 @@ class KvLoad(Case):
 
 @dataclass(frozen=True)
 class Hadamard(Case):
-    """With `out` other than `head`, heads are filled with zeros or cut."""
+    """If `out` is not `head`, zeros are appended to each head, or each head is cut."""
 
     rows: int = 3
     heads: int = 2

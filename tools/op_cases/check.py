@@ -1,7 +1,7 @@
 """Run an op case on a device and compare it with the numpy twin, for tests and `vkbackend verify`.
 
-NaN and inf must be where the twin has them, and errors within the tolerance. Bytes outside the outputs must
-not change.
+NaN and inf must be in the same elements as in the twin's result, and errors must be within the tolerance.
+Bytes outside the outputs must not change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """Return the device's limits. Unless `once` is set, also return the portable limits, with the device's
-    features if the case needs any. Omit limits under which the op cannot run."""
+    """Return the device's limits. If `once` is not set, also return the portable limits. If the case needs
+    features, add the device's features to these limits. Omit limits under which the op cannot run."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -46,7 +46,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A case's dispatches: their names (op.variant), constants and grids."""
+    """The dispatches of a case: names (op.variant), constants and grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -152,7 +152,7 @@ def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
     """Extend every binding to the end of its buffer or to the binding limit. Drivers such as lavapipe may
-    drop writes beyond a binding, which guard words would not show."""
+    drop writes beyond a binding, and then guard words would not show the error."""
 
     def widen(view: View) -> View:
         # The binding may start up to 256 bytes before the view, at an aligned offset.

@@ -204,8 +204,8 @@ class AttnChosen(Case):
 
 @dataclass(frozen=True)
 class AttnEntries(Case):
-    """Each row attends to its last positions and to entries, all or those of a list. Unused elements at the
-    list's end are invalid blocks."""
+    """Each row attends to its last `window` positions, and to all entries or to the entries of a list. Unused
+    elements at the list's end are invalid blocks."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)

@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, s
 
 @dataclass(frozen=True)
 class MoeLookup(Case):
-    """`cached` experts have slots, with ids `stride` apart. `padded` rows have no row in the step. If
-    `invalid` is set, some ids are no experts."""
+    """`cached` experts have slots, and their ids are `stride` apart. `padded` rows of ids follow the step's
+    rows. If `invalid` is set, some ids are not experts."""
 
     tolerance: ClassVar[float] = 0.0
     n_experts: int = 8

@@ -1,6 +1,7 @@
-"""Wide cases with shapes from llama.cpp's test-backend-ops and from published models. They omit batched
-matrix products, permuted views, softmax and triangular solves as single ops, head sizes that are not
-multiples of 8, and more than 32 experts per token. Cases of several gigabytes have fewer experts or rows.
+"""Wide cases with shapes from llama.cpp's test-backend-ops and from published models. These cases of
+llama.cpp are omitted: batched matrix products, permuted views, softmax and triangular solves as single ops,
+head sizes that are not multiples of 8, and more than 32 experts per token. Cases of several gigabytes have
+fewer experts or rows.
 """
 
 from __future__ import annotations

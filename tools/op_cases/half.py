@@ -13,8 +13,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Values are of all magnitudes but subnormal floats, which drivers may flush to 0. `special` adds zeros,
-    NaN, inf, extremes and ties."""
+    """Values have all magnitudes, but none is subnormal, because drivers may flush subnormal floats to 0.
+    `special` adds zeros, NaN, inf, extremes and ties."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64

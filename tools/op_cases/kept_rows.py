@@ -10,7 +10,7 @@ from vkbackend.tools.op_cases.setup import Case, RunSpec, Setup, output, step_of
 
 @dataclass(frozen=True)
 class RowsBefore(Case):
-    """`padded` rows of y have no row in the step."""
+    """`padded` rows of x and y follow the step's rows."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

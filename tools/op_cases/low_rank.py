@@ -12,10 +12,10 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class LowRankAdd(Case):
-    """If `widths` is set, id e has widths[e] rows of a stack in `pieces` bindings, and the last `n_terms`
-    columns of the scales are used. Otherwise B is [n, n_adapters * rank]. Parts of t without an adapter, and
-    elements of y past an id's rows, are NaN. `pad` is added to the stride of y, and `t_pad` to the stride of
-    t, where it is NaN."""
+    """If `widths` is set, B is a stack in `pieces` bindings, in which id e has widths[e] rows. Then the last
+    `n_terms` columns of the scales are used. Otherwise B is [n, n_adapters * rank]. t is NaN in rows without
+    an adapter, and y is NaN past an id's rows. `pad` is added to the stride of y, and `t_pad` to the stride
+    of t. The padding of t is NaN."""
 
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"

@@ -54,8 +54,8 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # Tensors are aligned to 256 bytes as in a model, but to 4 bytes if n is odd, or if `up` is
-            # padded.
+            # Tensors are aligned to 256 bytes as in a model. If n is odd or `up` is padded, they are aligned
+            # to 4 bytes.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -151,7 +151,7 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """These cases are only in the wide sweep, because CPUs compile their pipelines slowly."""
+    """These cases are only in the wide sweep, because software drivers compile their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 

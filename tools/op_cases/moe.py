@@ -18,7 +18,7 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 @dataclass(frozen=True)
 class MoeLogits(Case):
     """Magnitudes differ so much that another order of summation or a fused multiply-add changes the result.
-    If `near` is set, all experts have equal weights, except for one bit of each expert."""
+    If `near` is set, all experts have equal weights, but one bit is inverted in each expert."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64

@@ -10,13 +10,14 @@ from vkbackend.ops import Recorder
 from vkbackend.step import Mix, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform, unused_step
 
-StateRun = tuple[int, ...]  # a run: first position, rows, cell to read, cell to write or a cell per row
+# a run: first position, number of rows, cell to read, and one cell to write or one for each row
+StateRun = tuple[int, ...]
 
 # The first run writes the cell that it reads, and the second run writes another cell. The third run begins a
 # new sequence, so its cell contains NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
-# Each row of the first and the last run writes a separate cell. Their last rows write the cell that the run
-# reads.
+# Each row of the first and the last run writes a separate cell. The last row of these runs writes the cell
+# that its run reads.
 ROW_RUNS: tuple[StateRun, ...] = ((5, 3, 2, 4, 5, 2), (9, 1, 0, 3), (0, 2, 1, 1), (8, 2, 6, 7, 6))
 
 
@@ -126,16 +127,16 @@ class DeltaGates(Case):
         return Setup(tensors, record)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        small = np.abs(array) < 1e-4  # Only small values show an inaccurate logarithm.
-        # Also, exp(x) may overflow if x is above 88, so a sigmoid below 1e-38 may be any small number. Adding
-        # 1e-30 hides such differences.
+        small = np.abs(array) < 1e-4  # An inaccurate logarithm is visible only in small values.
+        # exp(x) may overflow if x is above 88, so a sigmoid below 1e-38 may be any small number. Adding 1e-30
+        # hides such differences.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """Each of `n_k` key heads has `repeat` value heads. Rows of q, k and v are followed by `gap` unused
-    values. A row multiplies the state by at least e^`least`."""
+    """There are `n_k` key heads, and `repeat` value heads share each of them. Rows of q, k and v are followed
+    by `gap` unused values. A row multiplies the state by at least e^`least`."""
 
     tolerance: ClassVar[float] = 1e-9
     n_k: int = 2

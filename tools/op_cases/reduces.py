@@ -40,8 +40,8 @@ class PackBf16(Case):
 @dataclass(frozen=True)
 class PackHalves(Case):
     """Magnitudes in a block span 45 powers of two, more than the wire format represents. The first block also
-    has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers at the limit
-    of rounding to zero. An incomplete last block contains only zeros."""
+    has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers just above and
+    below the largest one that rounds to zero. An incomplete last block contains only zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

@@ -24,8 +24,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """Fill `used` of `rows` output rows from an embedding table in `pieces` bindings. One token id is out of
-    range."""
+    """The embedding table has `pieces` bindings. `used` of the `rows` output rows are filled. One token id is
+    out of range."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"

@@ -37,7 +37,7 @@ class TokenShift(Case):
 
 @dataclass(frozen=True)
 class WkvKeys(Case):
-    """Rates include values at which their sigmoid is 0 or 1. In row 0, the first head contains only zeros."""
+    """Some rates have a sigmoid of 0 or 1. In row 0, the first head contains only zeros."""
 
     size: int = 64
     n_heads: int = 2

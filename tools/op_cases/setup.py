@@ -20,18 +20,19 @@ from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import Mix, Run, StepParams, step_words
 
-Q8_FLIP = 1e-5  # NMSE (normalized mean squared error) if one code in 64 rounds the other way.
-MORE_ROWS = 64  # Rows after a step's last row. Dispatches have rows outside all runs.
+Q8_FLIP = 1e-5  # NMSE (normalized mean squared error) if one code in 64 is rounded in the other direction.
+MORE_ROWS = 64  # Number of rows after a step's last row. Dispatches may have rows outside all runs.
 GUARD_WORDS = 37  # Odd, so views start at every word alignment.
 CELL_BLOCK = ops.CELL_BLOCK
 
 Views = dict[str, View]
-RunSpec = tuple[int, int, int]  # a run: its slot, its first position, its number of rows
+RunSpec = tuple[int, int, int]  # a run: slot, first position, number of rows
 
 
 @dataclass
 class Tensor:
-    """An array at a multiple of `align` bytes. If `raw` is None, the array is filled with NaN."""
+    """An array whose offset is a multiple of `align` bytes. If `raw` is None, the array is filled with
+    NaN."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -196,9 +197,9 @@ def step_of(
     begins: tuple[int, ...] = (),
     ends: tuple[int, ...] = (),
 ) -> StepParams:
-    """Return a step's parameters, with invalid values in unused entries. If `later` is set, an encoder's
-    texts have `later` positions after their runs, and windows begin at `begins`. In causal steps, runs may
-    state `ends`."""
+    """Return a step's parameters, with invalid values in unused entries. If `later` is set, the step is an
+    encoder's: each text has `later` positions after its run, and windows begin at `begins`. `ends` contains
+    the end of each run's keys, also in causal steps."""
     step = unused_step(n_rows_of(runs))
     table, row = [], 0
     for i, (slot, first_pos, n_rows) in enumerate(runs):
@@ -252,8 +253,8 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """Return an attention split's sum of p * v, maximum score and sum of p, by name. The maximum of a split
-    without keys is not compared."""
+    """Return the sum of p * v, the maximum score and the sum of p of an attention split, by name. The maximum
+    of a split without keys is not compared."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],

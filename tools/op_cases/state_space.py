@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Each value of a head of size `p` has a state of `n` values, and `group` heads share B and C. Time steps
-    include values x at which softplus(x) rounds to e^x or to x. Decays are at least e^-`span`."""
+    """Heads have `p` values, and each value has a state of `n` values. `group` heads share B and C. Time
+    steps include values x at which softplus(x) rounds to e^x or to x. Decays are at least e^-`span`."""
 
     n_heads: int = 4
     p: int = 16

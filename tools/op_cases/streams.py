@@ -81,7 +81,7 @@ class StreamsMix(Case):
     n: int = 64
     rows: int = 3
     m: int = 4
-    more: int = 0  # values per row of `mixes` that are not read
+    more: int = 0  # number of values per row of `mixes` that are not read
 
     def inputs(self, rng: np.random.Generator, width: int) -> dict[str, Tensor]:
         return {

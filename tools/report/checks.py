@@ -63,7 +63,7 @@ class Verify(Part):
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Return a table with one line per op, with the error that is nearest to its limit."""
+        """Return a table that shows for each op the error that is nearest to its limit."""
         by_op: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in rows:
             for op in dict.fromkeys(name.partition(".")[0] for name in row["shaders"]):
@@ -80,7 +80,7 @@ class Verify(Part):
 SHAPES = ("llama-1b", "qwen3-8b", "qwen3-30b-a3b")
 TYPE, N_LAYER = "Q4_K", 1
 N_VOCAB = 4096  # Numpy unpacks every matrix in each step, so 128k tokens would take ten seconds.
-PROMPTS = (33, 4, 1)  # Each length uses different ops.
+PROMPTS = (33, 4, 1)  # At each length the device uses different ops.
 # "exact" ops differ from numpy only in the order of F32 sums. "fast" ops have activations of 8 or 16 bits,
 # which cause errors of 5e-5 to 9e-5 per product, or more if nearly equal experts swap. Wrong results have
 # errors of about 1.

@@ -1,4 +1,4 @@
-"""Run parts in their own processes, case by case, so that a crash or hang costs one case.
+"""Run parts in their own processes, case by case. So a crash or hang costs one case.
 
 Parts share the total time; unused time passes to the next part. Each process runs at least one case, which
 may take until its deadline.
@@ -27,7 +27,8 @@ WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
 START_S = 120.0
 KILL_S = 10.0  # A killed process that still blocks after this time is abandoned.
 MAX_LOSSES = 8  # After this many lost processes, a part is abandoned on these devices.
-Tell = Callable[[str, int, int], None]  # Arguments: starting case, finished cases, total cases.
+# Arguments: the case that starts, the number of finished cases, the number of all cases.
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Times shader reads and copies of pinned host memory, by kind, and reads by pairs of devices at once."""
+"""Times shader reads and copies for each kind of pinned host memory, and reads by two devices at once."""
 
 from __future__ import annotations
 

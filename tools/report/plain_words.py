@@ -1,4 +1,4 @@
-"""The first page of the report: what the figures mean for the user, in sentences."""
+"""The first page of the report: sentences that say what the figures mean for the user."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _layers(row: Row) -> str:
 
 
 def _together(rates: Sequence[Row]) -> Iterator[str]:
-    """Compare all devices with the fastest device, for each model of which both ran the same number of
-    layers."""
+    """For each model, compare all devices together with the fastest single device, if both ran the same
+    number of layers."""
     for model in _models(rates):
         of_model = [row for row in rates if row["model"] == model]
         groups = [row for row in of_model if "+" in row["device"]]
@@ -101,7 +101,8 @@ def _exchanges(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _usual(rows: Sequence[Row]) -> tuple[str, str, str]:
-    """Return the default way: pages, if the devices can import them."""
+    """Return the provider, signal and number of submissions ahead that vkbackend uses by default. The
+    provider is "pages" if the devices can import pages."""
     providers = {row["provider"] for row in rows}
     return ("pages" if "pages" in providers else "host-sum", SIGNALS[0], str(AHEAD))
 

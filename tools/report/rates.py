@@ -29,7 +29,7 @@ from vkbackend.vulkan.instance import devices as listed
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
-ROOM = N_PROMPT + MOST_TOKENS + 64  # Cache cells beyond the depth.
+ROOM = N_PROMPT + MOST_TOKENS + 64  # Number of cache cells beyond the depth.
 BOX_S = 2.0  # The timed tokens of a case should take this long.
 MAX_LAYERS = 1 << 16
 SOFTWARE_LAYERS, SOFTWARE_VOCAB = 1, 4096  # A software device takes seconds per token of a whole model.

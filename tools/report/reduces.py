@@ -30,7 +30,8 @@ class Reduces(Part):
         return list(combinations(devices, 2)) or [(devices[0], devices[0])]
 
     def cases(self) -> list[str]:
-        """A case is size, provider, signal and submissions ahead. The sum of a token comes first."""
+        """A case is a message size, a provider, a signal and a number of submissions ahead. Cases with a
+        token's size come first."""
         usual, depth = SIGNALS[0], str(AHEAD)
         depths = [text for text in DEPTHS.split(",") if text != depth]
         return [

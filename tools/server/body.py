@@ -96,7 +96,7 @@ def _value_of(body: bytes, limits: Limits) -> Any:
 
 
 def depth_of(body: bytes) -> int:
-    """Return the nesting depth of valid JSON, before a recursive parser reads it."""
+    """Return the nesting depth of valid JSON, which is checked before a recursive parser reads the text."""
     if body.count(b"[") + body.count(b"{") <= 1:
         return 1
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKET)

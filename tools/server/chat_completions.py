@@ -58,7 +58,7 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def continuation(fields: Fields, prefills: bool) -> dict[str, Any]:
-    """Return the options that continue the last message or leave the prompt without an opened answer. Raises
+    """Return the options of `LLM.chat` for `continue_final_message` and `add_generation_prompt`. Raises
     InvalidArgument."""
     value, messages = fields.get("continue_final_message"), fields.get("messages")
     opens = fields.switch("add_generation_prompt", True)
@@ -236,7 +236,7 @@ class CheckedChat:
         return self.fields.times_tokens or self.fields.shows_progress
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """Return the first bytes of most events, up to the text."""
+        """Return the bytes with which most events begin, up to the text."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

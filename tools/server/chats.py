@@ -53,8 +53,8 @@ async def chat_jobs(
     n: int,
     options: dict[str, Any],
 ) -> list[ChatJob]:
-    """Wait in a thread for the template's process, and for the encoder of images. Requests with images take
-    places in the queue while they wait. Raises InvalidArgument, Refusal (429)."""
+    """Wait in a thread for the template's process, and for the encoder of images. While a request with images
+    waits, the queue's limit counts it. Raises InvalidArgument, Refusal (429)."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)

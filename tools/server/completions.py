@@ -37,7 +37,7 @@ async def completions(service: Service, request: Request) -> Response:
     fields = await service.fields(request)
     llm = service.ready()
     checked = await CheckedCompletion.of(service, fields, llm)
-    # llama-server uses the path without /v1, so answers have the fields of both APIs.
+    # The path without /v1 belongs to llama-server, so these answers have the fields of both APIs.
     checked.is_both = not request.state.is_versioned
     if checked.fields.streams:
         return service.stream(checked.events(request), ping_s=checked.fields.ping_s)
@@ -173,7 +173,7 @@ class CheckedCompletion:
         )
 
     def _event_head(self, index: int) -> bytes:
-        """Return the first bytes of most events, up to the text."""
+        """Return the bytes with which most events begin, up to the text."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

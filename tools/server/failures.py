@@ -77,7 +77,7 @@ class Api:
             return {"type": "error", "error": {"type": kind, "message": text, **extra}}
         if failure.code == TOO_LONG:
             kind = "exceed_context_size_error"  # llama-server's type, OpenAI's code.
-        # In llama-server the code is the status.
+        # As in llama-server, the default of `code` is the status.
         code = failure.status if failure.code is None else failure.code
         fields = {"message": str(failure), "type": kind, "param": failure.param, "code": code}
         return {"error": fields | failure.extra}

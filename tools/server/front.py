@@ -55,7 +55,7 @@ class Config:
     embd_normalize: int = 2
     embeds_only: bool = False
     reranks_only: bool = False
-    media_hosts: tuple[str, ...] = ()  # hosts from which images are fetched
+    media_hosts: tuple[str, ...] = ()  # names of hosts from which images may be fetched
 
 
 class Json(Response):
@@ -76,7 +76,7 @@ class Events(Response):
         self._ping_s = service.config.limits.ping_s if ping_s is None else ping_s
 
     def opened(self) -> aclosing[AsyncGenerator[bytes, None]]:
-        """Return the events, for a response that already sends events."""
+        """Return the events, for use in a stream that has already begun."""
         return aclosing(self._events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +96,7 @@ def error_event(api: Api) -> Callable[[BaseException], bytes]:
     return lambda error: streams.event(api.body(error), name)
 
 
-# Answers a request, with the Front or Service that it needs.
+# Answers a request. The first argument is a Front or a Service.
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 Handler = Callable[[Request], Awaitable[Response]]
 

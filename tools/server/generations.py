@@ -31,7 +31,7 @@ EAGER_CHUNKS = 64  # A request's queue has at most this many chunks.
 
 @dataclass(slots=True)
 class Job:
-    """A sequence to generate. `index` is its position among the answer's choices. Rows of images have
+    """A sequence to generate. `index` is the job's position among the answer's choices. Rows of images have
     negative ids."""
 
     ids: Ids

@@ -82,7 +82,7 @@ class Guard:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     methods: str = "GET, POST, DELETE, OPTIONS"
-    headers: str = "*"  # the headers that a page asks for
+    headers: str = "*"  # the names of headers that a page wants to send
     credentials: bool = False
 
     def check(self, path: str, method: str, headers: Mapping[bytes, bytes], public: bool) -> None:
@@ -141,8 +141,8 @@ class Guard:
         return extra
 
     def _allowed_headers(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the allowed headers. Browsers do not apply "*" to `authorization`, so "*" becomes the names
-        that the page asks for."""
+        """Return the allowed headers. Browsers do not apply "*" to `authorization`, so the names that the
+        page asks for replace "*"."""
         if self.headers != "*":
             return self.headers.encode()
         asked = headers.get(b"access-control-request-headers", b"")

@@ -62,7 +62,7 @@ class LlamaFields:
         if (n_max := fields.whole("speculative.n_max", 0, MAX_INT, -1)) >= 0:
             self.options["draft_max"] = min(n_max, MAX_DRAFT)
         for name in ("speculative.n_min", "speculative.p_min"):
-            fields.number(name, 0, MAX_INT, 0)  # The flags of the server apply.
+            fields.number(name, 0, MAX_INT, 0)  # The server's flags set these values.
         if self.n_probs:
             self.options["logprobs"] = self.n_probs
         if self.slot >= 0:

@@ -84,7 +84,7 @@ def resolved(host: str) -> str:
 
 
 def _shut(secure: ssl.SSLSocket) -> None:
-    """End all reads of a connection, in another thread."""
+    """Make a connection's reads in other threads end."""
     with suppress(OSError):
         secure.shutdown(socket.SHUT_RDWR)
 

@@ -44,7 +44,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """`requests` counts requests by route and status, of which there are few."""
+    """`requests` counts requests by (route, status)."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0

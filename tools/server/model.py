@@ -155,8 +155,8 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     async def reopened(self, lost: LLM | None) -> LLM:
-        """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503), also
-        after MOST_FAILED attempts."""
+        """Wait until the model has been opened again after the loss of `lost`. Raises Refusal (503) if the
+        model cannot be opened, or after MOST_FAILED attempts."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REOPEN_S):
                 while self.state is not State.ENDED and self._n_failed < MOST_FAILED:

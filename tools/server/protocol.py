@@ -1,4 +1,4 @@
-"""Add limits to uvicorn's connections for the size and time of headers, unread data and connections."""
+"""Limit uvicorn's connections: their number, the size and time of their headers, and their unread data."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
 T = TypeVar("T")
-# How often an answer continues after losses of its engine, and after losses at the same token.
+# How often an answer continues after a loss of its engine: in total, and at the same token.
 MOST_RESUMES, MOST_STUCK = 8, 2
 
 

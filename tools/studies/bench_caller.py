@@ -1,4 +1,4 @@
-"""Measures how a busy Python thread slows reduces: `python -m vkbackend.tools.studies.bench_caller`.
+"""Measures how a busy Python thread slows all-reduces: `python -m vkbackend.tools.studies.bench_caller`.
 
 In one process, the caller and the engine share Python's global interpreter lock (GIL), so the relay between
 segments waits for the caller. If process=True, the engine has its own GIL. Prints median microseconds per

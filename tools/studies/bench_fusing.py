@@ -1,7 +1,8 @@
 """Measures the time that fusing saves: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
 Prints the cost of a tiny dispatch, the dispatches and barriers of a decode step, and the minimum milliseconds
-per step with and without fusing. The difference of two chain lengths excludes the cost of a submission.
+per step with and without fusing. The cost of a dispatch is computed from chains of two lengths, so it
+excludes the cost of a submission.
 """
 
 from __future__ import annotations

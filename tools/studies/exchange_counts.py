@@ -1,8 +1,9 @@
-"""Count what one exchange costs the host: calls of Vulkan functions and processor time, by signal and depth.
+"""Count what one exchange costs the host: calls of Vulkan functions and processor time, by signal and by
+exchanges submitted ahead.
 
-The counts come from the queues of the opened devices, while a chain of sums runs that is checked bit by bit.
-With --strace, each way runs in a process of its own under strace, which counts the system calls of all
-threads, also the driver's.
+The devices' queues count the calls while a chain of sums runs, whose result is checked bit by bit. With
+--strace, each combination runs in a separate process under strace. strace counts the system calls of all
+threads, including the driver's threads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HEAD = (
     *("devices", "provider", "signal", "ahead", "submit", "signal calls", "read value", "wait", "set event"),
     *("reset event", "host us of CPU", "us", "sums"),
 )
-LENGTH, REPEATS = 32, 20  # exchanges per step, and timed steps
+LENGTH, REPEATS = 32, 20  # number of exchanges per step, and number of timed steps
 
 
 class Counted:
@@ -57,7 +58,8 @@ class Counted:
 def measured(
     names: Sequence[str], nbytes: int, how: ReduceOptions
 ) -> tuple[Counter[str], float, float, bool]:
-    """Return the calls, the seconds of this thread's processor time and the seconds, per exchange."""
+    """Return the calls, the seconds of this thread's processor time, and the seconds of wall time. All three
+    are per exchange. The last value says whether all sums were right."""
     devices = open_devices(names)
     counted = Counted(devices)
     calls: Counter[str] = Counter()

@@ -28,7 +28,7 @@ from vkbackend.step import Run
 from vkbackend.tools.measure.turns import exit_on_errors, table
 
 PERCENTS = 10, 20, 30, 40, 50, 60, 70, 80
-TEXT, N_TEXTS, N_LAYERS = 1000, 6, 6  # sizes of a trace by Zipf's law
+TEXT, N_TEXTS, N_LAYERS = 1000, 6, 6  # sizes of a trace that is drawn by Zipf's law
 TASTE = 0.7  # Standard deviation of the logarithm of a text's preference for an expert.
 GB = 1e9
 STEP_ROWS = 2048
@@ -92,7 +92,7 @@ def recorded(path: str, text: str, device: str, most: int) -> tuple[np.ndarray, 
             )
             counts[:] = 0
     finally:
-        runner.expert_cache = None  # its counts are not saved
+        runner.expert_cache = None  # so that closing does not save the cache's counts
         runner.close()
     return np.array(rows), max(sizes)
 
@@ -113,8 +113,8 @@ def drawn(s: float, n_experts: int, n_used: int, seed: int = 0) -> np.ndarray:
 def replayed(
     trace: np.ndarray, n_experts: int, n_slots: int, half_life: float, margin: float
 ) -> tuple[float, float]:
-    """Return (hit rate, copies per token and layer). The first slots hold the first experts. A copy that
-    begins at one turn ends at the next."""
+    """Return (hit rate, copies per token and layer). The first slots hold the first experts. Copies replace
+    experts after every PERIOD tokens, and the next tokens use the new experts."""
     n_layers = trace.shape[1]
     uses = Uses([str(i) for i in range(n_layers)], [n_experts] * n_layers, half_life)
     slots = [np.arange(n_slots) for _ in range(n_layers)]

@@ -2,11 +2,11 @@
 
 Three machines have simulated cards of 24 GiB, which read 700 GB/s of device memory. All experts are in host
 memory, and the cards' remaining memory is a cache of the most used experts. Prints the tokens per second that
-memory, bus and RAM allow: without the cache, with it for an even router and for Zipf's law, and if the CPU
-computed the experts. An exchange between two cards is assumed to take 83 us. Handing a layer's missed experts
+memory, bus and RAM allow: without the cache; with the cache, for an even router and for Zipf's law; and with
+experts on the CPU. An exchange between two cards is assumed to take 83 us. Handing a layer's missed experts
 to a CPU device is assumed to take 83 us, too. The third table shows how fast this device must read RAM to
-save time. The last table counts the bytes that a prompt's step reads over the bus: if each tile of pairs
-reads its expert in place, and if a step first copies all experts to device memory.
+save time. The last table counts the bytes that a prompt's step reads over the bus. Either each tile of pairs
+reads its expert from host memory, or the step first copies all experts to device memory.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ class Rows:
 
 
 def steps_of(planned: Mixture, spec: str) -> list[tuple[object, ...]]:
-    """Return the GB that steps read over the bus. Copies cannot leave out the cached experts, because a
-    recorded step never changes."""
+    """Return rows with the GB that a step reads over the bus if it copies all experts, and if tiles read
+    experts from host memory, without and with the cache. Copies cannot leave out the cached experts, because
+    a recorded step never changes."""
     plan, n_slots = planned.plan, planned.caches[-1].n_slots
     n_expert, n_used, limits = plan.n_experts, plan.model.n_used, SimulatedDevice(0, CARD_NBYTES).limits
     steps: list[tuple[object, ...]] = []

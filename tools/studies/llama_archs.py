@@ -1,5 +1,6 @@
-"""Compares logits of files that llama.cpp makes of all keys and random tensors, as its test-llama-archs does:
-`python -m vkbackend.tools.studies.llama_archs --python PYTHON [NAME ...]`.
+"""Compares logits with llama.cpp's for random models of each architecture: `python -m
+vkbackend.tools.studies.llama_archs --python PYTHON [NAME ...]`. llama.cpp writes a file with all keys and
+random tensors, as in its test-llama-archs.
 
 PYTHON is an interpreter with the package xllamacpp (extra `oracles`), whose llama.cpp runs on the CPU. A
 process makes each file (tests/support/oracles/llama_archs.py), because llama.cpp may abort. The numpy device
@@ -27,16 +28,16 @@ from vkbackend.tools.measure.turns import table
 
 ORACLE = Path(__file__).resolve().parents[2] / "tests/support/oracles/llama_archs.py"
 AGREES = 1e-9  # the largest NMSE
-AGREES_GELU = 1e-5  # with llama.cpp's GELU, which is read from a table of F16 values
+AGREES_GELU = 1e-5  # for models with GELU, which llama.cpp reads from a table of F16 values
 GELU = {
     "bloom", "codeshell", "falcon", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt2", "gptneox",
     "mpt", "phi2", "starcoder", "starcoder2",
 }  # fmt: skip
-# The largest NMSE of models that llama.cpp computes in another way.
+# The largest NMSE of models that llama.cpp computes differently.
 DIFFERS = {"baichuan": 1e-4, "grovemoe": 1e-2, "phimoe": 1e-2}
-# llama.cpp makes no glm5-next of these keys. minicpm3 has no dimensions without RoPE.
+# llama.cpp cannot create a glm5-next model from these keys. minicpm3 has no dimensions without RoPE.
 REFUSED = {"glm5-next": "llama.cpp", "minicpm3": "shared dimensions"}
-EXPERTS = {"ernie4_5"}  # llama.cpp wants their experts' keys in files without experts
+EXPERTS = {"ernie4_5"}  # llama.cpp requires the keys for experts even in files without experts
 TIMEOUT_S = 300
 
 

@@ -121,8 +121,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
 
 
 def vector(row: KernelRow, work: str) -> float | None:
-    """Return vector instructions per 32 useful multiply-adds. If a row's four heads fill 4 of a matrix's 16
-    rows, a quarter of its multiply-adds is useful."""
+    """Return vector instructions per 32 useful multiply-adds. If a row's four heads fill 4 of the 16 rows of
+    a matrix unit's operand, a quarter of the multiply-adds is useful."""
     padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
     return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
 

@@ -107,7 +107,7 @@ PAIRS = (
         83.0,
         0.11,
     ),
-    # llmx. Its layers run in turn on both cards, so they show the rate of one.
+    # llmx. `alone` is the rate of its layer split, because the layers run on both cards in turn.
     Pair(MI50, "Qwen3-32B Q8_0", 34.8e9, 64, 5120, (19.4, 19.4), (1, 1), 29.7, 118.0, 0.0),
 )
 HEAD = (
@@ -141,7 +141,7 @@ def rows() -> Iterator[Sequence[str]]:
 
 
 def sweep(pair: Pair) -> Iterator[Sequence[str]]:
-    """Yield the rate of the best split by time of an exchange, without and with cuts."""
+    """Yield a row for each exchange time: the rate of the best split without cuts and with cuts."""
     for us in (0.0, 20.0, 30.0, 40.0, 50.0, 83.0, 118.0):
         cells = [f"{us:.0f}"]
         for cut_us in (0.0, pair.cut_us):

@@ -1,7 +1,7 @@
 """Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 120`.
 
 Starts `vkbackend serve` with adapters, drafts of n-grams and of a draft model, and a small KV cache whose
-blocks leave to host memory and to files. Requests greedy and structured texts with known results, with and
+blocks move to host memory and to files. Requests greedy and structured texts with known results, with and
 without images, through four APIs. Reads or drops streams, hangs up while a body is sent or an image is
 computed, sends invalid bodies and images, and sometimes kills the engine's process. Prints results by kind of
 request, the time without a model, wrong texts, slots and sequences still in use, the engine's counters, and
@@ -35,7 +35,7 @@ from vkbackend.tools.studies.soak_requests import Known, known_requests, piece_o
 N_CLIENTS = 8
 N_KNOWN = 60
 READY_S, QUIET_S = 120.0, 20.0
-BUSY_S = 30.0  # all clients send, then only two, because drafts pay in small batches
+BUSY_S = 30.0  # all clients send, then only two, because drafts save time in small batches
 COUNTERS = "n_requests", "n_steps", "n_drafted", "n_accepted", "n_blocks_restored", "n_preempted"
 BAD: list[Any] = [
     b"{", b"", b"[" * 100_000, b"\xff\xfe", {"prompt": 3}, {"prompt": []}, {"prompt": "a", "n": 10_000},

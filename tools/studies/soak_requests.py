@@ -96,7 +96,7 @@ def known_requests(
              **how) as llm:  # fmt: skip
         for i, prompt in enumerate(prompts(rng, n)):
             structure, used = rng.choice(STRUCTURES), rng.choice(USED) if adapters else {}
-            # Without a structure, half of the texts ignore end tokens, so that they are longer.
+            # Without a structure, half of the texts ignore end tokens, which makes these texts longer.
             structure = structure or ({"ignore_eos": True} if rng.random() < 0.5 else {})
             options = {"temperature": 0} | structure
             scores: dict[str, Any] = {"logprobs": 2, "lora": list(used.items()) if lora else None}

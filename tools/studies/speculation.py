@@ -6,8 +6,8 @@ No small model can edit, so a logits processor forces the tokens of the edits an
 drafts and choices are real. The prompt of an edit is a file before a commit of this checkout, and its answer
 is the file after the commit. "always" verifies all drafts, and "chosen" only tokens that save time. If other
 programs run, software devices' CPU time is steadier than wall time. Two equal models differ in speed by up to
-10 %, so with --one-model all ways use the same model, in turns of a text each. The first table counts n-gram
-drafts for additional edits, without running a model.
+10 %. So with --one-model, all ways of decoding use the same model and alternate after each text. The first
+table counts n-gram drafts for additional edits, without running a model.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     n_steps: int = 0
     n_reduces: int = 0
-    nbytes: int = 0  # that devices write to shared pages
-    n_drafts: int = 0  # steps that verify a draft, by sequence
+    nbytes: int = 0  # bytes that devices write to shared pages
+    n_drafts: int = 0  # number of verified drafts, one per step and sequence
     n_draft_rows: int = 0  # of the draft model
 
     def add(self, other: Outcome) -> None:
@@ -172,7 +172,7 @@ def _tokens(news: News) -> list[int]:
 
 
 def in_turns(going: Sequence[Iterator[None]]) -> None:
-    """Run all iterators to their ends, in turns whose order changes."""
+    """Run all iterators to their ends in turns, and change their order in every round."""
     left = list(going)
     while left := [it for it in left if next(it, left) is None]:
         left = left[1:] + left[:1]

@@ -39,7 +39,7 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Taken:
-    """Seconds and CPU seconds, a pair for each repetition: of the prompts, and of a decoded token."""
+    """(seconds, CPU seconds) of each repetition, for the prompts and for a decoded token."""
 
     runner: Runner
     prompt: list[tuple[float, float]] = field(default_factory=list)

@@ -15,7 +15,7 @@ export function element(tag, properties = {}, ...children) {
   return appended(made, children);
 }
 
-/** Append nodes and strings one by one, because a call has a limited number of arguments. */
+/** Append nodes and strings one by one, because the number of arguments of a call is limited. */
 export function appended(parent, children) {
   for (const child of children.flat(Infinity)) parent.append(child);
   return parent;

@@ -1,4 +1,4 @@
-// Shows the beginning of a long message, with a button for the rest.
+// Shows the beginning of a long message, and a button that shows the complete message.
 
 import { button, element, number } from "./dom.js";
 

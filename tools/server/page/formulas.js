@@ -1,4 +1,4 @@
-// Parses formulas on lines of their own, for markdown.js.
+// Parses formulas that occupy whole lines, for markdown.js.
 
 const FORMULA = /^[ \t]*(\$\$|\\\[)/;
 const MAX_FORMULA_LINES = 100; // limits the time for unclosed formulas

@@ -126,7 +126,7 @@ class Inline {
     return end + 1;
   }
 
-  /** Return the next position of a mark, or -1. The position is kept, so that all searches together are linear. */
+  /** Return the next position of a mark, or -1. Positions are kept, so the total time is linear. */
   endOf(mark, from) {
     const kept = this.ends[mark];
     if (kept !== undefined && (kept < 0 || kept >= from)) return kept;

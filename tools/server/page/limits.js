@@ -1,6 +1,6 @@
 // Limits the number of elements of an answer, because hundreds of thousands freeze a browser.
 
-const MAX_PARTS = 20_000; // of a block: items, cells, formulas, emphasized words
+const MAX_PARTS = 20_000; // of a block: items, cells, formulas and emphasized words together
 export const MAX_BLOCKS = 5000; // of an answer
 
 /** Return the number of a block's parts, or more than MAX_PARTS. */

@@ -47,7 +47,7 @@ export class Models {
     return this.chosen ? `${endpoint}?model=${encodeURIComponent(this.chosen)}&autoload=false` : endpoint;
   }
 
-  /** Read the list, and again while the page is visible. */
+  /** Read the list now, and repeatedly while the page is visible. */
   async ask() {
     clearTimeout(this.timer);
     const { data } = await this.api.json("models");

@@ -1,4 +1,4 @@
-// The sampling settings: their names in the API, ranges, and words that need no knowledge of samplers; and presets.
+// The presets, and the sampling settings: names in the API, ranges and descriptions.
 
 // [API's name, label, min, max, step, help]
 export const NUMBERS = [

@@ -18,7 +18,7 @@ from vkbackend.models.placement.fit import budgets_of
 from vkbackend.models.placement.host_limits import host_free_nbytes
 from vkbackend.runtime import Device
 
-LOOK_S = 180.0  # A driver's first start, and a second per device that is measured.
+LOOK_S = 180.0  # Includes a driver's first start, and one second for each device to measure.
 
 
 @dataclass(frozen=True, slots=True)

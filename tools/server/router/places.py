@@ -1,6 +1,6 @@
 """Computes where a model may be loaded: devices, bytes on each, and speed.
 
-No device is opened. Stand-ins have the limits of the real devices."""
+No device is opened. Models are planned on stand-in devices, which have the limits of the real devices."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def fitted_places(
     left: Mapping[str, int],
     devices: Sequence[str] | None,
 ) -> list[Place]:
-    """Return the places of a model with `--fit`, in the bytes that are `left` of the budgets. If they do not
-    suffice, other models must make room for the shortest context, and the model is planned again. Weights
-    move to host memory only if they do not fit on empty devices."""
+    """Return the places of a model with `--fit`, in the bytes that are `left` of the budgets. If these bytes
+    do not suffice for the complete model, other models must make room for the shortest context, and the model
+    is planned again. Weights move to host memory only if they do not fit on empty devices."""
     whole = replace(options, fit=tuple(name for name in options.fit if name not in OFFLOADS))
     n_ctx = min(options.n_ctx, options.fit_ctx)
     shortest = replace(whole, fit=tuple(name for name in whole.fit if name != "n_ctx"), n_ctx=n_ctx)
@@ -146,7 +146,7 @@ def place_on(
 
 
 def words_beside(options: Options) -> tuple[str, ...]:
-    """Return the words of the devices of the draft model and the projector, if they have their own."""
+    """Return the words for devices that only the draft model or the projector names."""
     named = options.mmproj is not None and options.mmproj_device
     return (*(options.draft_devices or ()), *(projector_words(options) if named else []))
 

@@ -70,8 +70,8 @@ class Room:
         return victims if n_over <= 0 and not any(n > 0 for n in short.values()) else None
 
     def _candidates(self, tenant: Tenant) -> list[Tenant]:
-        """Return the models that may be closed: idle models, and after a turn also models with requests,
-        which then admit no more requests."""
+        """Return the models that may be closed. These are idle models, and models that have admitted requests
+        for at least one turn. The latter then admit no more requests."""
         order = sorted(
             (other for other in self.open_ones if other.is_idle), key=lambda other: other.last_used
         )

@@ -89,7 +89,7 @@ class Router(Catalog):
             raise
 
     async def _call(self, endpoint: Endpoint, request: Request, tenant: Tenant) -> Response:
-        """Call the endpoint, and again if the engine is lost before the answer begins."""
+        """Call the endpoint, and call it again if the engine is lost before the answer begins."""
         service = self.service_of(tenant)
         assert service is not None, "the request is admitted"
         for _ in range(MOST_STUCK):
