@@ -13,8 +13,8 @@ from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 if TYPE_CHECKING:
     from vkbackend.vulkan.device import VulkanDevice
 
-MAGIC, OP_DECORATE, OP_VARIABLE, OP_TYPE_POINTER = 0x07230203, 71, 59, 32
-BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of uniform blocks' storage class
+MAGIC, OP_DECORATE = 0x07230203, 71
+BINDING, DESCRIPTOR_SET = 33, 34  # decorations
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:

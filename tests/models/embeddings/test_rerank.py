@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_scores_are_those_of_the_head(llm: LLM) -> None:
         assert abs(r.score - logits[r.document]) < 1e-5
         assert abs(s.score - 1 / (1 + np.exp(-r.score))) < 1e-6
     assert llm.rerank(QUERY, DOCUMENTS, top_n=2) == ranked[:2]
+    assert asyncio.run(llm.arerank(QUERY, DOCUMENTS, top_n=2)) == ranked[:2]
 
 
 def test_the_order_of_documents_changes_no_score(llm: LLM) -> None:
