@@ -27,7 +27,8 @@ class ActiveAdapters:
         return active
 
     def resolved(self, wanted: Sequence[tuple[str | int, float]] | None) -> Scales:
-        """Return the adapters of a request. None means the default scales. Raises InvalidArgument."""
+        """Return the scale of each adapter that a request names, or the default scales if `wanted` is None.
+        Raises InvalidArgument."""
         if wanted is None:
             with self._lock:
                 return self._check(self._defaults)

@@ -36,8 +36,8 @@ class Pair:
 @dataclass(frozen=True)
 class Adapter:
     """`pairs` maps a GGUF tensor's name to its pair. `task_name` and `prompt_prefix` are texts from the file.
-    If `invocation` is not empty, the adapter applies from the last occurrence of these tokens in the prompt
-    on (activated LoRA: Greenewald et al. 2025, arXiv:2504.12397)."""
+    If `invocation` has tokens, the adapter applies only from their last occurrence in the prompt (activated
+    LoRA: Greenewald et al. 2025, arXiv:2504.12397)."""
 
     path: str
     pairs: Mapping[str, Pair]
@@ -74,8 +74,8 @@ def check_file(path: Path) -> None:
 
 
 def check_pair(path: str, name: str, pair: Pair) -> None:
-    """Raise AdapterError for a rank of 0 or of more than MAX_RANK, unequal ranks, NaN, infinity, or an absurd
-    factor."""
+    """Raise AdapterError if the rank is 0 or above MAX_RANK, if the ranks of A and B differ, if a value is
+    NaN or infinite, or if the factor is above MAX_FACTOR."""
     a, b = pair.a, pair.b
     matches = a.ndim == b.ndim in (2, 3) and a.shape[:-2] == b.shape[:-2] and a.shape[-2] == b.shape[-1]
     if not matches:

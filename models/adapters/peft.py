@@ -26,8 +26,8 @@ def is_peft_folder(path: str) -> bool:
 
 
 def read_peft_adapter(path: str, architecture: str, n_layer: int, n_expert: int, head_dim: int) -> Adapter:
-    """Raises AdapterError for a damaged or unsuitable file, and UnsupportedModel for a kind of adapter that
-    would produce other results. `n_expert` and `head_dim` are values of the model."""
+    """Raises AdapterError for a damaged or unsuitable file, and UnsupportedModel for a variant of LoRA that
+    is not implemented. `n_expert` and `head_dim` are values of the model."""
     folder = Path(path)
     config = read_peft_config(folder / CONFIG)
     if not (folder / WEIGHTS).exists() and (folder / PICKLE).exists():

@@ -15,7 +15,7 @@ from vkbackend.models.adapters.adapter import check_file
 
 MAX_NBYTES = 1 << 20
 MAX_PATTERN = 256  # characters
-# Fields that change the result. The value of each must be empty, false or as given here.
+# Fields that change the result and are not implemented. They must be empty or false.
 CHANGING = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
     "layer_replication", "arrow_config", "kasa_config", "monteclora_config", "velora_config",
@@ -26,7 +26,7 @@ _WORD = re.compile(r"\\\.|\\d\+|\.\*|\.\+|[\w.\-]")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """`alphas` maps patterns of module names to alpha, in place of `alpha`."""
+    """`alphas` maps patterns of module names to their alpha. Other modules have `alpha`."""
 
     alpha: float
     alphas: Mapping[re.Pattern[str], float]
@@ -41,8 +41,8 @@ class PeftConfig:
 
 
 def read_peft_config(path: Path) -> PeftConfig:
-    """Raises AdapterError for a damaged file, and UnsupportedModel for a kind of adapter that would produce
-    other results."""
+    """Raises AdapterError for a damaged file, and UnsupportedModel for a variant of LoRA that is not
+    implemented."""
     check_file(path)
     try:
         with open(path, "rb") as file:

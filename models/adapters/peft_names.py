@@ -38,7 +38,8 @@ EXPERT_MATRICES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The GGUF tensor of a module. If `expert` is not None, the module is this expert of a stack."""
+    """The GGUF tensor of a module. If `expert` is not None, the tensor stacks experts, and the module is this
+    expert."""
 
     tensor: str
     expert: int | None = None
@@ -61,7 +62,7 @@ class PeftNames:
 
     def target(self, module: str) -> Target:
         """Return the tensor of a module such as base_model.model.model.layers.0.self_attn.q_proj. Raises
-        AdapterError for an unknown module, and UnsupportedModel for a reordered module."""
+        AdapterError for an unknown module, and UnsupportedModel for a module in REORDERED."""
         name = plain_name(module)
         if self._arch in REORDERED and re.search(REORDERED[self._arch], name):
             raise UnsupportedModel(

@@ -12,8 +12,8 @@ Both h and g are results of a final norm. To draft further, the head reads its o
 
 The K and V of a position need x, but no attention. So a step of the model stores the head's K and V for all
 rows, and computes nothing else of the head. A drafting step computes one row per sequence. The cache keeps
-the latest rows of h, and of g while drafting, by slot and position. A sequence that continues from cached
-blocks lacks the h of the position before. It reads an old row instead, which only makes a draft worse.
+the latest rows of h, and while drafting the rows of g, by slot and position. A sequence that continues from
+cached blocks lacks the h of the position before. It reads an old row instead, which only makes a draft worse.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class PredictsAhead(Decoder):
-    """A decoder with up to one head (`n_ahead`), its last layer."""
+    """A decoder with `n_ahead` heads, 0 or 1. The head is the last layer."""
 
     predicts_ahead = True
 

@@ -1,5 +1,5 @@
-"""arctic (Snowflake Arctic): llama with a dense FFN of n_embd columns and, parallel to attention and the FFN,
-experts that read the layer's input. Snowflake 2024.
+"""arctic (Snowflake Arctic): llama with a dense FFN of n_embd columns and with experts. The experts read the
+layer's input, parallel to attention and the FFN. Snowflake 2024.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """baichuan (Baichuan 1 and 2): llama; the models of 13B have ALiBi instead of RoPE. Yang et al. 2023,
-arXiv:2309.10305. Files do not state whether RoPE or ALiBi applies, but only 13B has 40 layers.
+arXiv:2309.10305. Files do not state which of the two applies. Only 13B has 40 layers, so the number of layers
+decides.
 """
 
 from __future__ import annotations

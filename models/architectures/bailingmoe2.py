@@ -1,6 +1,6 @@
-"""bailingmoe2 (Ling 2, Ring 2): norms of q and k heads, RoPE on a part of each head, and experts in
-groups with a shared expert in all but the first layers. Routing is DeepSeek-V3's (arXiv:2412.19437). Ling
-team 2025, arXiv:2510.22115.
+"""bailingmoe2 (Ling 2, Ring 2): the heads of q and k have norms, and RoPE rotates a part of each head. All
+but the first layers have experts in groups, and a shared expert. Routing is DeepSeek-V3's (arXiv:2412.19437).
+Ling team 2025, arXiv:2510.22115.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """bailingmoe3 (Ling 3): kimi-linear with some changes. Latent attention uses RoPE and multiplies each head of
 its result by a gate. The decay of the delta nets is bounded. The router chooses experts in groups. Some
-layers bound the experts' activations. Files with sections of RoPE (M-RoPE) pair dimensions in halves.
-inclusionAI 2026.
+layers bound the experts' activations. RoPE is half-split in files with RoPE sections (M-RoPE). inclusionAI
+2026.
 """
 
 from __future__ import annotations

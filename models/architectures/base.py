@@ -27,7 +27,7 @@ class Weights:
         return self.under(f"blk.{il}.")
 
     def within(self, prefix: str) -> Weights:
-        """Return the weights whose names begin with `prefix` after this prefix."""
+        """Return the weights under this prefix followed by `prefix`."""
         return Weights(self._weights, self._prefix + prefix)
 
     def under(self, prefix: str) -> Weights:
@@ -50,7 +50,7 @@ class Weights:
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    """Return the product with a weight, times its factor, plus its bias, if there are any."""
+    """Return x W^T. If the weight has a factor, multiply by it; if it has a bias, add it."""
     if (factor := w.get(f"{name}.factor")) is None:
         return ops.linear(x, w(name), w.bias(name))
     y = ops.mul_vector(ops.linear(x, w(name)), factor)
@@ -65,9 +65,9 @@ def all_weights(model: Weighted) -> list[WeightSpec]:
 class Weighted(Protocol):
     """A model whose weights are read from a file."""
 
-    n_layer: int  # All layers, with the heads.
-    n_ahead: int  # Multi-token prediction heads, the last layers.
-    draft_head: Model | None  # The EAGLE-3 head's layer, as a model of its file.
+    n_layer: int  # All layers, including the multi-token prediction heads.
+    n_ahead: int  # How many of the last layers are multi-token prediction heads.
+    draft_head: Model | None  # The layer of the EAGLE-3 head, as a model for its file.
     low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
 
     def weights(self) -> list[WeightSpec]: ...
@@ -75,8 +75,8 @@ class Weighted(Protocol):
 
 
 class Model(Weighted, Protocol):
-    """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
-    devices or tensor splits."""
+    """An architecture's hyper-parameters, its weights and their roles, and the graph of a step. A model does
+    not depend on devices or tensor splits."""
 
     predicts_ahead: bool  # Whether the architecture's heads are supported.
     n_vocab: int
@@ -85,10 +85,10 @@ class Model(Weighted, Protocol):
     n_used: int  # Experts per token, or 0.
     control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
     tapped: Collection[int]  # Layers whose inputs an EAGLE-3 head reads.
-    differing: Collection[int]  # Layers that have other ops than layers with equal weights.
-    draft_ids: np.ndarray | None  # The token of each row of the head's logits, or None if all are equal.
-    n_deepstack: int  # Leading layers after which further rows of images are added.
-    n_staged: int  # Cells for residuals between an encoder's stages, or 0 if texts fit a step.
+    differing: Collection[int]  # Layers whose ops differ, although their weights have the same shapes.
+    draft_ids: np.ndarray | None  # The token of each logit of the head, or None if logit i is token i.
+    n_deepstack: int  # Further rows of images are added after each of the first n layers.
+    n_staged: int  # Positions whose residual is stored between stages, or 0 without stages.
     encodes: bool  # Rows attend to later rows, so the model computes only embeddings.
     in_file: frozenset[str]  # Weights that devices read from the mapped file.
     n_adapters: int

@@ -1,5 +1,5 @@
 """bert (BERT, BGE, E5, MiniLM, GTE; RoBERTa and XLM-R, such as bge-m3 and bge-reranker): encoder.py with
-embeddings of positions. Files of RoBERTa lack the rows before the first position.
+embeddings of positions. In RoBERTa's files, the table begins with the row of the first position.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""bloom (BLOOM, BLOOMZ): layer norms, also of the embeddings, ALiBi, biases in all layers, and an FFN with
-GELU and no gate. BigScience 2022, arXiv:2211.05100.
+"""bloom (BLOOM, BLOOMZ): layer norms, ALiBi, and biases in all layers. The embeddings are normalized, too.
+The FFN has GELU and no gate. BigScience 2022, arXiv:2211.05100.
 """
 
 from __future__ import annotations

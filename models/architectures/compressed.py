@@ -1,7 +1,7 @@
 """Attention to a window and to entries, which stand for blocks of positions (DeepSeek-AI 2026, DeepSeek V4).
 
 One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
-result is rotated back. The output matrix has low rank, per group of heads. An entry is a weighted mean over
+result is rotated back. Each group of heads has an output matrix of low rank. An entry is a weighted mean over
 its block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the
 indexer chooses. Other layers read all entries. The cache has room for an entry per position.
 """
@@ -146,7 +146,7 @@ class CompressedAttention(HyperConnected):
         ]
 
     def place_weight(self, name: str, il: int, shape: tuple[int, ...]) -> WeightSpec:
-        """Return the weight of the biases of a block's positions, which files may quantize."""
+        """Return the weight with the biases of a block's positions. Files may quantize it."""
         stored = f"blk.{il}.{name}_ape.weight"
         values = self.biases.get(stored)
         if values is not None and values.shape != shape:
@@ -165,7 +165,7 @@ class CompressedAttention(HyperConnected):
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output_b.weight"])[0]
-        groups = block // gcd(block, self.rank_o)  # with complete blocks of attn_output_b
+        groups = block // gcd(block, self.rank_o)  # fewest with complete blocks of attn_output_b
         heads = layer.n_head // self.n_group * groups
         return Attention(layer.n_head, 1, layer.head_dim, layer.head_dim, heads * layer.head_dim)
 

@@ -47,11 +47,12 @@ class Decoder(DecoderWeights):
             h.graph.kept[tap_of(il)] = ops.copy(h)
 
     def staged(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> Tensor:
-        """Compute one stage of a part of an encoder's text, and return the residual.
+        """Compute one stage for one part of a text, and return the residual. Only encoders compute long texts
+        this way.
 
         Stage 0 embeds the tokens, and stage il + 1 computes layer il. Each stage stores the residual, and K
         and V for the next layer. When a stage begins, all parts of the text have finished the stage before.
-        Two caches take turns.
+        Stages use two caches alternately.
         """
         stage, store = graph.kind.stage, w(RESIDUALS)
         first = caches[0]
@@ -102,7 +103,8 @@ class Decoder(DecoderWeights):
         return ops.rms_norm(x, w("output_norm"), self.config.eps)
 
     def embedded(self, graph: Graph, w: Weights) -> Tensor:
-        """Return the first layer's input: embeddings of tokens and rows of images, which are not scaled."""
+        """Return the first layer's input: embeddings of tokens, and rows of images. Only the embeddings are
+        scaled."""
         h = self.embed(graph, w)
         return ops.with_images(h) if graph.kind.images else h
 
@@ -159,7 +161,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def sees_end(self, il: int) -> bool:
-        """Return whether rows of an image attend to its later rows in this layer, if the image wants that."""
+        """Return whether, in this layer, the rows of an image may attend to later rows of the image."""
         return True
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hyper-parameters and weights, with roles, of the decoder in decoder.py."""
+"""The hyper-parameters and weights of the decoder in decoder.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
-RESIDUALS = "staged_residuals"  # of an encoder that computes long texts in stages, f32 [n_staged, n_embd]
+RESIDUALS = "staged_residuals"  # f32 [n_staged, n_embd], for an encoder that computes in stages
 
 
 class DecoderWeights:
@@ -44,7 +44,7 @@ class DecoderWeights:
     pre_norms = True  # Norms before attention and FFN.
     gated = True  # The FFN has a gate.
     causal = True  # Rows do not attend to later rows, unless the file's attention.causal differs.
-    differing: Collection[int] = ()  # Layers that have other ops than layers with equal weights.
+    differing: Collection[int] = ()  # Layers whose ops differ, although their weights have the same shapes.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
 
     def __init__(self, gguf: GGUF) -> None:
@@ -143,7 +143,8 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Describe weights that the file fuses, such as attn_qkv or ffn_gate_up_exps, as parts."""
+        """If the file fuses weights, as in attn_qkv or ffn_gate_up_exps, describe each as a part of the fused
+        tensor."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
@@ -205,7 +206,7 @@ class DecoderWeights:
 
     def kv(self, il: int) -> MemorySpec:
         layer = self.config.layers[il]
-        # An encoder's step contains the complete text, so no position leaves a window's cells.
+        # An encoder's step contains the complete text, so the cache needs cells for all positions.
         window = 0 if self.encodes else layer.window or layer.chunk
         return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=window)
 

@@ -1,7 +1,7 @@
 """deepseek2 (DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash): latent attention (latent.py). All but the first
-layers have experts and a shared expert. V2 chooses experts by softmax. V3 chooses experts of the best groups
-by sigmoid plus bias. YaRN scales q k^T by (1 + m ln(factor))^2 with YaRN's log multiplier m, and leaves cos
-and sin unscaled. DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437.
+layers have experts and a shared expert. V2 chooses experts by softmax. V3 scores experts by sigmoid plus
+bias, and chooses among the best groups. YaRN scales q k^T by (1 + m ln(factor))^2, where m is its log
+multiplier, and leaves cos and sin unscaled. DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ The head reads the states of three of the target's layers at position p - 1, and
     logits = output(output_norm(x))                       of the token at p + 1
 
 To draft further, the head reads its own x at p instead of g. `output` covers only the draft vocabulary; d2t
-lists its tokens. The entry of (g at p - 1, token at p) has position p - 1 in the paper, and cell p and RoPE's
-position p here, as in ahead.py. RoPE depends only on differences of positions. No entry belongs to cell 0.
+lists its tokens. In the paper, the input from g at p - 1 and the token at p has position p - 1. Here its cell
+and its position in RoPE are p, as in ahead.py. The result is the same, because RoPE depends only on
+differences of positions. Cell 0 stays empty.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ N_STATES = 3
 
 
 class Head(Decoder):
-    """The head's layer. Its tensors have the names of its file; `layer` arguments hold them by short name."""
+    """The head's layer. Its tensors have the names in the head's file. Arguments named `layer` look them up
+    by short name."""
 
     freq_factors = True
     half_split = False
@@ -59,7 +61,7 @@ class Head(Decoder):
     # ---- hyper-parameters ----
 
     def _read_states(self, gguf: GGUF) -> tuple[int, ...]:
-        """Return the layers whose inputs the head reads. The input of layer n_layer is the last output."""
+        """Return the layers whose inputs the head reads. Layer n_layer means the output of the last layer."""
         key, n_layer = f"{ARCHITECTURE}.target_layers", self._target.n_layer
         states = tuple(int(il) for il in gguf.ints(key))
         if len(states) != N_STATES or not all(0 <= il <= n_layer for il in states):
@@ -90,7 +92,7 @@ class Head(Decoder):
         return ids
 
     def _check_shared(self, gguf: GGUF) -> None:
-        """Check that the model has the tensors that the file lacks."""
+        """Check that the target has the tensors that the head's file lacks."""
         c, n_vocab = self.config, self._target.n_vocab
         if "output.weight" not in gguf.tensors and c.n_vocab != n_vocab:
             raise GGUFError(f"{self._path}: d2t has {c.n_vocab} tokens, but output.weight is missing")
@@ -161,7 +163,7 @@ class Head(Decoder):
         return linear(self.norm(x, layer, "enc.output_norm") if self.norm_before_fc else x, layer, "fc")
 
     def entry(self, g: Tensor, graph: Graph, w: Weights, layer: Weights) -> tuple[Tensor, Tensor]:
-        """Return attention's input for the step's tokens and the rows of g before them, and the residual."""
+        """Return attention's input and the residual, for the step's tokens and the rows of g before them."""
         e = ops.embed(graph, layer("token_embd") if layer.has("token_embd") else w("token_embd"))
         e, normed = self.norm(e, layer, "attn_norm"), self.norm(g, layer, "attn_norm_2")
         both = concat(e, normed, e.width, e.width)
@@ -188,7 +190,7 @@ class Head(Decoder):
 
 
 def names_in_model(gguf: GGUF, il: int) -> Mapping[str, str]:
-    """Return the names of the file's tensors as tensors of the target's layer `il`."""
+    """Map the names of the head's tensors to names in the target's layer `il`."""
     return {name: name_in_model(name, il) for name in gguf.tensors}
 
 

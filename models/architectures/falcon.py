@@ -27,7 +27,7 @@ class Model(LayerNormed):
         specs, n_embd, prefix = super().attention_weights(il), self.config.n_embd, f"blk.{il}."
         if not self.norms_apart:
             return specs
-        # The FFN's weights contain attn_norm.
+        # attn_norm is the FFN's norm, so it is among the FFN's weights.
         norm = self.norm_weights([WeightSpec("attn_norm_2", (n_embd,))], prefix)
         return [*norm, *(spec for spec in specs if not spec.name.startswith("attn_norm"))]
 

@@ -29,7 +29,7 @@ class Model(StateSpaceDecoder):
         return config
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """Return the table without the frequency factors that some programs write."""
+        """Return the RoPE table. Some converters write frequency factors, which are ignored."""
         return {"rope": replace(super().read_ropes(gguf)["rope"], freq_factors=None)}
 
     def unread(self) -> set[str]:

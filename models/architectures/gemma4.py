@@ -1,8 +1,9 @@
-"""gemma4 (Gemma 4): gemma3 with normed values (per_layer.py), unscaled q k^T, a factor for every layer's
-result, and another head size in layers without a window. Layers without attn_v use their keys as values.
+"""gemma4 (Gemma 4): gemma3 with normed values (per_layer.py). q k^T is not scaled, and a factor multiplies
+every layer's result. Layers without a window have another head size. Layers without attn_v use their keys as
+values.
 
-Small models have shared caches and a token embedding per layer (per_layer.py). Large models add experts with
-separate norms to the dense FFN.
+Small models have shared caches and a token embedding per layer (per_layer.py). Large models have a dense FFN
+and, with separate norms, experts.
 """
 
 from __future__ import annotations

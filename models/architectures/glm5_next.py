@@ -1,8 +1,8 @@
 """glm5-next (GLM-5.3-Flash, its text part): kimi-linear with a residual of several streams, which a matrix
 mixes after attention and after the FFN. The rows and columns of the matrix sum to 1 (Xie et al. 2025,
-arXiv:2512.24880). Latent attention has no RoPE and reads blocks of positions that an indexer chooses by the
-weighted mean of a block's index keys. The row's own incomplete block is always read. Activations are bounded.
-Z.ai 2026.
+arXiv:2512.24880). Latent attention has no RoPE and reads blocks of positions. An indexer chooses blocks by
+the weighted mean of their index keys. The incomplete block that contains the row is always read. Activations
+are bounded. Z.ai 2026.
 """
 
 from __future__ import annotations

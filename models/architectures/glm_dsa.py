@@ -17,6 +17,7 @@ class Model(IndexedAttention):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
-        """Return whether each layer has an indexer, by the file's key or else its tensors."""
+        """Return whether each layer has an indexer. Without the key in the file, the layer's tensors
+        decide."""
         flags = read_flags(gguf, "attention.indexer.types", n_layer)
         return flags or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]

@@ -1,5 +1,5 @@
-"""gpt2 (GPT-2): starcoder2 with position embeddings for the longest context instead of RoPE. Radford et al.
-2019.
+"""gpt2 (GPT-2): starcoder2 with position embeddings instead of RoPE. Their number limits the context. Radford
+et al. 2019.
 """
 
 from __future__ import annotations

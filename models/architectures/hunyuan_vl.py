@@ -1,5 +1,5 @@
-"""hunyuan_vl (the text model of HunyuanOCR): hunyuan-dense with a RoPE base scaled by alpha^(d / (d - 2)),
-with head size d. RoPE's sections turn all pairs by the same position in texts. Tencent Hunyuan team 2025,
+"""hunyuan_vl (the text model of HunyuanOCR): hunyuan-dense with a RoPE base multiplied by alpha^(d / (d -
+2)), where d is the head size. In texts, all RoPE sections use the same position. Tencent Hunyuan team 2025,
 arXiv:2511.19575.
 """
 

@@ -42,7 +42,7 @@ class Model(kimi_linear.Model):
             replace(la, mixture=la.mixture and replace(la.mixture, n_latent=n_latent, situ=self.situ))
             for la in c.layers
         ]
-        self.differing = range(len(layers))  # the number of kept inputs grows
+        self.differing = range(len(layers))  # each layer may read more kept inputs than the layer before
         return replace(c, layers=tuple(layers))
 
     # ---- weights ----

@@ -1,6 +1,7 @@
-"""laguna (Laguna XS, S, M): a softplus of a gate per head, or per element, multiplies attention's result.
-Layers may differ in heads. Windowed layers have their own RoPE without scaling. All but the first layers
-have experts, chosen by a sigmoid plus a bias, and a shared expert. Poolside 2026.
+"""laguna (Laguna XS, S, M): attention's result is multiplied by the softplus of a gate, which has one value
+per head or per element. Layers may differ in the number of heads. Windowed layers have their own RoPE without
+scaling. All but the first layers have experts, chosen by a sigmoid plus a bias, and a shared expert. Poolside
+2026.
 """
 
 from __future__ import annotations

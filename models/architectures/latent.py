@@ -29,8 +29,8 @@ from vkbackend.models.gguf.reader import GGUF
 
 class LatentAttention(Decoder):
     """If `applies_rope`, RoPE rotates the shared dimensions of keys (table "rope") and of q (table `q_rope`).
-    A model may lack shared dimensions. `rank_q` is the size of q's latent, or 0. If attention reads chosen
-    positions, these are blocks of `block_size` positions, of which the last is incomplete with `tail`."""
+    A model may lack shared dimensions. `rank_q` is the size of q's latent, or 0. If attention reads only
+    chosen positions, it reads blocks of `block_size` positions. With `tail`, the last block is incomplete."""
 
     applies_rope = True
     q_rope = "rope"  # The RoPE table for q.
@@ -160,7 +160,7 @@ class LatentAttention(Decoder):
         return ops.rope(x, self.shared, table, half_split=self.half_split) if self.applies_rope else x
 
     def joined(self, x: Tensor, shared: Tensor | None, n: int) -> Tensor:
-        """Return each head of x, of n elements, followed by its shared dimensions."""
+        """Return x with the shared dimensions appended to each head of n elements."""
         return x if shared is None else concat(x, shared, n, self.shared)
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -168,8 +168,8 @@ class LatentAttention(Decoder):
         self.store_latent(ops.head_norm(c, w("attn_kv_a_norm"), self.latent, self.config.eps), x, w, cache)
 
     def store_latent(self, c: Tensor, x: Tensor, w: Weights, cache: LayerCache) -> None:
-        """Store the normed latent `c` and the shared dimensions of x, or a key and a value per head computed
-        from them (attn_kv_b)."""
+        """Store the normed latent `c` and the shared dimensions of x. If the file has attn_kv_b, store
+        instead a key and a value per head, computed from both."""
         k_shared = self.turned_shared(linear(x, w, "attn_k_shared")) if self.shared else None
         k, v, n = c, c, self.latent
         if self.full:

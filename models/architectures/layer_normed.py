@@ -15,8 +15,8 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LayerNormed(Decoder):
-    """If `parallel`, a layer adds the results of attention and FFN, which read the same norm unless
-    `norms_apart`."""
+    """If `parallel`, attention and FFN both read the layer's input, and their results are added. They share
+    one norm unless `norms_apart`."""
 
     parallel = False
     norms_apart = False

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from vkbackend.meta.tensor import Weight
 
-# A verifying step has up to 8 rows. A recurrent model may compute them again from the first row, after the
-# head drafted 7 more positions.
+# A step that verifies a draft has up to 8 rows, and then the head drafts 7 more positions. After that, a
+# recurrent model may compute the step again from its first row.
 KEPT_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
-    all if `window` is 0. A layer with an `owner` reads this earlier layer's caches. `index_dim` is the size
-    of index keys, or 0 without an indexer. `raw_dim` is the number of values per position from which index
-    keys are pooled, or 0. A layer with a `chooser` attends to positions that this earlier layer's indexer
-    chose. A cache with `n_kept` also keeps a row of this size for each of a slot's last KEPT_ROWS
-    positions. If `head_dim_v` is 0, the keys are the values."""
+    all if `window` is 0. A layer with an `owner` reads the caches of that earlier layer. `index_dim` is the
+    size of index keys, or 0 without an indexer. `raw_dim` is the number of values per position from which
+    index keys are pooled, or 0. A layer with a `chooser` attends to positions that the indexer of that
+    earlier layer chose. If `n_kept` is not 0, the cache also keeps a row of `n_kept` values for each of a
+    slot's last KEPT_ROWS positions. If `head_dim_v` is 0, the keys are the values."""
 
     n_head_kv: int
     head_dim_k: int
@@ -71,9 +71,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` lists each array's name and
-    its segments' values per unit of `dim`. `extra` lists arrays split along another dimension. `kv` describes
-    the caches of a layer that also attends."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` lists the arrays: the name,
+    and the number of values per unit of `dim` in each segment. `extra` lists arrays split along another
+    dimension. `kv` describes the caches of a layer that also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]

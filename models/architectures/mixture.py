@@ -1,4 +1,4 @@
-"""Mixtures of experts (Shazeer et al. 2017): GGUF keys, weights with roles, and graph."""
+"""Mixtures of experts (Shazeer et al. 2017): their GGUF keys, weights and graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vkbackend.ops.moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
 
 GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight", 4: "root_softplus"}  # expert_gating_func
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
-BY_TOKEN = "ffn_gate_by_token"  # a row per token with the numbers of its experts, made by the architecture
+BY_TOKEN = "ffn_gate_by_token"  # for each token, the ids of its experts; the architecture adds it
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai, "relu": ops.relu_mul}
 ALONE = {"relu2_alone": ops.relu2, "gelu_alone": ops.gelu}  # activations without a gate
@@ -38,8 +38,8 @@ class Mixture:
     act: str = "silu"
     weighs_input: bool = False  # The router's weight multiplies the expert's input instead of its result.
     n_shared: int = 0  # Columns of the shared expert, or 0.
-    limit: float = 0.0  # Bounds the experts' silu from above, and up on both sides (0: none).
-    limit_shared: float = 0.0  # The same for the shared expert.
+    limit: float = 0.0  # Upper bound of the experts' silu, and bound of |up| (0: none).
+    limit_shared: float = 0.0  # The `limit` of the shared expert.
     limits_gate: bool = False  # `limit` bounds silu's argument instead of its result.
     n_latent: int = 0  # Experts read and write a latent vector of this size (0: the residual's size).
     situ: tuple[float, float] | None = None  # The soft-caps of situ_mul, instead of `act`.
@@ -108,7 +108,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """A gate in the file multiplies each row by a sigmoid."""
+        """Return the shared expert's result. If the file has a gate, its sigmoid multiplies each row."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")

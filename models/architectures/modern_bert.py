@@ -40,8 +40,8 @@ class Model(LayerNormed):
         return with_windows(c, window, self._read_windowed(gguf, len(c.layers)), "rope_swa") if window else c
 
     def _read_windowed(self, gguf: GGUF, n_layer: int) -> tuple[bool, ...]:
-        """Return whether each layer has a window: by the file's flags, or all but every n-th layer, from the
-        first on."""
+        """Return whether each layer has a window. Without flags in the file, layers 0, n, 2n and so on have
+        no window."""
         key = "attention.sliding_window_pattern"
         name = f"{gguf.architecture}.{key}"
         if name in gguf.metadata and gguf.metadata.kind(name)[1]:

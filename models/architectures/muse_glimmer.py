@@ -20,7 +20,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 4
-POST_EPS = 1e-8  # the norms after attention and FFN; files do not state it
+POST_EPS = 1e-8  # epsilon of the norms after attention and FFN, which files do not state
 
 
 class Model(Decoder):

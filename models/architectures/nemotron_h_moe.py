@@ -1,6 +1,6 @@
-"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with experts and a shared expert, without gates, instead of
-FFNs. A sigmoid plus a bias chooses experts; the sigmoid alone weighs them. The multi-token prediction head
-has both attention and experts, and ends with a layer norm. NVIDIA 2025, arXiv:2512.20848.
+"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with experts and a shared expert instead of FFNs. The experts
+have no gates. A sigmoid plus a bias chooses experts; the sigmoid alone weighs them. The multi-token
+prediction head has both attention and experts, and ends with a layer norm. NVIDIA 2025, arXiv:2512.20848.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Embeddings of n-grams, whose rows are hashes (Cheng et al. 2026, arXiv:2601.07372), in one recurrent layer
-of a residual of several streams.
+"""Embeddings of n-grams (Cheng et al. 2026, arXiv:2601.07372). One layer adds them to a residual of several
+streams. An n-gram's hash is its row in the table of embeddings.
 
-A row's n-grams of 2 to `longest` tokens end at the row's token. After an end of text, earlier tokens count as
-ends of text. Each n-gram has several heads, whose rows of a table are concatenated. A key per stream,
-multiplied by the stream, weighs a value. A convolution over every `longest`-th row is added to the result.
+A row's n-grams have 2 to `longest` tokens and end at the row's token. Tokens before an end of text count as
+ends of text. Each n-gram has several heads: each hashes it to another row, and the rows are concatenated.
+Products turn the concatenation into a value, and into a key per stream. A stream's product with its key is
+the weight of the value. A convolution over every `longest`-th row is added to the result.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Ngrams:
         if (info := gguf.tensors.get(self.unread)) is None:
             raise GGUFError(f"{path}: the tensor {self.unread!r} is missing")
         taps = dequantize(gguf.data(self.unread), info.type, info.shape).reshape(-1, kernel)
-        # A convolution of every `longest`-th row is one of all rows with zeros between its factors.
+        # A convolution over every `longest`-th row is a convolution over all rows whose other factors are 0.
         self.taps = np.zeros((len(taps), (kernel - 1) * self.longest + 1), np.float32)
         self.taps[:, :: self.longest] = taps
 
@@ -80,7 +81,7 @@ class Ngrams:
 
     def layer_weights(self) -> list[WeightSpec]:
         n, wide = self.n_embd, self.n_stream * self.n_embd
-        shifts = np.eye(self.longest, dtype=np.float32)[::-1].copy()  # vector k selects the row k rows before
+        shifts = np.eye(self.longest, dtype=np.float32)[::-1].copy()  # vector k selects the k-th row before
         return [
             WeightSpec("ple_key", (wide, n)),
             WeightSpec("ple_value", (n, n)),
@@ -97,7 +98,7 @@ class Ngrams:
     # ---- graph ----
 
     def begin(self, graph: Graph, w: Weights) -> None:
-        """Keep the tokens, as numbers relative to the end of text, and the tables."""
+        """Keep the tables, and the step's token ids minus the id of the end of text."""
         graph.kept[TOKENS] = ops.embed(graph, w(TOKENS))
         self.tables = w(HASHES), w(TABLE)
 

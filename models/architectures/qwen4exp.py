@@ -1,7 +1,7 @@
 """qwen4exp (Qwen3.8-Flash-Next, its text part): qwen35moe with a residual of several streams (Zhu et al.
-2024, arXiv:2409.19606), whose normed mean by low-rank gates the layers read. An indexer chooses blocks of
-positions for attention by the means of their index keys. One layer adds embeddings of n-grams.
-Qwen team 2026.
+2024, arXiv:2409.19606). Layers read a mean of the normed streams, weighted by low-rank gates. An indexer
+chooses blocks of positions for attention by the means of their index keys. One layer adds embeddings of
+n-grams. Qwen team 2026.
 """
 
 from __future__ import annotations

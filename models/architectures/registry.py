@@ -143,9 +143,9 @@ ENCODERS = {  # they compute only embeddings
 
 
 def load_model(gguf: GGUF, with_heads: bool = False, head: str | None = None) -> Model:
-    """Load a file's model, and its multi-token prediction head if `with_heads` is set. `head` is an EAGLE-3
-    file, whose tensors `gguf` then contains. Raises UnsupportedModel, which lists the architectures, and
-    GGUFError."""
+    """Load a file's model, and its multi-token prediction head if `with_heads` is set. `head` is the path of
+    an EAGLE-3 file. Its tensors are added to `gguf`. Raises GGUFError, and UnsupportedModel with a list of
+    the architectures."""
     gguf.with_heads = with_heads
     model = _load(gguf)
     return model if head is None else _with_head(model, gguf, head)

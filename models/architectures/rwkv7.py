@@ -1,6 +1,6 @@
-"""rwkv7 (RWKV-7 "Goose"): in place of attention, a matrix state per head that removes a key's old value and
-adds the new one. Both halves of a layer mix each row with the row before it. Peng et al. 2025,
-arXiv:2503.14456.
+"""rwkv7 (RWKV-7 "Goose"): instead of attention, each head has a matrix as state, from which a key's old value
+is removed and to which the new value is added. Both halves of a layer mix each row with the row before it.
+Peng et al. 2025, arXiv:2503.14456.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from vkbackend.ops.rwkv import MAX_WKV_HEAD
 from vkbackend.rope import RopeTable
 
 HEADS = rows("k_heads")
-MIXED = 6  # inputs of time mixing: of receptance, decay, key, value, rate and gate
-NORM_EPS = 64e-5  # of the norm of heads
+MIXED = 6  # inputs of time mixing: for receptance, decay, key, value, rate and gate
+NORM_EPS = 64e-5  # the epsilon of the norm of heads
 FIRST_VALUES = "values of the first layer"
 RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
 
@@ -138,5 +138,5 @@ class Model(LayerNormed):
 
 
 def projected(x: Tensor, w: Weights, name: str) -> Tensor:
-    """Return the second product of a low-rank function, plus its vector."""
+    """Multiply by the second matrix of a low-rank pair, and add the bias."""
     return ops.linear(x, w(f"{name}2"), w(f"{name}0"))

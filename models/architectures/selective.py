@@ -1,6 +1,6 @@
 """Mamba-1 layers (Gu and Dao 2023, arXiv:2312.00752). Every channel has a state with a decay per value. A
 plan splits channels as if each were a key head of size 1. All channels share dt (before its projection), B
-and C, which are one product that the devices sum.
+and C. One product computes all three, and the devices sum it.
 """
 
 from __future__ import annotations

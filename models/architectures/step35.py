@@ -1,7 +1,7 @@
-"""step35 (Step 3.5 Flash, 3.7 Flash, the text part): windowed layers have their own number of heads, RoPE
-base, and RoPE on whole heads; other layers have RoPE on half of each head. A gate per head multiplies
-attention's result. Some layers bound the FFN's activations. Layers without a dense FFN in the file have
-experts and a shared expert. StepFun 2026.
+"""step35 (Step 3.5 Flash, 3.7 Flash, the text part): windowed layers have another number of heads and another
+RoPE base. In windowed layers RoPE rotates whole heads, in other layers half of each head. A gate per head
+multiplies attention's result. Some layers bound the FFN's activations. Layers without a dense FFN in the file
+have experts and a shared expert. StepFun 2026.
 """
 
 from __future__ import annotations

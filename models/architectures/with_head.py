@@ -27,7 +27,7 @@ from vkbackend.rope import RopeTable
 
 
 class WithHead:
-    """`gguf` gets the tensors of `head`, under names of the layer after the model's own."""
+    """Adds the tensors of `head` to `gguf`, named as a layer after the target's layers."""
 
     predicts_ahead = True
     n_ahead = 1
@@ -101,7 +101,7 @@ class WithHead:
             return
         h = self.target.residual(graph, w, layers)
         self.target.head(h, graph, w)
-        # The last output is no layer's input. A trace of fewer layers lacks some inputs.
+        # h replaces the output of the last layer, and inputs that a trace of fewer layers lacks.
         states = [graph.kept.get(tap_of(il), h) for il in self._head.states]
         with graph.scope(f"blk.{self._il}"):
             self._head.prepare(states, graph, w, layer, cache)
