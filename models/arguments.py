@@ -50,7 +50,7 @@ def mebibytes(name: str, value: Any) -> float | Literal["auto"]:
     return finite_number(name, value, 0, 1 << 40, ", in MiB, or auto")
 
 
-# The options that `fit` chooses, each with the values that leave the choice to it.
+# The options that `fit` chooses, each with the values that leave the choice to `fit`.
 FITTED: dict[str, tuple[object, ...]] = {
     "n_ctx": (0,),
     "n_slots": (-1,),

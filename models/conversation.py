@@ -32,8 +32,8 @@ from vkbackend.options_class import takes
 
 class Chat:
     """A conversation in `slot` of an LLM, with the `system` prompt. `template` is a jinja source or the name
-    of one of the model's templates. The default is the model's default template, else ChatML. `notes` reports
-    ChatML. The template gets `variables`, such as `tools` and `enable_thinking`.
+    of one of the model's templates. The default is the model's default template, else ChatML. `notes` says if
+    ChatML is used. The template gets `variables`, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents are plain text, unless `parse_special`. `protected` is False if
     special tokens of messages cannot be distinguished from special tokens of the template.

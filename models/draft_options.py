@@ -75,8 +75,8 @@ class DraftOptions(RopeOptions):
         return self.draft if "eagle3" in self.speculation else None
 
     def settle_draft(self) -> None:
-        """Add the kind of the draft's file to `speculation`. Raises InvalidArgument if options exclude each
-        other."""
+        """Add "draft" or "eagle3" to `speculation`, by the architecture of the draft's file. Raises
+        InvalidArgument if options exclude each other."""
         by_file = [kind for kind in ("draft", "eagle3") if kind in self.speculation]
         if by_file and self.draft is None:
             kind = "an EAGLE-3 head" if by_file == ["eagle3"] else "a draft model"
@@ -102,7 +102,8 @@ class DraftOptions(RopeOptions):
 
 
 def _is_eagle3(path: str) -> bool:
-    """Return whether a draft's file is an EAGLE-3 head. Loading reports a file that cannot be read."""
+    """Return whether a draft's file is an EAGLE-3 head. If the file cannot be read, return False, because
+    loading reports the error."""
     try:
         with GGUF.open(path) as gguf:
             return gguf.architecture == "eagle3"

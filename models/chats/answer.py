@@ -63,7 +63,7 @@ class ChatCompletion:
 
 class AnswerReader:
     """If `thinking`, the answer begins in a thought. If `single`, the answer ends with its first tool call
-    (`is_over`). If `channels`, the answer is in gpt-oss's Harmony."""
+    (`is_over`). If `channels`, the answer is in gpt-oss's Harmony format."""
 
     def __init__(
         self,

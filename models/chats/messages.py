@@ -32,7 +32,7 @@ class MessageImages:
     def __init__(self, markers: Markers | None = None) -> None:
         self.markers = markers or Markers()
         self.by_key: dict[str, Image] = {}
-        self.names: dict[str, str] = {}  # the part that contains an image, for errors
+        self.names: dict[str, str] = {}  # the part of each image, for error messages
 
     def marker(self, image: Image, name: str) -> str:
         self.by_key[image.digest] = image
@@ -42,8 +42,8 @@ class MessageImages:
 
 def checked_messages(name: str, value: Any, images: MessageImages | None = None) -> list[dict[str, Any]]:
     """Return checked messages. Each message has a role, a content (text, parts or None) and any other keys.
-    The content becomes a text, with a marker for each of the `images`. None means that the model has no
-    vision. Raises InvalidArgument."""
+    The content becomes a text, with a marker for each image. `images` collects the images, or is None if the
+    model has no vision. Raises InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     messages = [_message(f"{name}[{i}]", message, images) for i, message in enumerate(given)]
     if not 0 < len(messages) <= MAX_MESSAGES:

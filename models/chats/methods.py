@@ -149,7 +149,8 @@ class Chats(ABC):
         return media_prompt(maker.with_bos(maker.pieces(prompt, images.markers, prepared)), times)
 
     def resume_chat(self, chat: PreparedChat, tokens: Sequence[int]) -> PreparedChat:
-        """Return the chat of a lost engine, to continue after `tokens`, as `aresume` does."""
+        """Return a chat that continues after `tokens`, because the engine of `chat` was lost. See
+        `aresume`."""
         generation = self._resumed(chat.generations[0], tokens)
         return replace(chat, generations=[generation], mailbox=self._open_mailbox())
 

@@ -111,8 +111,8 @@ def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
     """Return keywords for a grammar that allows an answer of this structure, or tool calls. If the model
-    thinks, the grammar begins with a thought. The caller's Lark and GBNF match the complete text and are
-    unchanged."""
+    thinks, the grammar begins with a thought. A Lark or GBNF grammar of the caller matches the complete text,
+    so it stays unchanged."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}

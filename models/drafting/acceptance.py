@@ -40,7 +40,7 @@ class Acceptance:
         return max(most, self._common.limit(source)) if self._common else most
 
     def learn(self, source: str, n_drafted: int, n_accepted: int) -> None:
-        """Tokens after the first rejected token were not tried."""
+        """Count the verified tokens of a draft. Tokens after the first rejected token do not count."""
         accepted, tried = self._counts.get(source, (0.0, 0.0))
         n_tried = n_accepted + (n_accepted < n_drafted)
         self._counts[source] = DECAY * accepted + n_accepted, DECAY * tried + n_tried

@@ -1,10 +1,10 @@
-"""Bounds the time that drafts may lose, for any guesses and any cost of steps.
+"""Bounds the time that drafts may lose, however bad the guesses and however slow the steps are.
 
-A draft takes the time of its own computation and of the additional rows of a step, and saves the time of the
-accepted tokens. After drafts have lost the time of LOSS steps since the best moment so far, only tries are
-verified, and each try comes after twice as many steps as the try before. So N steps lose at most the time of
-LOSS steps, of one more draft, of 1 + log2(1 + N / 16) tries, and of the first steps of 2, 4 and 8 rows, whose
-times are not known before.
+A draft costs the time to compute it, and the time of the additional rows of a step. It saves the time of
+decoding the accepted tokens. The best moment is when `saved_s` was largest. When drafts have lost the time of
+LOSS steps since then, a draft is verified only as a try, and the number of steps until the next try doubles.
+So N steps lose at most the time of LOSS steps, one more draft, 1 + log2(1 + N / 16) tries, and the first
+steps of 2, 4 and 8 rows, whose times are not known before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Account:
         self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s` counts from the best moment on.
 
     def begin(self, plain_s: float) -> None:
-        """Begin a step, which takes `plain_s` without drafts. Forget the time that tries have lost."""
+        """Begin a step that takes `plain_s` seconds without drafts. Limit the lost time to LOSS steps, so the
+        time that tries have lost does not count."""
         self._most_s = LOSS * plain_s
         self._lost_s = min(self._lost_s, self._most_s)
 
@@ -33,7 +34,7 @@ class Account:
         self.saved_s -= seconds
 
     def earn(self, seconds: float) -> None:
-        """Count the time of decoding the accepted tokens without drafts."""
+        """Count saved time: decoding the accepted tokens without drafts would take `seconds`."""
         self._lost_s = max(0.0, self._lost_s - seconds)
         self.saved_s += seconds
 

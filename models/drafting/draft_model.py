@@ -1,9 +1,9 @@
 """Drafts by a smaller model with the same vocabulary (speculative decoding, Leviathan et al. 2023,
 arXiv:2211.17192).
 
-The draft model follows each sequence in a separate slot. It computes the tokens that it lacks before it
-drafts, so a prompt does not wait for it. If it lacks many tokens, it skips all but the last ones, until its
-drafts are right often enough. Drafted tokens are the likeliest tokens.
+The draft model follows each sequence in a separate slot. It computes the missing tokens only when it drafts,
+so a prompt does not wait for it. If many tokens are missing, it skips all but the last ones, until its drafts
+are right often enough. It drafts the likeliest token at each position.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ N_PROMPT = 128  # rows of a measured step of a prompt
 # Without the first tokens, attention would be far from what it learned (attention sinks, Xiao et al. 2023,
 # arXiv:2309.17453).
 SINK, SHORT = 4, 12
-PAID_ROWS = (SINK + SHORT, N_PROMPT)  # few numbers, because a step is recorded for each
-# The source of drafts after skipped tokens. On stories of 290 tokens, 90 % of the test models' drafted tokens
-# were right after the complete text, 41 % after 64 tokens of it, and 15 % after 16.
+PAID_ROWS = (SINK + SHORT, N_PROMPT)  # only two numbers of rows, because a step is recorded for each
+# The source of drafts for which tokens were skipped. On stories of 290 tokens, 90 % of the tokens that the
+# test models drafted were right if the draft model had read all of the text, 41 % if it had read 64 tokens,
+# and 15 % if it had read 16.
 GAPPED = "draft-gapped"
 
 
 class Rows(NamedTuple):
-    """Consecutive tokens of a slot, from position `first` on. If `undoes` is set, the slot can go back to
-    this position after more rows."""
+    """Consecutive tokens of a slot, from position `first` on. If `undoes` is set, the slot can later go back
+    to position `first`."""
 
     slot: int
     first: int
@@ -75,8 +76,8 @@ class Follower(Protocol):
 class DraftModel:
     """`n_vocab` is the size of the vocabulary that both models share. A draft ends before a token that the
     draft model finds less probable than `p_min`. `is_busy` returns whether steps of the other model are in
-    flight; then nothing is drafted. `clock` counts seconds, without the recording of steps. `seconds` is the
-    minimum recent time of a step with one row per sequence, or 0 before `measure`."""
+    flight; then nothing is drafted. `clock` returns seconds, not counting the time to record steps. `seconds`
+    is the minimum recent time of a step with one row per sequence, or 0 before `measure`."""
 
     stores = False
     source = "draft"
@@ -95,18 +96,18 @@ class DraftModel:
         self._stored: list[list[int]] = [[] for _ in range(n_slots)]  # tokens whose cells are computed
         self._times = Recent()
         self.spent_s = 0.0
-        self._row_s = 0.0  # seconds per row of a step of many rows
+        self._row_s = 0.0  # seconds per row in a step with many rows
         self._measure_at = 0.0
-        self._numbers = [-1] * n_slots  # numbers of the sequences with drafts
-        self._gaps = [Gap()] * n_slots  # tokens of these sequences that are skipped
+        self._numbers = [-1] * n_slots  # the number of each slot's sequence
+        self._gaps = [Gap()] * n_slots  # the tokens of each slot's sequence that are skipped
 
     @property
     def seconds(self) -> float:
         return self._times.seconds
 
     def measure(self) -> bool:
-        """Record the steps of several sequences and of a few rows, then measure the time of a step. The rows
-        use cells after the stored tokens, which the next draft overwrites."""
+        """Record the steps for several sequences and for a few rows, then measure the time of a step. The
+        rows use cells after the stored tokens. The next draft overwrites these cells."""
         free = [slot for slot, stored in enumerate(self._stored) if len(stored) < self._model.n_ctx]
         if not self.seconds:
             for n in [n for n in ROWS if n <= len(free)]:
@@ -178,8 +179,8 @@ class DraftModel:
         return [Draft(tokens, source) for tokens, source in zip(drafts, sources, strict=True)]
 
     def _caught_up(self, wants: Sequence[Want]) -> list[tuple[int, Rows]]:
-        """Return the last rows before the drafts. If a sequence lacks more rows than a step has, compute some
-        of them now and draft nothing for it."""
+        """Return the missing rows of each sequence, to compute before its draft. If a sequence misses more
+        rows than fit the step, compute some of them now and draft nothing for the sequence."""
         ready: list[tuple[int, Rows]] = []
         n_left = self._model.n_ubatch
         for i, want in enumerate(wants):
@@ -212,7 +213,7 @@ class DraftModel:
         left, n = self._rewound(slot, gap.left(tokens))
         if len(left) - n > paid:
             most = max(rows for rows in PAID_ROWS if rows <= paid)
-            # A recurrent state that cannot go back to the gap begins again.
+            # If a recurrent state cannot go back to the gap, it begins again at position 0.
             for start in (gap.start if gap.n else n, 0):
                 gap = Gap(max(start, SINK), len(tokens) - most + (SINK if start < SINK else 0))
                 left, n = self._rewound(slot, gap.left(tokens))

@@ -15,10 +15,11 @@ Adapters = tuple[tuple[int, float], ...]
 class Want(NamedTuple):
     """A request for a draft of at most `n` tokens. `number` names the sequence that runs in `slot`. `tokens`
     are the tokens in the sequence's context; the last one is not computed yet. `history` also contains the
-    tokens that context shifts have discarded, so it only grows. `history` has no rows of images. `tokens` has
-    their negative ids, but only for a drafter that stores K and V in the sequence's cells. `adapters` are the
-    ids and scales of the next token's adapters. After images, RoPE positions may be `rope_offset` away from
-    the cells (M-RoPE). The drafter may spend `spend_s` seconds on tokens that it lacks."""
+    tokens that context shifts have discarded, so it only grows. Rows of images are not in `history`. They
+    have negative ids in `tokens`, but only for a drafter that stores K and V in the sequence's cells.
+    `adapters` are the ids and scales of the next token's adapters. After images, RoPE positions may be
+    `rope_offset` away from the cells (M-RoPE). The drafter may spend `spend_s` seconds on `tokens` that it
+    has not computed."""
 
     slot: int
     number: int
@@ -41,10 +42,10 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """The acceptance of the first drafts is estimated by `source`. `seconds` is the time to draft one more
-    token for all sequences, or 0 if it is short. `spent_s` is the time of all drafts so far, computed from
-    measured times. If `stores` is set, drafting writes to the cells of the drafted positions, so the engine
-    reserves them first."""
+    """Before the first draft, `source` gives the estimate of the acceptance. `seconds` is the time to draft
+    one more token for all sequences, or 0 if it is short. `spent_s` is the time of all drafts so far,
+    computed from measured times. If `stores` is set, drafting writes to the cells of the drafted positions,
+    so the engine reserves them first."""
 
     source: str
     stores: bool
@@ -62,8 +63,8 @@ class Drafter(Protocol):
         on the tokens that it has not computed."""
 
     def owed(self, wants: Sequence[Want]) -> float:
-        """Return the seconds of computation before the drafter can draft for these sequences, if it skips
-        what it can."""
+        """Return how many seconds the drafter must compute before it can draft for these sequences. Tokens
+        that it can skip do not count."""
 
     def measure(self) -> bool:
         """Measure `seconds` again, or return False if only a draft can be measured."""

@@ -1,5 +1,5 @@
-"""Drafts from the text of the sequence: its last tokens are searched for earlier in the text, and the tokens
-after the last occurrence are drafted.
+"""Drafts from the sequence's text: finds the latest earlier occurrence of the last tokens, and drafts the
+tokens that follow it.
 
 This is prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding). The conversation
 is part of the prompt, so repeated answers and edited texts are guessed as well.
@@ -13,8 +13,9 @@ import numpy as np
 
 from vkbackend.models.drafting.drafter import NO_DRAFT, Draft, Want
 
-# Lengths of the compared ends, longest first. On 40 edited files, with 4 rows per step, lengths 6, 4, 3
-# produced 3.28 tokens per step, and lengths 4, 3, 2 produced 3.12. Longer ends match too rarely.
+# How many of the last tokens are searched for, longest first. On 40 edited files, with 4 rows per step,
+# lengths 6, 4, 3 produced 3.28 tokens per step, and lengths 4, 3, 2 produced 3.12. More tokens match too
+# rarely.
 LENGTHS = (6, 4, 3)
 MAX_BITS = 17
 FEW = 16  # For fewer new tokens, a Python loop is faster than numpy.
@@ -53,7 +54,7 @@ class Ngrams:
         """Nothing is learned here."""
 
     def close(self) -> None:
-        """The tables are memory of the host."""
+        """Do nothing, because the tables are in host memory."""
 
 
 class _Text:

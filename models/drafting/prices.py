@@ -9,10 +9,10 @@ from typing import NamedTuple
 ROWS = (1, 2, 4, 8)  # Steps are padded to these numbers of rows.
 N_TIMES = 32  # The price is the lower quartile of this many times, so delayed steps do not count.
 SELDOM = 8  # After N_TIMES times, only every eighth time updates the price, which saves sorting.
-FEW = 8  # Fewer times of a size may be too short by chance, because steps of other sizes were delayed more.
+FEW = 8  # With fewer times, a size may seem fast only because steps of other sizes were delayed.
 SURE = 16  # After this many steps, a draft model may compute a prompt.
 REFRESH = 256  # A time is measured again after this many steps.
-ROW_SHARE = 0.03  # Unmeasured steps are assumed to grow by this share per row, so they are tried.
+ROW_SHARE = 0.03  # An unmeasured step is assumed to take only this share longer per row.
 CHANGE = 0.01  # Smaller changes of a time do not change the prices.
 GAIN = 1.03  # Drafts must produce this many times the tokens per second of plain decoding.
 
@@ -50,8 +50,9 @@ class StepPrices:
         self._tables: tuple[dict[int, float], dict[int, float]] = {}, {}
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count a step that was already recorded. The first step of a size is left out if it took longer than
-        steps of one row, because some drivers compile then. A time replaces old times."""
+        """Count the time of a step that was replayed, not recorded. The first step of a size is left out if
+        it took longer than steps of one row, because some drivers compile then. A new time replaces times
+        that are too old."""
         self._n_steps += 1
         if n_rows > ROWS[-1]:
             return
@@ -86,7 +87,7 @@ class StepPrices:
         return seconds
 
     def least(self, n_rows: int) -> float:
-        """Return the least time of a step, which other programs have not delayed."""
+        """Return the shortest time of a step, because other programs delayed longer ones."""
         times = self._times.get(padded(n_rows))
         return times.least if times else self.known(n_rows)
 

@@ -46,8 +46,8 @@ def _pair(tokenizer: Tokenizer, query: str, document: str, template: str | None)
 
 
 def _filled(template: str, values: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """Replace the names in the template, and return the places of the values. Special tokens in the values
-    are ordinary text, because documents come from anywhere."""
+    """Replace the names in the template. Return the text, and the (begin, end) of each value in it. Special
+    tokens in the values are ordinary text, because documents come from anywhere."""
     out, spans = "", list[tuple[int, int]]()
     while template:
         at, name = min((template.find(name) % (len(template) + 1), name) for name in values)

@@ -38,7 +38,7 @@ def check_request(request: Generate | Logits | Embed, runner: Runner, n_waiting:
     spans = request.images if isinstance(request, Generate) else ()
     check_tokens(request.tokens, runner.n_vocab, runner.n_ctx, spans)
     if spans:
-        n_free = runner.n_ubatch - runner.n_slots + 1  # Every other slot may need a row.
+        n_free = runner.n_ubatch - runner.n_slots + 1  # Each of the other slots may need a row.
         check_images(request.tokens, spans, runner.image_width, n_free)
     check_adapters(request.adapters, runner.adapters)
     if runner.encodes:

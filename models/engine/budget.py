@@ -1,7 +1,8 @@
 """Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time. If more
-prompts wait than sequences decode, the rows may add the time of a decode-only step for each prompt per
-decoding sequence, so that prompts get the share of time that decoding sequences get. Prompts that end within
-a short pause are not cut, because cutting delays their first tokens and gives decoding sequences nothing.
+prompts wait than sequences decode, the rows may take longer: the time of a decode-only step, times the number
+of prompts, divided by the number of decoding sequences. Then a prompt gets as much time as a decoding
+sequence. If all prompts can end within PAUSE_S seconds, they are not cut, because cutting delays their first
+tokens and gives decoding sequences nothing.
 
 The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
 are fast enough, and shrinks after a slow step.
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 
 from vkbackend.meta.step_kind import bucket
 
-# A step multiplies or divides the prompt rows by at most this. It may be slow for another reason.
+# After a step, the number of prompt rows changes by at most this factor, because the step may be slow for
+# another reason.
 GROWTH = 1.25
 WEIGHT = 0.25
 REFRESH = 64  # A step without prompt rows is measured again after this many steps.
@@ -36,7 +38,7 @@ class PrefillBudget:
 
     def rows(self, n_decode: int, most: int, waiting: Sequence[int]) -> int:
         """Return how many prompt rows, at most `most`, a step may have with `n_decode` decoding sequences.
-        `waiting` lists the rows that are left of each prompt."""
+        `waiting` lists how many rows of each prompt are left."""
         if not n_decode:
             return most
         kind = self._measured(n_decode)
@@ -52,8 +54,8 @@ class PrefillBudget:
         return min(most, n)
 
     def _measured(self, n_decode: int) -> int | None:
-        """Return the padded rows of the measured decode-only step that has n_decode rows, or else the most
-        of fewer. A step with fewer rows takes no longer, so its time is a safe limit."""
+        """Return the padded number of rows of the measured decode-only step with n_decode rows, or else of
+        the largest smaller one. A smaller step takes no longer, so its time is a safe limit."""
         return max((kind for kind in self._alone if kind <= bucket(n_decode)), default=None)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
@@ -84,7 +86,7 @@ class PrefillBudget:
 
     def _rows_of(self, known: float, n_prompt: int, seconds: float) -> float:
         """Return how many rows add `known` seconds to a step, if `n_prompt` rows made it take `seconds`
-        instead of `known`. A coarse clock may count no time."""
+        instead of `known`. With a coarse clock, `seconds` may be 0."""
         if not seconds:
             return MAX_ROWS
         return min(known * n_prompt / max(seconds - known, seconds / 16), MAX_ROWS)

@@ -128,8 +128,7 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Deliver answers. Waiting callers come last, so that they wake up after all their answers are
-        delivered."""
+        """Deliver answers. Wake waiting callers only after all their answers are delivered."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

@@ -1,7 +1,7 @@
-"""Keeps parts of blocks in files, which later processes find again.
+"""Keeps parts of cache blocks in files, for later processes.
 
-The folder has a sub-folder per model, which has a file per part. Threads read and write the files. If the
-files of all models exceed the limit, the least recently used are removed. Several processes may use a folder.
+The folder has a sub-folder per model, with one file per part. Threads read and write the files. If the files
+of all models exceed the limit, the least recently used are removed. Several processes may use a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend.trusted_files import Untrusted, why
 
 KIND = b"vkbackend block 1 "
 N_READERS = 2  # SHA-256 takes about 1 s per GB.
-QUEUE_NBYTES = 256 << 20  # bytes of parts that wait to be written
+QUEUE_NBYTES = 256 << 20  # most bytes that may wait to be written
 _FOLDER, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.\d{1,3}")
 _PART = re.compile(r"\.[0-9a-f]{64}\.\d{1,3}\.[0-9a-f]{8}")
 REPORT_S = 3600.0  # A writing error is reported at most once in this time.
@@ -38,7 +38,7 @@ class BlockFiles:
         self.folder = self._top / identity.hex()[:32]
         _opened(self._top).close()
         self._directory = _opened(self.folder)
-        self._deleted: list[Folder] = []  # Readers may still use them.
+        self._deleted: list[Folder] = []  # deleted folders, which readers may still use
         self._changed = Condition()
         self._known: set[str] = set()
         self._writing: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ class BlockFiles:
     def _write_file(self, name: str, data: bytes) -> None:
         try:
             trusted_files.write(self._directory, name, KIND, data)
-        except FileNotFoundError:  # The folder was deleted, such as to forget the texts.
+        except FileNotFoundError:  # Someone deleted the folder, for example to erase the texts.
             _opened(self._top).close()
             deleted, self._directory = self._directory, _opened(self.folder)
             self._deleted.append(deleted)

@@ -1,7 +1,7 @@
 """Copies blocks between the devices and the host. On the host, heads are in the model's order
 (docs/state_format.md), so any devices can load a block.
 
-A block has a part per layer group, with K, V and index keys of the group's layers, and a last part with the
+A block has one part per layer group, with K, V and index keys of the group's layers. Its last part is the
 recurrent state after the block's positions.
 """
 
@@ -29,7 +29,7 @@ Cell = tuple[int, int]  # (part, block of the group or cell of the state)
 
 class Parts(Protocol):
     """`nbytes` lists the bytes of each part. The last part is the recurrent state, of 0 bytes without one.
-    `identity` is a SHA-256 of everything besides tokens and adapters on which K and V depend."""
+    `identity` is a SHA-256 of everything on which K and V depend, except tokens and adapters."""
 
     identity: bytes
     nbytes: tuple[int, ...]

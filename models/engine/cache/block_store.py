@@ -32,7 +32,7 @@ class BlockStore:
 
     def wait_for(self, read: Future[bytes | None]) -> None:
         """Read no files until `read` ends, because the file system does not answer. Otherwise each request
-        would wait for it, and all others with it."""
+        would wait for the file system, and delay all other requests."""
         if self.files is not None and self._hanging is None:
             self._hanging = read
             folder = str(self.files.folder)
@@ -48,7 +48,7 @@ class BlockStore:
         while self._most is not None and self.ram_nbytes > self._most:
             oldest, (old, used_ns) = self._ram.popitem(last=False)
             self.ram_nbytes -= len(old)
-            if self.files is not None:  # too many bytes may have waited to be written
+            if self.files is not None:  # the first write may have been refused
                 self.files.write(oldest, old, used_ns)
 
     def begin_read(self, name: str, nbytes: int, used_ns: int) -> Future[bytes | None]:

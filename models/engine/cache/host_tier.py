@@ -1,7 +1,7 @@
 """Stores blocks that leave the devices in host memory and in files.
 
-A block's name is a digest of the model, the adapters and all tokens up to its end, so any slot, any number of
-devices and later processes find it. Devices are read between steps, several blocks at once.
+A block's name is a digest of the model, the adapters and all tokens up to the block's end. So other slots,
+other devices and later processes find the block. Devices are read between steps, several blocks at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class HostTier:
         }
 
     def _leaving(self, node: Node, group: LayerBlocks) -> None:
-        """Store the node's parts, and parts that leave the devices next, so that devices are read rarely."""
+        """Store the node's parts. To read the devices rarely, also store the parts that will leave them
+        next."""
         missing = list(self._missing(node, group.group))
         nbytes = sum(self._parts.nbytes[part] for part, _ in missing)
         entries = [(node, cell) for cell in missing]
@@ -109,8 +110,8 @@ class HostTier:
         self._keep_s += time.perf_counter() - began
 
     def keep_all(self, is_over: Callable[[], bool]) -> bool:
-        """Store all blocks until `is_over` returns true, so that they survive this process. Return whether
-        more are left. Without files, do nothing."""
+        """Store all blocks in files, so that they survive this process. Stop when `is_over` returns true.
+        Return whether blocks are left. Without files, do nothing."""
         if self._store.files is None or self._kept_at == self._cache.n_made:
             return False
         if not self._store.files.has_room(BATCH_NBYTES):

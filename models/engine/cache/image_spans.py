@@ -1,5 +1,5 @@
 """Images in the tokens of a sequence. Each row of an image has a negative id that depends on the image's key
-and on the row, so equal ids mean equal rows, and the prefix cache shares images as it shares text."""
+and on the row. Equal ids mean equal rows, so the prefix cache shares images like text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision.rows import ImageRows
 from vkbackend.step import MAX_RUNS, Run
 
-ID_NBYTES = 7  # 56 bits of a row's id: two of 2^28 rows share an id with a probability of 1/2.
+ID_NBYTES = 7  # Ids have 56 bits: among 2^28 rows, two have the same id with a probability of 1/2.
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class SequenceImages:
         return end - start
 
     def runs(self, run: Run) -> list[Run]:
-        """Divide a run of the sequence, so that an image whose rows attend to each other has its own."""
+        """Divide a run of the sequence: an image whose rows attend to each other becomes a separate run."""
         if not self._whole:
             return [run]
         first = run.first_pos

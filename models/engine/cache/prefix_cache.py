@@ -74,7 +74,8 @@ class PrefixCache:
         self, slot: int, tokens: Sequence[int], n_stored: int, mark: Mark = ()
     ) -> tuple[int, Key] | None:
         """Return the parent node and the tokens of the slot's next block. Slots with equal keys would compute
-        the same block. Return None within a block, at the end of the tokens, or if slots share no blocks."""
+        the same block. Return None if `n_stored` is inside a block or at the end of the tokens, or if slots
+        share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -124,7 +125,7 @@ class PrefixCache:
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
         """Allocate blocks for positions up to `end`, in all layer groups or in `group`. Return False if no
-        blocks are left, without freeing the new blocks."""
+        blocks are left; blocks that were allocated before that stay allocated."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:

@@ -92,7 +92,8 @@ def packed(tokens: Sequence[Any]) -> np.ndarray:
 
 
 def digest_of(before: bytes, key: Key) -> bytes:
-    """Return the digest of a block after the digest of the block before it, or of the model."""
+    """Return a block's digest. `before` is the digest of the block before, or of the model for a first
+    block."""
     adapters, tokens = (key[0], key[1:]) if isinstance(key[0], tuple) else ((), key)
     digest = hashlib.sha256(before + repr(adapters).encode() + b"\0")
     digest.update(packed(tokens).tobytes())

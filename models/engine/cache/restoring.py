@@ -103,8 +103,8 @@ class Restoring:
         return self._cache.reserve(slot, restore.end * CELL_BLOCK)
 
     def advance(self, restore: Restore, tokens: Sequence[int], mark: Mark) -> bool:
-        """Restore a slice. No step may be in flight. If a part cannot be read, only the blocks before it are
-        restored. Return whether the slot can continue after block `restore.at`."""
+        """Restore up to SLICE_NBYTES. No step may be in flight. If a part cannot be read, only the blocks
+        before it are restored. Return whether the slot can continue after block `restore.at`."""
         nbytes = 0
         while restore.at < restore.end and nbytes < SLICE_NBYTES:
             writes: list[tuple[Cell, bytes]] = []
