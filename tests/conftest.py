@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("untimed")
     gc.disable()  # the garbage collector took a tenth of the time of a test run
-    # Tests expect F32 activations, which some devices would round.
+    # Tests expect F32 activations, but some devices round activations by default.
     os.environ["VKBACKEND_EXACT"] = "1"
     os.environ["VKBACKEND_AHEAD"] = "0"  # Idle servers would take the processor from other tests.
     if runtime := config.getoption("--runtime"):
@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    # Run slow files first. A worker that starts a slow file at the end delays the run.
+    # Run slow files first. If a worker starts a slow file at the end, the other workers wait for it.
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         if not config.getoption("--all"):

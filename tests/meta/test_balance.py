@@ -209,8 +209,8 @@ def test_same_cache_same_split(cache: Path) -> None:
 
 
 def test_given_speeds_replace_measured_ones(made_up: list[NumpyDevice]) -> None:
-    """A given speed is the speed of each device, even of two on one card. An exchange takes the given time
-    plus the time to transfer its bytes."""
+    """A given speed applies to each device, even if two devices are on one card. An exchange takes the given
+    time plus the time to transfer its bytes."""
     cards = Rates(weights=1e9, host=1e8, exchange_s=1e-3)
     predicted = predict([made_up[0]] * 2, (1, 1), cost_of(6_000_000_000, 64), rates=cards)
     assert predicted.times.weights_ms == pytest.approx(3000)

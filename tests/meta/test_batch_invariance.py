@@ -34,8 +34,8 @@ VENDORS = {
 }
 # These measurements prefer different ops for one row and for several.
 TUNED = (("one", ("mat_vec",)), ("few", ("mat_wave", "mat_lane")))
-# 8 rows of 4096 elements are the smallest sums that two devices send as F16. 8 rows of 2 experts are the
-# fewest pairs that 8 experts compute in tiles.
+# 8 rows of 4096 elements are the smallest sums that two devices send as F16. With 8 experts, 8 rows with 2
+# experts each are the fewest that are computed in tiles.
 DENSE = synthetic._dense(2, 4096, 32, 8, 128, 4096)
 MIXTURE = synthetic._mixture(8, 2, 1024, **synthetic._dense(2, 4096, 32, 4, 128, 1024))
 SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
@@ -45,14 +45,15 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
         "block_count": 4, "embedding_length": 4096, "attention.head_count": 16, "feed_forward_length": 1024,
     }),
 }  # fmt: skip
-# These constants and push constants count rows, or state whether rows are read in tiles. The order of
+# These constants and push constants are numbers of rows, or say whether rows are read in tiles. The order of
 # additions does not depend on them. A thread of a product computes a sum for each of its N rows. mat_lane_id
 # adds in the same order for pairs in tiles, which it reads through `moe_group`.
 OF_ROWS = frozenset({"N", "GROUPED", "n_rows", "n_pairs"})
 OF_ROWS_IN = {
-    **{"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}},  # numbers of elements, of output rows
-    # A workgroup computes ROWS rows. With more rows, a thread reads fewer vectors ahead, or a tile has more
-    # groups of rows.
+    # glu and add: number of elements; embed: number of output rows
+    **{"glu": {"n"}, "add": {"n"}, "embed": {"n_vocab"}},
+    # A workgroup computes ROWS rows. If ROWS is larger, a thread reads fewer vectors ahead (BATCH), or a tile
+    # has more groups of rows.
     **{"attn_decode": {"ROWS", "BATCH"}, "attn_decode_coop": {"ROWS", "ROW_GROUPS", "LOCAL"}},
 }
 
@@ -75,8 +76,8 @@ def steps(runner: Runner) -> Iterator[Step]:
 
 
 def work_of(step: Step) -> list[object]:
-    """Return the properties that may change a row's bits: the wire format of each sum, and the ops with their
-    variants, the formats of their operands, and their constants, which include the splits of keys."""
+    """Return the properties that may change a row's bits: the wire format of each sum, and each op with its
+    variant, its operands' formats and its constants. The constants include the number of key splits."""
     work: list[object] = [[reduce.wire for reduce in step.reduces if reduce]]
     for executable in step.executables:
         for d in executable.recording.accesses():
@@ -99,8 +100,8 @@ def _shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("vendor", "shape"), covering(list(VENDORS), list(SHAPES)))
 @pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_few_rows_have_the_work_of_one_row(vendor: str, shape: str, exact: bool) -> None:
-    """`batch_invariant` must have this effect without `exact` too, because speculation sets it on any
-    device."""
+    """`batch_invariant` must have this effect without `exact` too, because speculation sets `batch_invariant`
+    on any device."""
     limits = replace(VENDORS[vendor], choices=TUNED)
     limits = limits.exact() if exact else replace(limits, batch_invariant=True)
     single, *more = (work_of(step) for step in steps(opened(shape, limits)))

@@ -29,7 +29,7 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """Return how far a view may reach beyond the aligned start of its binding, in bytes."""
+    """Return the largest distance in bytes from the aligned start of a view's binding to the view's end."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Sums whose shares are copied, on the compute queue or on a queue of their own."""
+"""All-reduces that copy partial sums between devices, on the compute queue or on a separate queue."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # kompute devices wait for no semaphore, so another file tests them
+@pytest.mark.native  # kompute devices do not wait for semaphores, so another file tests them
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", [TWO, DRIVERS, THREE])
 def test_device_that_stops_answering(
@@ -104,8 +104,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If an interrupt stops a step halfway, the runner can only be closed. An interrupt in a caller of LLM
-    never stops a step, because the engine runs in its own thread."""
+    """After an interrupt in the middle of a step, the runner can only be closed. An interrupt in a caller of
+    LLM never stops a step, because the engine runs in its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []

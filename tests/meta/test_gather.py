@@ -80,7 +80,8 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    # change the copies on devices 1 and 3, because gather_rows reads columns 16 to 32 from device 0
+    # Devices 0, 1 and 3 have columns 16 to 32. gather_rows reads these columns from device 0, so changes on
+    # devices 1 and 3 have no effect there.
     for d in (1, 3):
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))

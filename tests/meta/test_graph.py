@@ -202,8 +202,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Attention on matrix units equals the other attention ops. Eight q heads share a kv head. The q heads of
-    one kv head are split over devices, and the keys over dispatches."""
+    """Attention on matrix units equals the other attention ops. Eight q heads share a kv head. Devices share
+    the q heads of one kv head, and dispatches share the keys."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()

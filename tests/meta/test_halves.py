@@ -111,7 +111,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
             results.append(np.concatenate(rows))
         finally:
             runner.close()
-    assert nmse(results[1], results[0]) <= 1e-9  # the chunks of a divided batch begin at other rows
+    assert nmse(results[1], results[0]) <= 1e-9  # the chunks of a divided batch begin at different rows
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(
@@ -126,7 +126,7 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
     n_layer = runner.model.n_layer
     assert step.lag == 2 and sum(r is not None for r in step.reduces) == 4 * n_layer - 1
     lanes = [r.lane for r in step.reduces if r]
-    # only the second half of the rows has logits
+    # logits are requested only for rows in the second half
     assert lanes[:-1] == [0, 1] * (2 * n_layer - 1) and lanes[-1] == 1
     assert len(step.reduces) == step.executables[0].n_segments - 1
     assert not [hazard for recording in placed for hazard in hazards.check(recording)]

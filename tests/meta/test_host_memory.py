@@ -1,4 +1,4 @@
-"""Kinds of pinned host memory are measured once, and the fastest holds the weights."""
+"""Each kind of pinned host memory is measured once, and weights use the fastest kind."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_devices_on_one_bus_share_its_rate(cache: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("placed", ["imported", "refused"])
 def test_weights_in_imported_pages(placed: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measured choice changes neither logits nor the counted bytes. If the driver refuses the pages, its
-    own memory is used."""
+    """The measured choice changes neither logits nor the counted bytes. If the driver refuses to import
+    pages, the driver's own memory is used."""
     options = {"devices": ["0"], "override_tensor": ["ffn=CPU"], "use_mmap": False}
     tokens = [1, *range(5, 24)]
     with closing(load_runner(MODEL, **options)) as runner:

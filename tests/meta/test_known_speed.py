@@ -52,8 +52,8 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
 
 
 def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bool]:
-    """Return the logits of a prompt, each device's number of cuts, and whether attention heads are divided
-    among dispatches."""
+    """Return the logits of a prompt, each device's number of cuts between submissions, and whether attention
+    heads are divided among dispatches."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:
         return prefill(runner, TOKENS), cuts(runner), bool(max(first_heads(runner)))

@@ -1,4 +1,4 @@
-"""Stored tokens improve the prediction of later tokens. Damaged entries are ignored."""
+"""Stored times of tokens improve the predictions for later tokens. Damaged entries are ignored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_layers_and_cuts_are_learned() -> None:
         weights=1e9, host=1e18, exchange_s=30e-6, layer_s=layer_seconds(two), cut_s=cut_seconds(two)
     )
     assert times_on(two, (1, 1), cost, rates).total_ms == pytest.approx(1e3 * measured_s)
-    # nothing was learned about assumed speeds
+    # assumed speeds use no stored times
     assumed = times_on(two, (1, 1), cost, Rates(weights=1e9, host=1e18, exchange_s=30e-6))
     assert assumed.layers_ms == 0 and assumed.total_ms == pytest.approx(2.2)
 
@@ -85,8 +85,8 @@ def test_wrong_predictions() -> None:
 
 
 def line(exchange_us: float, split: bool = True) -> str:
-    """Return the last line of a plan for two devices that each read 8 MB at 1 GB/s, or half of this if
-    `split`."""
+    """Return the last line of a plan for two devices that read 1 GB/s. Each device reads 8 MB, or half of
+    this if `split`."""
 
     def cost(shares: tuple[float, ...]) -> Cost:
         read = tuple(round(8e6 * share / sum(shares)) if split else 8_000_000 for share in shares)
@@ -97,7 +97,7 @@ def line(exchange_us: float, split: bool = True) -> str:
 
 
 def test_the_plan_says_what_would_change_the_result() -> None:
-    """Half of 8 ms of reading are saved, so 40 exchanges may take 100 us each."""
+    """The split saves 4 of 8 ms, so 40 exchanges may take 100 us each."""
     faster = (
         "together 1.33 times as fast as a alone; faster while an exchange takes less than 100 us (now 50)"
     )

@@ -65,8 +65,8 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=examples(200), deadline=None)
 @given(loads())
 def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
-    """A mapped slice must equal the device's own copy. Random bytes occur only once in the file, so equal
-    bytes show the right slice."""
+    """A slice that is read from the mapped file must equal a slice in device memory. Random bytes occur only
+    once in the file, so equal bytes mean the right slice."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))

@@ -1,4 +1,4 @@
-"""`tune` keeps the fastest exact way of each size, and predictions use its time."""
+"""For each size, `tune` stores the fastest way to exchange sums that is exact. Predictions use its time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A plan divides every dimension into ranges without gaps or overlaps. The ranges determine each weight's
-slices."""
+"""A plan divides every dimension into ranges without gaps or overlaps. These ranges determine the slices of
+each weight."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""llama.cpp's split policy equals an oracle of its arithmetic. Our own policy aligns splits and balances at
-least as well."""
+"""llama.cpp's split policy equals an oracle of its arithmetic. vkbackend's policy aligns splits, and balances
+them at least as well."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Return the largest ratio of a device's total width to its share."""
+    """Return the largest ratio of a device's part of all widths to its share."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)

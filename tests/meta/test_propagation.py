@@ -1,9 +1,9 @@
-"""llama.cpp has rules that derive the split state of an op's result. For each rule, our op derives the same
-state, or raises PlanError, or no model here needs the op.
+"""llama.cpp has rules that derive the split state of an op's result. For each rule, vkbackend's op derives
+the same state or raises PlanError, unless no model here needs the op.
 
-In llama.cpp, the axes of activations are [width, rows] and the axes of weights are [in, out]. For
-activations, "A0" is our split of the width. For weights, "A0" is our split of columns, "A1" of rows and "A2"
-of heads.
+In llama.cpp, the axes of activations are [width, rows] and the axes of weights are [in, out]. In vkbackend's
+terms, "A0" splits an activation's width or a weight's columns, "A1" splits a weight's rows, and "A2" splits a
+weight's heads.
 """
 
 from __future__ import annotations

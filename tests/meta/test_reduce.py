@@ -29,7 +29,8 @@ from vkbackend.twins.arrays import put_f16, take_f16
 from vkbackend.twins.device import NumpyDevice
 from vkbackend.wire import wire_words
 
-# Rounding changes a number below 1 by at most half of its last bit. bf16 has 8 significant bits, f16 has 11.
+# Rounding changes a number below 1 by at most half of the last bit's value. bf16 has 8 significant bits, and
+# f16 has 11.
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -141,8 +142,8 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
     """The f16 format of exchanges rounds each number above 2^-29 of the block's largest number to 11 bits,
-    and preserves infinities and NaN. If u is the value of the last of these bits, the mean squared error is
-    u^2 / 12."""
+    and preserves infinities and NaN. The mean squared error is u^2 / 12, where u is the value of the last
+    bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):

@@ -75,7 +75,7 @@ def compare(runner: Runner, kind: StepKind) -> Step:
         assert repeated.recording.commands == every.recording.commands
         assert repeated.recording.n_commands == len(every.recording.commands)
         kinds = {hazard.kind for hazard in hazards.check(repeated.recording)}
-        assert kinds <= {"in-place"}  # An activation may write over its own input.
+        assert kinds <= {"in-place"}  # An activation function may write its result over its input.
     return step
 
 
@@ -128,8 +128,8 @@ def test_layers_with_expert_caches_repeat(
 def test_layers_that_stay_in_the_file_repeat(
     name: str, n_ends: int, shares: tuple[float, ...], shapes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers that stay in the file alternate between two regions of memory. Simulated devices have no memory
-    to copy to."""
+    """Layers whose weights stay in the file alternate between two regions of memory. Simulated devices have
+    no memory to copy to."""
     monkeypatch.setattr(stores, "Stream", Mock())
     runner = opened(name, shares, n_gpu_layers=0, pinned_mib=0.0)
     for kind in KINDS:
@@ -146,7 +146,7 @@ def test_cuts_are_those_of_the_complete_model(shapes: None, monkeypatch: pytest.
 
 
 def test_layers_in_different_allocations_repeat(shapes: None) -> None:
-    """Chunks of memory end within some layers, between matrices that are fused only within a chunk."""
+    """Some layers contain the end of a memory chunk. Matrices in different chunks are not fused."""
     whole, chunked = opened("dense", (1,)), opened("dense", (1,), chunk=9 << 18)
     for runner in (whole, chunked):
         compare(runner, KINDS[0])

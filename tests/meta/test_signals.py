@@ -1,5 +1,5 @@
-"""Every way in which host and devices signal each other gives the same bits. A device that is lost or never
-answers causes a typed error.
+"""Results have the same bits for every kind of signal between host and devices. A device that is lost or
+never answers causes a typed error.
 """
 
 from __future__ import annotations

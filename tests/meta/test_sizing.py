@@ -1,4 +1,5 @@
-"""Of several equal devices, memory is planned for only one. The result is the same as if all were planned."""
+"""If several devices are equal, memory is planned for only one of them. The result is the same as if all were
+planned."""
 
 from __future__ import annotations
 
@@ -63,9 +64,10 @@ def test_steps_of_every_mix_are_planned(n_slots: int) -> None:
     n_ubatch = 32
     kinds = step_kinds(StepShape(n_ubatch, 8, ((0, 100),), n_slots=n_slots))
     most = {mix: max((kind.n_rows for kind in kinds if kind.mix is mix), default=0) for mix in Mix}
-    # Few rows of one sequence need at least as much memory as rows of several sequences.
+    # A kind FEW (few rows of one sequence) needs at least as much memory as a kind DECODE with as many rows.
     most[Mix.DECODE] = max(most[Mix.DECODE], most[Mix.FEW])
-    most[Mix.PREFILL] = max(most[Mix.PREFILL], most[Mix.BOTH])  # as tests/models/placement/test_step_sizes.py
+    # see tests/models/placement/test_step_sizes.py
+    most[Mix.PREFILL] = max(most[Mix.PREFILL], most[Mix.BOTH])
     for n_runs in range(1, n_slots + 1):
         for n_single in range(n_runs + 1):
             longer = n_runs - n_single
@@ -100,7 +102,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # Uneven shares repeat only after three layers.
+    assert commands(built) > 1.25 * n_short  # With uneven shares, only every third layer has an equal plan.
 
 
 def commands(graphs: list[Graph]) -> int:

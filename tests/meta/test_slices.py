@@ -103,7 +103,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     else:
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)
-    if progress:  # the progress does not count the padding of views
+    if progress:  # the progress excludes the padding of views
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
         assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
 

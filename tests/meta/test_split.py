@@ -31,8 +31,8 @@ SUM = partial((0, 1))
 
 
 def attend(q: State, k: State, v: State) -> State:
-    """Derive the split state of attention with four q heads and two kv heads. Each kv head has 8 elements in
-    K and 16 in V."""
+    """Derive the split state of attention with four q heads and two kv heads. A kv head has 8 elements in K
+    and 16 elements in V."""
     return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
 
 
@@ -84,8 +84,8 @@ def delta(
     return recurrent_rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six 8-element heads are in groups of two. B and C of a group have 4 values each. Every device that needs a
-# group has a copy. The second group is on both devices, because both need it.
+# There are six heads of 8 elements, and two heads form a group. B and C of a group have 4 values each. Every
+# device that needs a group has a copy. The second group is on both devices, because both need it.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

@@ -1,4 +1,4 @@
-"""With weights that stay in the file, logits have the same bits as with pinned weights."""
+"""Logits have the same bits whether weights stay in the file or are pinned."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ QUICK = [
 def test_equal_bits(
     tmp_path: Path, name: str, place: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No layer is pinned, or only the first. After the first text, nothing is allocated or recorded, and each
-    token copies only the bytes that it reads."""
+    """The budget allows no pinned layer, or only one. After the first text, nothing is allocated or recorded,
+    and each token copies only the bytes that it reads."""
     path, options = write(build(name), tmp_path / "model.gguf"), PLACES[place]
     plain = opened(path, devices, **options)
     if plain.encodes:

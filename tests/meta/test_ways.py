@@ -1,4 +1,4 @@
-"""Test the choice of ways by size, the requirements of a way, and sums in pieces."""
+"""Test the choice of a way to exchange sums by their size, the requirements of a way, and sums in pieces."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_provider_of_each_size(cache: Path) -> None:
 def test_row_pieces() -> None:
     assert row_pieces(7, 256, "f32", 2) == [(0, 4), (4, 7)]
     assert row_pieces(1, 4096, "f32", 8) == [(0, 1)]
-    # 64 rows of 130 elements are the fewest that end at a block of 128.
+    # 64 is the smallest number of rows of 130 elements that ends at a border of 128-element blocks.
     assert row_pieces(100, 130, "f16", 4) == [(0, 64), (64, 100)]
     assert row_pieces(512, 4096, "f16", 8) == [(at, at + 64) for at in range(0, 512, 64)]
 
@@ -116,7 +116,7 @@ def test_row_pieces() -> None:
 @pytest.mark.parametrize("wire", ["f32", "f16"])
 @pytest.mark.parametrize("devices", [TWO[0], wide(TWO[1])])
 def test_pieces_of_a_sum_alternate_with_its_neighbours(wire: str, devices: list[str]) -> None:
-    """Four sums, each of four pieces, equal the undivided sums in three runs."""
+    """Four sums in four pieces each have the bits of undivided sums, in three runs."""
     shape = (8, 128)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vkbackend.meta.imported_pages.PIECE_NBYTES", 1024)

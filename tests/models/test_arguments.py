@@ -1,5 +1,5 @@
-"""Public functions accept or refuse arguments of any type and value. Scalars and arrays of numpy count as
-numbers and lists, and -1 has llama.cpp's meaning. Other values raise InvalidArgument, with one line that
+"""Public functions accept or refuse arguments of any type and value. numpy's scalars and arrays are accepted
+as numbers and lists, and -1 has llama.cpp's meaning. Other values raise InvalidArgument, with one line that
 names the argument.
 """
 

@@ -39,8 +39,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # The wide cases open 4 or 16 files. One case with one file runs by default, because test_files above
-    # already covers each device set and each format.
+    # The wide cases open 4 or 16 files. By default, one case with one file runs, because test_files above
+    # covers each device set and each format.
     @pytest.mark.parametrize("devices", [p if p.id == "0" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),

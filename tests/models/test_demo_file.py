@@ -16,7 +16,7 @@ PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 5
 MAX_LOSS = 0.25
-MIN_MARGIN = 0.02  # The best logit leads by at least this (in the story, by 0.032).
+MIN_MARGIN = 0.02  # The smallest difference between the two largest logits (0.032 in the story).
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
     "One sunny morning, Mia found a small brass lantern under a bush. Then she went through the singing "
@@ -130,9 +130,9 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
 def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """Wrong layouts produce a larger loss: 3.8 nats if RoPE pairs the two halves of a head, and 0.27 nats if
-    one layer's KV heads are reversed. A word is recalled if each of its tokens is the best, at positions
-    where the grammar allows no other word."""
+    """Wrong layouts increase the loss: 3.8 nats if RoPE pairs the two halves of a head, and 0.27 nats if one
+    layer's KV heads are reversed. The recalled words are words at positions where the grammar allows no other
+    word. A word counts if each of its tokens has the largest logit."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []

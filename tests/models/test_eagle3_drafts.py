@@ -65,7 +65,7 @@ def test_completions_of_one_prompt_a_cancel_and_a_saved_slot(head: Path, tmp_pat
     ("n", "n_prompts"), [(3, 1), *(wide(pytest.param(n, len(PROMPTS), id=str(n))) for n in LENGTHS)]
 )
 def test_as_many_tokens_are_accepted_as_in_llama_cpp(head: Path, n: int, n_prompts: int) -> None:
-    """Decode greedily and without a prefix cache, because after a cached beginning the head lacks the state
+    """Decode greedily and without a prefix cache. After a cached prefix, the head would lack the hidden state
     before the first new token."""
     wanted = json.loads((DATA / f"{NAME}.json").read_text(encoding="utf-8"))[str(n)][:n_prompts]
     with LLM(MODEL, devices=["numpy"]) as llm:

@@ -45,8 +45,8 @@ def test_stories_are_the_same(path: Path, devices: list[str], options: dict[str,
     [(3, 3.12, 0.72), (1, 1.79, 0.82), (7, 5.0, 0.58)],
 )
 def test_most_drafted_tokens_are_accepted(path: Path, n: int, tokens: float, share: float) -> None:
-    """Counted: 1.83, 3.19 and 5.14 tokens per step with 1, 3 and 7 drafted tokens, of which 85, 74 and 60 %
-    are accepted."""
+    """The counted values are 1.83, 3.19 and 5.14 tokens per step with 1, 3 and 7 drafted tokens, of which 85,
+    74 and 60 % are accepted."""
     with LLM(path, devices=["numpy"]) as llm:
         prompts = [tuple(llm.tokenize(prompt)) for prompt in PROMPTS]
     runner = load_runner(path, devices=["numpy"], n_ctx=256, speculation="mtp", draft_max=n)

@@ -47,7 +47,7 @@ def test_names(cache: Path) -> None:
 
 
 def test_removal(cache: Path) -> None:
-    """All parts in all revisions are removed, and nothing else."""
+    """All parts in all revisions are removed, and no other file."""
     models = cached_models()
     remove(models.pop("me/tale:BF16"))
     assert cached_models() == models and not [path for path in cache.rglob("*") if "BF16" in path.name]

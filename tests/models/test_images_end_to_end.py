@@ -1,5 +1,4 @@
-"""Test the way from an image to the next token, with the files of a projector and a text model, on
-devices."""
+"""Compute the next token after an image on devices, with the files of a projector and a text model."""
 
 from __future__ import annotations
 

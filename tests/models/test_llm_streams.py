@@ -124,7 +124,7 @@ def test_a_dropped_llm_releases_everything(make: Make, model: Path) -> None:
 
 
 def test_progress_of_a_prompt(make: Make) -> None:
-    """The prompt of 40 tokens is computed in three steps of 16 rows."""
+    """The prompt of 40 tokens is computed in three steps of at most 16 rows."""
     llm = make(n_slots=1, n_ubatch=16)
     prompt = [1, *(8 + i % 30 for i in range(39))]
     options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "prompt_progress": True}

@@ -139,8 +139,8 @@ def test_devices_without_a_share_are_left_out() -> None:
 # ---- flags ----
 
 LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
-# `chat` runs with another `n_ctx` here. `sweep` has a longer default context, and `plan` balances shares by
-# default.
+# `chat` runs with a different `n_ctx` here. `sweep` has a longer default context, and `plan` balances shares
+# by default.
 OWN = {"chat": {"n_ctx": 64}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
 NEEDED = {
     "chat": ["-c", "64"],

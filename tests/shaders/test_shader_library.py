@@ -30,8 +30,8 @@ needs_compiler = pytest.mark.skipif(
 
 
 def validated() -> list[Any]:
-    """Return all pairs of an op and a variant. By default, only the first variant of each op and a thirtieth
-    of the other pairs are validated, so that every format is validated with some op."""
+    """Return all pairs of an op and a variant. By default, the first variant of each op and a thirtieth of
+    the other pairs are validated. So every format is validated with some op."""
     ops = list(dict.fromkeys(op for op, _ in shaderlib.variants()))
     seen = dict.fromkeys(ops, 0)
     params = []

@@ -142,7 +142,7 @@ def test_push_constants(op: str) -> None:
         for name in names.split(",")
     ]
     heads = [(f"{name}_off", "u") for name in spec.arg_names]
-    if spec.addressed:  # shaders can only write `Out` types, and can only read other types
+    if spec.addressed:  # shaders can only write types that end in `Out`, and can only read other types
         kinds = [kind for _, kind in fields[: len(spec.args)]]
         assert [kind.endswith("Out") for kind in kinds] == [arg.endswith(":w") for arg in spec.args]
         heads = [(name, kind[0]) for name, kind in zip(spec.arg_names, kinds, strict=True)]

@@ -58,7 +58,7 @@ def write_adapter(
 
 
 def merged(fixture: Fixture, chosen: Sequence[tuple[Pairs, float]], alpha: float = ALPHA) -> Fixture:
-    """Return the model with the weights W + scale * alpha / rank * B A, for (pairs, scale)."""
+    """Return the merged model, whose weights are W + scale * alpha / rank * B A for each (pairs, scale)."""
     model = copy.copy(fixture)
     model.tensors = dict(fixture.tensors)
     for pairs, scale in chosen:

@@ -21,7 +21,7 @@ def flip(path: Path) -> None:
 
 
 def rename(path: Path) -> None:
-    """Give another block's content the name."""
+    """Store another block's content under this block's name."""
     other = next(other for other in files_of(path.parent.parent) if other != path)
     path.write_bytes(other.read_bytes())
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-# Debian's headless shell takes half of the CPU time of Chromium, which draws a hidden window (12.5 s instead
-# of 23 s for test_page.py).
+# Debian's headless shell takes half of Chromium's CPU time (12.5 s instead of 23 s for test_page.py), because
+# Chromium draws a hidden window.
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 

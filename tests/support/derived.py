@@ -105,7 +105,7 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 class Copies:
     """The positions, signs and shares of copied elements. Each of n elements is stored in four positions with
     random signs. A matrix that reads the elements divides each weight among the four copies. Copies do not
-    change norms, because the mean square remains."""
+    change norms, because the mean square does not change."""
 
     signs: np.ndarray
     shares: np.ndarray
@@ -162,7 +162,7 @@ def widened(model: Model) -> Model:
             p + f"{norm}.weight": channels.repeated(t[p + f"{norm}.weight"])
             for norm in ("attn_norm", "ffn_norm")
         }
-        # the divisor sqrt(head size) of scores doubles, so q doubles too
+        # scores are divided by sqrt(head size), which doubles, so q doubles too
         wide[p + "attn_q.weight"] = channels.read(heads(t[p + "attn_q.weight"], COPIES**0.5, 1.0))
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))

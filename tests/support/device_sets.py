@@ -34,8 +34,8 @@ def device_params() -> list:  # type: ignore[type-arg]
 
 def with_devices(cases: Iterable[Any], of_one_driver: Iterable[Any]) -> list[Any]:
     """Return parameters (case, device) for a module with CHOOSES_DEVICES (see conftest.py). By default, the
-    cases `of_one_driver` run only on the last driver's device, because the first driver takes seconds to
-    compile them."""
+    cases in `of_one_driver` run only on the last driver's device, because the first driver compiles them for
+    seconds."""
     every = device_params()
     params = [pair for case in cases for pair in product([_named(case)], every)]
     for case in of_one_driver:
@@ -96,7 +96,7 @@ def only(params: Iterable[Any], *ids: str) -> list[Any]:
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return all pairs of a row and a column, most of them marked as wide. By default, each row runs with
+    """Return all pairs of a row and a column. Most pairs are marked as wide. By default, each row runs with
     `each` columns, and each column with at least one row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     params = product(rows, columns)
@@ -123,7 +123,7 @@ def of_each_size(rows: Iterable[Any]) -> list[Any]:
 
 
 def all_wide_but(quick: Sequence[Any], params: Iterable[Any]) -> list[Any]:
-    """Return the parameters `quick`, then the other parameters, marked as wide."""
+    """Return the parameters in `quick`, then all other parameters, which are marked as wide."""
     ids = {p.id for p in quick}
     return [*quick, *(wide(p) for p in params if p.id not in ids)]
 

@@ -1,4 +1,4 @@
-"""Drafters whose guesses are right by choice."""
+"""Drafters for tests, which know the right tokens."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_llama_cpp(golden: dict[str, Any], tmp_path: Path, name: str) -> None:
 
 
 def test_llama_cpp_without_alpha(golden: dict[str, Any], tmp_path: Path) -> None:
-    """llama.cpp then does not divide by the rank."""
+    """in this case llama.cpp does not divide by the rank"""
     got = with_two_adapters("llama", tmp_path, None)
     assert nmse(got, golden["llama.cpp without alpha"]) <= BOUND
     assert nmse(got, golden["llama.cpp llama"]) > 1e-3

@@ -1,5 +1,6 @@
-"""PEFT's modules of every architecture are mapped to the right GGUF tensors, or are refused. `transformers`
-is not needed, because only the state dicts that the oracles make of a fixture's tensors are compared."""
+"""PEFT's modules of every architecture are mapped to the right GGUF tensors, or are refused. The test
+compares only state dicts, which the oracles create from a fixture's tensors, so `transformers` is not
+needed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from vkbackend.models.adapters.peft_names import PeftNames
 
 pytestmark = pytest.mark.no_vulkan
 
-# (architecture, part of the module's name): modules of products that are refused by name. If transformers
+# (architecture, part of a module's name): the adapters of these modules are refused by name. If transformers
 # lacks a model, the oracle uses a stand-in with other modules.
 REFUSED = {
     ("qwen35", "linear_attn"), ("qwen35moe", "linear_attn"), ("qwen3next", "in_proj_qkvz"),
@@ -42,7 +43,7 @@ QUICK = ("llama", "phi3", "gpt2", "qwen35", "nemotron_h", "qwen2moe", "internlm2
 
 
 class Library(MagicMock):
-    """Its models and configs are classes, because a subclass of a mock can be called only once."""
+    """Models and configs are classes, because a subclass of a mock can be called only once."""
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith(("Config", "ForCausalLM")):

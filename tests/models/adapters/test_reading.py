@@ -1,5 +1,5 @@
-"""Adapter files, and files that are refused with one typed error before anything is loaded. The file is long,
-because it damages the same adapters in every format."""
+"""Adapter files, and files that are refused with one typed error before anything is loaded. This test file is
+long, because it damages the same adapters in every format."""
 
 from __future__ import annotations
 
@@ -222,7 +222,8 @@ def test_other_files_are_refused(model: Path, pairs: Pairs, tmp_path: Path) -> N
 def test_adapters_beyond_one_binding_are_refused(
     model: Path, pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stacked A of two rank-4 adapters has 2,048 bytes, one more than fits a piece here."""
+    """The A matrices of two rank-4 adapters have 2,048 bytes together, one more than fits into a binding
+    here."""
     path = write_adapter(tmp_path / "a.gguf", "llama", {Q: pairs[Q]})
     monkeypatch.setattr(traced_steps, "piece_nbytes", lambda device: 2047)
     with pytest.raises(PlanError, match=r"attn_q.weight.lora_a exceeds one binding"):

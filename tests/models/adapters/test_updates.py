@@ -127,8 +127,8 @@ def test_on_vulkan(adapted: Adapted, devices: list[str]) -> None:
 
 
 def test_on_a_quantized_base(tmp_path: Path, dense: Adapted) -> None:
-    """In a Q8_0 model, unused adapters change nothing. Used adapters produce the merged model's logits,
-    except for the rounding of Q8_0."""
+    """In a Q8_0 model, unused adapters change nothing. Logits with adapters differ from the merged model's
+    logits only by the rounding of Q8_0."""
     path = write(dense.fixture, tmp_path / "q8.gguf", quantize=True)
     logits = []
     for lora, choice in (((), ()), (dense.files, ()), (dense.files, CHOICES[3])):
@@ -138,12 +138,12 @@ def test_on_a_quantized_base(tmp_path: Path, dense: Adapted) -> None:
     base, unused, used = logits
     assert np.array_equal(base, unused)
     assert nmse(base, dense.want[0]) < 1e-3 < 0.1 < nmse(used, base)
-    assert nmse(used, dense.want[3]) < 1e-3  # the rounding of the base to 8 bits
+    assert nmse(used, dense.want[3]) < 1e-3  # the error of rounding the base model to 8 bits
 
 
 @pytest.mark.no_vulkan
 def test_halves_of_a_step(dense: Adapted) -> None:
-    """With rows in two halves, each half has its own ids."""
+    """If the rows are computed in two halves, each half has separate adapter ids."""
     runs = [Run(0, 0, 40, 0, adapters=CHOICES[1]), Run(1, 40, 24, 0, adapters=CHOICES[3])]
     tokens = PROMPT[:40] + PROMPT[:24]
     logits = []
@@ -187,8 +187,8 @@ def test_a_step_without_adapters_has_the_commands_of_a_model_without_adapters(
 
 @pytest.mark.no_vulkan
 def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) -> None:
-    """Each adapted product adds a dispatch, and so does each input of adapted products. Every exchange has
-    the same size."""
+    """There is one additional dispatch for each adapted product, and one for each input of adapted products.
+    Every exchange has the same size."""
     builder = plain_and_loaded[1].mesh.steps.builder
     kind = StepKind.of_run(1, 1)
     without, with_two = builder.recorded(kind), builder.recorded(kind._replace(adapters=2))
@@ -202,7 +202,8 @@ def test_what_adapters_add_to_a_step(plain_and_loaded: tuple[Runner, Runner]) ->
         # Gate, up and glu of a layer are one dispatch only without adapters.
         assert len(ops) == len(base) + products + inputs + 2 * layers
         copied = [sum(c.src.nbytes for c in r.accesses() if isinstance(c, Copy)) for r in (old, new)]
-        assert copied[1] - copied[0] == 4 * 2 * 2 * (1 + 1)  # ids and scales of a row and an output row
+        # ids and scales, of the rows and of the output rows
+        assert copied[1] - copied[0] == 4 * 2 * 2 * (1 + 1)
 
 
 @pytest.mark.no_vulkan

@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_golden(runner: Runner, name: str) -> None:
-    """Compare the last prompt rows and the chained drafts. The model then computes the drafted rows, which
-    must replace the draft's K and V."""
+    """Compare the head's logits after the last prompt tokens, and in a chain of drafts. The model then
+    computes the drafted rows, which must replace the draft's K and V."""
     golden = np.load(DATA / "heads" / f"{name}.npz")
     first = N - len(golden["logits"])
     runner.step(PROMPT[:first], [Run(1, 0, first, 0)], [])
@@ -158,7 +158,7 @@ def test_steps_with_heads_have_no_hazards(folder: Path, name: str) -> None:
         for kind in [*kinds, StepKind.of_run(128, 1, halves=True)]:
             for executable in runner.mesh.recorded_step(kind).executables:
                 kinds_of_hazards = {hazard.kind for hazard in hazards.check(executable.recording)}
-                assert kinds_of_hazards <= {"in-place"}  # Some ops may write over their own input.
+                assert kinds_of_hazards <= {"in-place"}  # Some ops may write their result over their input.
 
 
 def test_the_note_of_unused_tensors_names_the_flag(folder: Path) -> None:

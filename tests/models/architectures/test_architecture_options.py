@@ -1,4 +1,4 @@
-"""With each placement option, every architecture produces the same logits as one device."""
+"""With each placement option, every architecture produces the same logits as without it on one device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every architecture produces the golden logits, on which transformers and llama.cpp agree.
 
-`oracles/fixtures.py` makes the models from a seed, and `oracles/make_golden.py` the logits. `-m oracle` runs
-transformers and llama.cpp again if they are installed.
+`oracles/fixtures.py` creates the models from a seed, and `oracles/make_golden.py` computes the logits. `-m
+oracle` runs transformers and llama.cpp again if they are installed.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 # ---- against the oracles ----
 
 
-# By default, Vulkan devices run models with different ops: attention with sparse and latent caches, windows,
-# soft-caps, sinks, biases, sparse gates, experts, and four recurrent layers.
+# By default, Vulkan devices run models whose ops differ. They have sparse and latent caches, windows,
+# soft-caps, sinks, biases, sparse gates, experts, or one of four kinds of recurrent layers.
 ON_THREE = (
     *(f"{name}-0,0,0-in steps" for name in (
         "llama", "glm-dsa", "qwen35moe", "mamba2")),
@@ -145,8 +145,8 @@ ELSEWHERE |= {
 }
 PLAIN = {name for name in FIXTURES if "+" not in name}  # other fixtures are variants of an architecture
 ON_NUMPY = only(FIXTURES, *(PLAIN - {id_.split("-0,")[0] for id_ in ON_THREE} - ELSEWHERE))
-# Each model needs another kind of cache or state: full, windows, chunks, shared, sparse and latent, four
-# recurrent states, and a layer with both state and cache.
+# Each model has a different kind of cache or state: a full, windowed, chunked, shared, or sparse and latent
+# cache, one of four recurrent states, or layers with both a state and a cache.
 MEMORIES = "gemma2 llama4+chunks gemma4+shared deepseek32 qwen3next kimi-linear lfm2 falcon-h1".split()
 
 

@@ -27,7 +27,8 @@ from vkbackend.step import Mix
 pytestmark = pytest.mark.no_vulkan
 TIMES = 7
 FEW_TIMES = 4
-MORE_TIMES = {"openelm": 10}  # on two devices, its splits repeat after six layers; halves need four periods
+# on two devices, its splits have a period of six layers; steps in halves need four periods
+MORE_TIMES = {"openelm": 10}
 FIRST_DIFFERS = ("rwkv7",)
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"
 KINDS = StepKind.of_run(1, 1), StepKind.of_run(16, 1), StepKind.of_run(16, 1, halves=True)
@@ -73,7 +74,7 @@ def test_deep_models(name: str, times: int, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_deep_models_with_images(tmp_path: Path) -> None:
-    """Rows of images are added after each of the first two layers, so no other layer repeats these."""
+    """Rows of images are added after each of the first two layers, so no later layer equals these two."""
     fixture = deepened(build("qwen3vl"), FEW_TIMES)
     fixture.keys["n_deepstack_layers"] = 2
     path = write(fixture, tmp_path / "deep.gguf")
@@ -85,7 +86,7 @@ def test_deep_models_with_images(tmp_path: Path) -> None:
 def check_repeats(path: Path, name: str, kinds: Sequence[StepKind], **options: Any) -> None:
     runner = load_runner(path, devices=["numpy", "numpy"], n_ctx=64, n_slots=2, n_ubatch=16, **options)
     steps = runner.mesh.steps
-    # A layer of kimi-k3 reads the kept inputs of all layers before it, so no layer repeats another.
+    # A layer of kimi-k3 reads the stored inputs of all earlier layers, so no two layers have equal commands.
     none_repeat = {*runner.model.differing} >= {*range(runner.model.n_layer)}
     for kind in kinds:
         once = steps._record(kind)

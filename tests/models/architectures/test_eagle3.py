@@ -36,7 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def llama() -> Fixture:
-    """Return a model for which llama_float64 computes the states."""
+    """Return a model whose hidden states llama_float64 can compute."""
     m = build("llama")
     del m.tensors["rope_freqs.weight"]
     return m
@@ -72,7 +72,8 @@ def expected(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, list[int]
 
 
 def check(folder: Path, name: str, devices: list[str], **options: Any) -> None:
-    """Compare drafts after every token of a prompt, which steps of several sizes compute, and a chain."""
+    """Compute a prompt in steps of several sizes. Compare the draft after every token, and a chain of
+    drafts."""
     logits, drafted, tokens = expected(folder, name)
     with opened_with(folder, name, devices, n_slots=2, **options) as runner:
         got, at = [], 0
@@ -204,7 +205,7 @@ def test_steps_have_no_hazards(folder: Path) -> None:
         for kind in [*kinds, StepKind.of_run(128, 1, halves=True)]:
             for executable in runner.mesh.recorded_step(kind).executables:
                 kinds_of_hazards = {hazard.kind for hazard in hazards.check(executable.recording)}
-                assert kinds_of_hazards <= {"in-place"}  # Some ops may write over their own input.
+                assert kinds_of_hazards <= {"in-place"}  # Some ops may write their result over their input.
 
 
 OTHER_TARGET = [
@@ -276,7 +277,8 @@ def test_a_head_alone_is_no_model(folder: Path) -> None:
     "name", ["gemma3n", "gpt2", "gemma4", "qwen35", "qwen3next", "lfm2", "mamba2", "nemotron_h"]
 )
 def test_other_architectures(tmp_path: Path, name: str) -> None:
-    """gemma3n is refused, because of its streams. All other models draft the same on one and two devices."""
+    """gemma3n is refused, because of its streams. With all other models, drafts on two devices equal drafts
+    on one device."""
     m = build(name)
     path, head = (
         write(m, tmp_path / "m.gguf"),

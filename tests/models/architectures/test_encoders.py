@@ -78,11 +78,12 @@ def test_golden_states_on_numpy(models: Path, golden: Any, name: str) -> None:
     bound = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9
     for rows in (several[1], several[4]):
         assert nmse(rows, heads(golden[name])) < bound
-    # texts of one step do not attend to each other
+    # texts in one step must not attend to each other
     assert nmse(several[2], alone) < 1e-11 and nmse(several[1][:25], several[2]) > 1e-3
 
 
-FORMS = ("bert", "modern-bert", "nomic-bert-moe")  # forms of block, windows, experts
+# a model of each form of block, one of them with windows and one with experts
+FORMS = ("bert", "modern-bert", "nomic-bert-moe")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_golden_states_on_vulkan(models: Path, golden: Any, name: str, devices: 
 @pytest.mark.parametrize("name", FLOAT64)
 def test_float64_references(models: Path, golden: Any, name: str) -> None:
     expected = encoder_float64.hidden(build(name))
-    assert nmse(golden[name], expected) < 1e-6  # the reference agrees with the other program
+    assert nmse(golden[name], expected) < 1e-6  # the float64 reference agrees with llama.cpp or transformers
     with open_encoder(models, name, ["numpy"] * 3) as llm:
         assert nmse(hidden(llm, PROMPT), expected) < 1e-11
 
@@ -125,7 +126,7 @@ def test_the_second_text_of_a_pair_has_another_type(models: Path, golden: Any) -
 def test_classification_heads(models: Path, golden: Any, name: str) -> None:
     expected = golden[f"{name} logits"]
     with open_encoder(models, name, ["numpy"]) as llm:
-        assert nmse(llm.embed(PROMPT), expected) < 1e-9  # the file's pooling is rank
+        assert nmse(llm.embed(PROMPT), expected) < 1e-9  # the file sets the pooling type "rank"
         [(label, share)] = llm.classify(PROMPT).items()
         assert label == "LABEL_0" and abs(share - 1 / (1 + np.exp(-expected[0]))) < 1e-6
 
@@ -157,7 +158,8 @@ def test_texts_longer_than_a_step_are_computed_in_stages(
     with open_encoder(models, name, devices, n_ctx=64, n_ubatch=16) as llm:
         bound, head = 1e-6 if name in ONLY_LLAMA_CPP else 1e-9, llm.heads.embedding
         assert llm.n_text == 64
-        texts = [PROMPT[:9], PROMPT, PROMPT[:16], PROMPT]  # short texts take turns with stages
+        # steps of short texts alternate with steps that compute part of a long text
+        texts = [PROMPT[:9], PROMPT, PROMPT[:16], PROMPT]
         rows = llm.embed(texts, pooling="none", normalize=-1)
         assert max(nmse(row, head(expected)) for row in (rows[1], rows[3])) < bound
         alone = llm.embed(PROMPT[:16], pooling="none", normalize=-1)

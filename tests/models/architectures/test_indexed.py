@@ -1,5 +1,5 @@
 """Attention reads only positions that an indexer chooses. Devices with any shares produce the golden logits.
-Index keys move with K and V. Layers without an indexer use an earlier layer's choice.
+Operations that move K and V move index keys too. Layers without an indexer use an earlier layer's choice.
 """
 
 from __future__ import annotations

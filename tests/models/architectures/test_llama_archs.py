@@ -1,5 +1,5 @@
-"""Files that llama.cpp makes of all keys and random tensors, as its test-llama-archs does, produce
-llama.cpp's logits. docs/architectures.md lists what differs."""
+"""Random models of each architecture produce llama.cpp's logits. llama.cpp writes these files with all keys,
+as in its test-llama-archs. docs/architectures.md lists the differences."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # Given the tokens before it, each of llama.cpp's tokens must nearly be the best token.
+        # After llama.cpp's previous tokens, the logit of its next token must be close to the largest logit.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -289,7 +289,7 @@ def test_a_device_without_columns_does_not_compute(folder: Path) -> None:
     ],
 )
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
-    """An FFN with a bias or with three experts exchanges as many values as a plain FFN."""
+    """A layer exchanges 2 * n_embd values per row, also with a bias and with three experts per token."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)

@@ -1,4 +1,4 @@
-"""Files that programs other than llama.cpp's converter write compute the same logits."""
+"""Models in files of other programs than llama.cpp's converter produce the same logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logits(path: Path) -> np.ndarray:
 
 
 def zero_heads(m: Fixture) -> None:
-    """State no heads in layers without attention, as llama.cpp's test of architectures does."""
+    """Set the number of heads to 0 in layers without attention, as llama.cpp's test-llama-archs does."""
     heads = m.keys["attention.head_count"]
     m.keys["attention.head_count"] = [heads * bool(n) for n in m.keys["attention.head_count_kv"]]
 
@@ -68,7 +68,8 @@ def test_tensors_that_change_nothing_are_named(tmp_path: Path, name: str) -> Non
 
 
 def test_experts_in_every_second_layer(tmp_path: Path) -> None:
-    """With two layers, experts in every second layer equal experts after one dense layer."""
+    """In a model of two layers, "experts in every second layer" and "experts after one dense layer" mean the
+    same."""
     fixture = build("ernie4_5-moe")
     fixture.keys["block_count"] = 2
     for name in [name for name in fixture.tensors if name.startswith(("blk.2.", "blk.3."))]:

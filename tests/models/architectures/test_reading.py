@@ -1,5 +1,5 @@
-"""The strict reader accepts real files with optional biases, soft-caps, keys that turn a feature off, layers
-for multi-token prediction, or unread tensors.
+"""The strict reader accepts real files with optional biases, soft-caps, keys that disable a feature, layers
+for multi-token prediction, or unused tensors.
 """
 
 from __future__ import annotations

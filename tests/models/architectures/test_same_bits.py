@@ -17,7 +17,7 @@ from vkbackend import env
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.step import Run
 
-# The first rows after 27 positions cross the border of a 32-cell block, and 12-position windows.
+# The rows after 27 stored positions cross a border between 32-cell blocks, and windows of 12 positions.
 STORED, ROWS = 27, (2, 3, 5, 8)
 MOST = max(ROWS)
 # With 8 blocks of cells, a GPU divides a row's keys among two dispatches.
@@ -60,7 +60,7 @@ DRIVER = next(iter(WAYS))
 FEW = [*product(["llama"], [ALONE]), *product(["lfm2", "mamba2"], [PAIR])]
 
 
-# Every model runs in every way, alternately on one device and on two.
+# Every model runs with all op choices, alternately on one device and on two.
 TURNS = [
     pytest.param(*p.values, way, id=f"{p.id}-{way}", marks=p.marks)
     for p, way in zip(3 * SETS, 2 * [*WAYS], strict=True)

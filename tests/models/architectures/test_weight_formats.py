@@ -50,8 +50,8 @@ USUAL = [  # other weight formats run only with --all, because compiling the sha
 def check_file(
     models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None, n_greedy: int = 12
 ) -> None:
-    """Check that the NMSE is at most 1e-6 against float64 numpy, and 2e-3 against llama.cpp, which rounds
-    activations."""
+    """Check that the NMSE is at most 1e-6 relative to float64 numpy. Relative to llama.cpp, which rounds
+    activations, it is at most 2e-3."""
     path = models / f"{name}.gguf"
     expected = json.loads((models / "expected.json").read_text(encoding="utf-8"))[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"][:n_greedy]
@@ -98,7 +98,7 @@ def test_files_everywhere(
 
 BEST = product(device_params(), ["best"])
 PORTABLE = product(device_params(), ["portable"])
-# A file runs with the best ops of one driver and the portable ops of the next.
+# A file runs on one driver with its best ops, and on the next driver with the portable ops.
 DRIVERS = [way for both in zip(BEST, PORTABLE[1:] + PORTABLE[:1], strict=True) for way in both]
 
 

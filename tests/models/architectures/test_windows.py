@@ -1,5 +1,5 @@
-"""Layers with windows store K and V in rings of cells, and some layers share caches. The logits equal float64
-numpy with a full mask."""
+"""Layers with windows store K and V in rings of cells, and some layers share caches. The logits equal the
+logits of float64 numpy with a complete mask."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
 def test_sizes_of_rings_and_shared_caches(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V have two heads of 16 floats.
-        # Each slot has cells for two windows and one full layer. The layer that shares a cache has no cells.
+        # Each slot has cells for two layers with windows and one layer without a window. The layer that
+        # shares a cache has no cells.
         cells = 2 * (96 + 160 + 96)
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
         tables = 2 * 2 * 2 * 4 * 160 // 32

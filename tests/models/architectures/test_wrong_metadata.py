@@ -83,7 +83,7 @@ def test_unusable_numbers_are_refused(
 @pytest.mark.parametrize("pattern", [array_of(BOOL, []), array_of(I32, []), struct.pack("<II", U32, 0)])
 @pytest.mark.parametrize("name", ["cohere2moe+rms"])
 def test_no_period_of_windows(tmp_path: Path, name: str, pattern: bytes) -> None:
-    """Without a period, every layer has a window."""
+    """Without the key for the period, every layer has a window."""
     path = write(build(name), tmp_path / "m.gguf")
     with GGUF.open(path) as gguf:
         raw = with_keys(gguf, {f"{gguf.architecture}.attention.sliding_window_pattern": pattern})

@@ -135,7 +135,8 @@ def test_nothing_is_drafted_while_steps_are_in_flight() -> None:
 
 
 def test_measuring_changes_no_draft() -> None:
-    """A measured row is computed after the stored tokens, and the next draft overwrites it."""
+    """To measure a step, the drafter computes a row after the stored tokens. The next draft overwrites its
+    cell."""
     now = 0.0
     model = Cells()
     best = model.best
@@ -209,7 +210,8 @@ def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
 @pytest.mark.parametrize("step", [1, 4, 90])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_text_costs_few_rows(seed: int, step: int) -> None:
-    """Texts grow by accepted tokens and by many other tokens, lose tokens in the middle, and are replaced."""
+    """Texts get accepted tokens or many other tokens at the end, lose tokens in the middle, or are
+    replaced."""
     rng, (drafter, model) = random.Random(seed), timed(step)
     tokens, number = [1], 0
     for _ in range(60):

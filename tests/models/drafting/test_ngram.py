@@ -18,7 +18,8 @@ def ask(ngrams: Ngrams, tokens: list[int], n: int, slot: int = 0, number: int = 
 
 
 def searched(tokens: list[int], n_max: int) -> list[int]:
-    """Return the tokens after the last earlier occurrence of the longest matching end, by linear search."""
+    """Find the longest end of the text that occurs earlier, and its last earlier occurrence. Return the
+    tokens after it. The search is linear."""
     end = len(tokens)
     for n in LENGTHS:
         for at in range(end - 1, n - 1, -1):

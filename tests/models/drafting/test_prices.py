@@ -72,7 +72,7 @@ def test_a_draft_is_tried_where_none_pays() -> None:
 
 
 def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
-    """Unmeasured steps are assumed to be cheap. After the tries, the choice is the same as with known
+    """Unmeasured steps are assumed to be cheap. After trying all sizes, the choice is the same as with known
     times."""
     prices, chosen = StepPrices(), []
     for _ in range(14):
@@ -83,8 +83,8 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts save time, an old time is assumed to be short. Otherwise, a try measures an old step
-    again, but only if drafts would save time with a short step."""
+    """While drafts save time, a step whose time is old is assumed to be fast. If drafts save no time, a try
+    measures such a step again, but only if drafts would save time with a fast step."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41
@@ -117,8 +117,8 @@ def test_the_first_time_of_a_size_counts_unless_it_is_longer_than_steps_of_one_r
 
 
 def test_a_time_measured_under_load_is_corrected() -> None:
-    """If all steps draft, no step of one row is measured. Its time is then bounded by the time of a larger
-    step."""
+    """If all steps verify drafts, no step of one row is measured. The time of a larger step is then an upper
+    bound of its time."""
     prices = priced({1: 10.0, 2: 11.0})
     for _ in range(5):
         prices.learn(2, 1.5)

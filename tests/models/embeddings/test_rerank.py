@@ -81,7 +81,8 @@ def test_scores_are_those_of_the_head(llm: LLM) -> None:
     job: Job[Any] = Job(pairs, "cls", lambda rows: [head.logits(row)[0] for row in rows])
     logits = llm.run(job)
     raw = llm.rerank(QUERY, DOCUMENTS, raw=True)
-    assert [r.document for r in raw] == [r.document for r in ranked]  # a sigmoid keeps the order
+    # a sigmoid does not change the order of scores
+    assert [r.document for r in raw] == [r.document for r in ranked]
     for r, s in zip(raw, ranked, strict=True):
         assert abs(r.score - logits[r.document]) < 1e-5
         assert abs(s.score - 1 / (1 + np.exp(-r.score))) < 1e-6

@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def cold(files: Files) -> list[list[int]]:
-    """A merged model's tokens for each of CHOICES."""
+    """The tokens of the merged model for each of CHOICES."""
     answers = []
     for i, choice in enumerate(CHOICES):
         chosen = [(files.pairs["ab".index(name)], scale) for name, scale in choice.items()]
@@ -100,7 +100,7 @@ def test_two_adapters_and_none_in_one_batch(llm: LLM, cold: list[list[int]]) -> 
 
 
 def shared_wrongly(llm: LLM, cold: list[list[int]]) -> list[dict[str, float]]:
-    """Return the choices whose answer, after requests with other adapters, differs from the cold answer."""
+    """Return the choices whose answer changes if requests with other adapters run before."""
     return [c for c, want in zip(CHOICES, cold, strict=True) if answer(llm, c)[0] != want]
 
 
@@ -207,7 +207,7 @@ def test_default_scales(llm: LLM, cold: list[list[int]]) -> None:
     assert default() == cold[0]
     llm.set_adapters({"a": 1.0, 1: -0.25})
     assert default() == cold[3] and [a["scale"] for a in llm.adapters] == [1.0, -0.25]
-    assert answer(llm, {})[0] == cold[0]  # {} means none, whatever the defaults are
+    assert answer(llm, {})[0] == cold[0]  # {} means no adapter, whatever the defaults are
     llm.set_adapters([("b", 0.5)])  # adapters that are not listed get 0
     assert default() == cold[2] and [a["scale"] for a in llm.adapters] == [0.0, 0.5]
     llm.set_adapters({})

@@ -1,4 +1,5 @@
-"""The fake runner's caches store tokens, so its logits show which tokens a shift has moved where."""
+"""The fake runner's caches store tokens, so its logits show to which position a shift has moved each
+token."""
 
 from __future__ import annotations
 
@@ -123,8 +124,8 @@ def test_a_slot_that_shares_the_prompt_keeps_its_blocks() -> None:
 
 @pytest.mark.parametrize("blocks", [4, 5, 7])
 def test_few_blocks(blocks: int) -> None:
-    """Shared blocks need copies. Without free blocks, the youngest sequence waits and is computed again, from
-    the tokens that its context held."""
+    """Shared blocks need copies. If no block is free, the youngest sequence waits. Later, the tokens in its
+    context are computed again."""
     engine, _ = make(n_slots=3, n_ctx=128, blocks=blocks, context_shift=True)
     done = finish(engine, [Generate(i, prompt(90), 200, GREEDY, n_keep=8) for i in range(3)])
     for i in range(3):

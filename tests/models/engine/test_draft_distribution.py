@@ -121,7 +121,7 @@ def test_the_distribution_is_unchanged(chain: str, request: pytest.FixtureReques
     rest = n - sum(counts[token] for token in frequent), n * (1 - sum(expected[t] for t in frequent))
     terms = [(counts[t] - n * expected[t]) ** 2 / (n * expected[t]) for t in frequent]
     terms += [(rest[0] - rest[1]) ** 2 / rest[1]] if rest[1] >= 5 else []
-    # The mean of chi-square is the degrees of freedom, and its variance twice as much. Less than one of
-    # 10,000 seeds exceeds the mean by five standard deviations.
+    # The mean of chi-square equals the degrees of freedom, and its variance is twice as large. Less than one
+    # of 10,000 seeds exceeds the mean by five standard deviations.
     freedom = len(terms) - 1
     assert sum(terms) < freedom + 5 * (2 * freedom) ** 0.5, (sum(terms), freedom)

@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(runner: Runner, drafter: Guesses | None = None) -> list[list[int]]:
-    """Every chain has a sequence. A new engine has an empty prefix cache, so all runs compute the prompts in
-    the same steps."""
+    """Each chain samples one sequence. A new engine has an empty prefix cache, so all runs compute the
+    prompts in the same steps."""
     engine = Engine(runner, Everything(), drafting(runner, drafter))
     tokens: dict[int, list[int]] = {i: [] for i in range(len(PROMPTS))}
     for i, (prompt, params) in enumerate(zip(PROMPTS, CHAINS.values(), strict=True)):

@@ -1,4 +1,4 @@
-"""Drafts that save no time cost little time. The clock advances by invented times of steps."""
+"""Drafts that save no time cost little time. The clock advances by invented step times."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Smaller:
 def seconds_of(
     monkeypatch: pytest.MonkeyPatch, n_texts: int = 1, n_prompts: Sequence[int] = (), **of_draft: Any
 ) -> tuple[list[float], float]:
-    """Return the seconds of each text's answer relative to decoding without drafts, and the draft model's
+    """Return the time of each text's answer relative to decoding without drafts, and the draft model's
     seconds."""
     clock = Clock()
     monkeypatch.setattr(step_times, "time", SimpleNamespace(perf_counter=clock.perf_counter))
@@ -98,7 +98,7 @@ def test_a_fast_and_right_draft_model_pays(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_long_prompt_is_completed_over_several_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 % of the answer's time pay for 600 rows, which are computed in 5 steps."""
+    """In 2 % of the answer's time, the draft model computes 600 rows in 5 steps."""
     [share], _ = seconds_of(monkeypatch, n_prompts=[600], right=True, step_s=0.05, row_s=0.004)
     assert share < 0.4
 

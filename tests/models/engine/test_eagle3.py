@@ -127,8 +127,8 @@ def test_a_least_probability_ends_drafts(folder: Path) -> None:
 
 @pytest.mark.wide
 def test_cancels_and_requests_of_one_prompt(folder: Path) -> None:
-    """Requests with one prompt (n > 1) share blocks; some end in the middle of a draft, and their slots serve
-    others."""
+    """Requests with one prompt (n > 1) share blocks. Some requests end in the middle of a draft, and later
+    requests use their slots."""
     files, texts = pair(folder, "llama", 0.2), []
     for head in (NO_HEAD, files.drafts):
         engine = engine_of(files.model, TWO[:1], head)

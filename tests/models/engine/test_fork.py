@@ -168,7 +168,7 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """Vulkan drivers do not survive a fork, so a child can use Vulkan only if its parent has not."""
+    """Vulkan drivers do not survive a fork, so a child can use Vulkan only if its parent has not used it."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 

@@ -33,7 +33,7 @@ DEVICES = [
     *(pytest.param([p.id[0]], id=p.id, marks=p.marks) for p in device_params()),
     *(p for p in DEVICE_SETS if p.id in ("0,0", "0,1")),
 ]
-# The other families' text models run by default with two images.
+# By default, text models of the other families run with two images.
 QUICK = {f"{name}-numpy" for name in ("idefics3", "pixtral+merger", "lfm2", "internvl")}
 TEXT = [5, 17, 40, 33, 21, 9, 60, 2]
 
@@ -57,7 +57,7 @@ def model_sets() -> list[Any]:
 @pytest.mark.parametrize(("name", "devices"), model_sets())
 @pytest.mark.parametrize("n_ubatch", [24, wide(pytest.param(96))])
 def test_logits_after_two_images(tmp_path: Path, name: str, devices: list[str], n_ubatch: int) -> None:
-    """A step of 24 rows holds neither both images nor all of the text."""
+    """A step has 24 rows, fewer than both images need, and fewer than the text needs."""
     c = image_cases.case(name)
     prompt: list[int | ImageRows] = []
     for at, token in enumerate(c.tokens):
@@ -105,8 +105,8 @@ def with_picture(
     p if p.id in QUICK else wide(p) for p in product(image_cases.TEXT_OF, DEVICES)
 ])  # fmt: skip
 def test_logits_from_pixels(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """The logits of each token after the picture. One step holds 16 rows, or a picture whose rows see each
-    other."""
+    """Compare the logits of each token after the picture. A step has 16 rows, or all rows of a picture if
+    they attend to each other."""
     want = golden(f"picture/{name}")
     with with_picture(tmp_path, name, devices, n_ubatch=16) as (w, prompt):
         got = []

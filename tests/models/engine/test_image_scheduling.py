@@ -1,5 +1,5 @@
-"""Random prompts with images on a runner without a model: a step computes an image whose rows attend to each
-other to its end, and other requests do not change an answer."""
+"""Random prompts with images run on a runner without a model. If an image's rows attend to each other, one
+step computes all remaining rows. Other requests do not change an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = 1000  # the token of the first value of an image
 
 
 class Seeing(FakeRunner):
-    """Rows of images have one value, which replaces their token."""
+    """Rows of images have one value, which replaces the token."""
 
     image_width = 1
 
@@ -49,8 +49,8 @@ class Seeing(FakeRunner):
 
 
 def image_of(number: int, n_rows: int, both_ways: bool) -> ImageRows:
-    """Return an image. If its rows attend to each other, its values are odd thousands. Its last value ends in
-    99."""
+    """Return an image. If the image's rows attend to each other, their values have odd thousands. Its last
+    value ends in 99."""
     values = FIRST * (2 * number + both_ways) + np.arange(100 - n_rows, 100)
     return ImageRows(bytes([number] * 16), values.astype(np.float32)[:, None], (1, n_rows), both_ways)
 

@@ -106,7 +106,7 @@ def test_the_prefix_cache_shares_equal_images_only(small: Path, devices: list[st
         alone = w.logits
         assert w.n_rows == [73, 1, 1, 1]
         assert w.run(prompts[0], n=4) == [first] and w.n_rows[0] == 1
-        # The other slot holds nothing yet, and continues in the middle of the image.
+        # The other slot is empty. It gets the cached blocks and continues in the middle of the image.
         longer = [*prompts[0][:-1], 14]
         assert w.run(prompts[0], longer, n=4)[0] == first
         assert sum(w.n_rows) <= 1 + 9 + 2 * 3
@@ -249,8 +249,9 @@ def qwen3vl_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qwen3vl_case(
     width: int,
 ) -> tuple[list[int | ImageRows], dict[int, np.ndarray], list[tuple[int, int, int]]]:
-    """Return a prompt with two images, their rows by first token, and the position of each token (Qwen3-VL
-    counts from 5: an image of 3 x 4, two tokens from 9, an image of 5 x 2)."""
+    """Return a prompt with two images, each image's rows by the index of its first token, and the position of
+    each token. As in Qwen3-VL, an image of 3 x 4 rows has positions from 5, two tokens follow at 9, and then
+    an image of 5 x 2 rows."""
     images = [image_of(1, 12, width, grid=(3, 4)), image_of(2, 10, width, grid=(5, 2))]
     positions = [(i, i, i) for i in range(5)]
     positions += [(5, 5 + y, 5 + x) for y in range(3) for x in range(4)]
@@ -302,7 +303,7 @@ def test_an_image_with_positions_continues_after_cached_rows(qwen3vl_path: Path,
 
 @pytest.mark.parametrize(("n_ubatch", "devices"), products(numbers(64, 12), "12", "0"))
 def test_rows_of_an_image_attend_to_each_other(small: Path, n_ubatch: int, devices: list[str]) -> None:
-    """With 12 rows per step, a text of 20 tokens is cut and the images are not."""
+    """With 12 rows per step, the text of 20 tokens is divided, but the images are not."""
     images = [image_of(1, 10, 64, both_ways=True), image_of(2, 9, 64, both_ways=True)]
     prompt = [*LONG, images[0], images[1], 11, 12]
     rows = {20: images[0].values, 30: images[1].values}
@@ -314,7 +315,8 @@ def test_rows_of_an_image_attend_to_each_other(small: Path, n_ubatch: int, devic
         assert nmse(np.array(w.logits), want) <= 1e-9
         causal = llama_float64.forward(small, tokens, images=rows)[-3:]
         assert nmse(causal, want) > 1e-4
-        # The cache has rows 20 to 31, so 8 rows of the second image are left.
+        # The cache has the prompt's first 32 rows, so 7 rows of the second image and two tokens must be
+        # computed.
         logits = w.logits
         w.run(prompt, [*prompt[:-1], 13])
         assert sum(w.n_rows) == 1 + 9 and nmse(w.logits[0], logits[0]) <= 1e-9

@@ -124,7 +124,7 @@ def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list
     """Takes 110 s of CPU time, nearly all for attention to so many positions."""
     tiny = Tiny("llama", n_layer=2, n_head=1, n_head_kv=1, n_embd=32, n_ff=32)
     path = write_tiny(tmp_path / "model.gguf", tiny)
-    # 59 steps, then one of 16 rows, in both processes
+    # 59 steps, then a step of 16 rows, in both processes
     tokens = np.random.default_rng(5).integers(0, tiny.n_vocab, 59 * 512 + 16).tolist()
     how = OPTIONS | {"n_ctx": len(tokens) + 8, "n_ubatch": 512, "cache_disk": tmp_path / "kv"}
     said = []

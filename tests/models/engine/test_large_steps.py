@@ -101,7 +101,7 @@ def large_equals_small(
 @pytest.mark.no_vulkan
 @pytest.mark.parametrize("routed", ["evenly", "to one expert"])
 def test_a_part_of_a_product_takes_no_longer_than_a_step_of_512_rows(routed: str) -> None:
-    """A tile has at most 32 pairs, so tiles bound the time for any routing."""
+    """A tile has at most 32 pairs, so a dispatch of a few tiles takes a bounded time for any routing."""
     n_used, n_experts = 4, 128
     of_512 = np.bincount(chosen_experts(routed, 512, n_used, n_experts), minlength=n_experts)
     for n_rows in (1024, 2048, 4096):

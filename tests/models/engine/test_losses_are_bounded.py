@@ -26,7 +26,7 @@ from vkbackend.models.sampling.params import SamplingParams
 pytestmark = pytest.mark.no_vulkan
 
 N_TOKENS = 500
-DRAFTED, OTHER = 1, 2  # A right token equals the drafted token.
+DRAFTED, OTHER = 1, 2  # A drafted token is right if it equals this token.
 IDLE_SHARE = 0.01  # measurements of a draft model that saves no time
 
 
@@ -37,7 +37,7 @@ class World:
         self.now, self.rng, self.n = 0.0, rng, n_sequences
         row_s, bend = 10 ** rng.uniform(-3, 0), rng.choice([0.5, 1.0, 1.0])
         self.prices = {rows: 1.0 + row_s * (rows - 1) ** bend for rows in ROWS}
-        self.token_s = 10 ** rng.uniform(-2, 0.2)  # of a model or head that drafts
+        self.token_s = 10 ** rng.uniform(-2, 0.2)  # seconds per drafted token of a draft model or head
         self.prompt_row_s = self.token_s * 10 ** rng.uniform(-2, 0)
         self.plain_s = self.prices[padded(n_sequences)]
 
@@ -100,13 +100,13 @@ def drafter_of(world: World, kind: str) -> Any:
     return drafter
 
 
-# These functions return how many of k drafted tokens are accepted. Most of them try to deceive the acceptance
-# and the account.
+# These functions return how many of k drafted tokens are accepted. Most of them try to mislead the estimate
+# of the acceptance and the account of lost time.
 Judge = Callable[[Speculation, World, int, int], int]
 
 
 def chances(speculation: Speculation, world: World, k: int, at: int) -> int:
-    """Return the right tokens of texts whose parts can be guessed with different probability."""
+    """The probability that a token is right changes every 100 steps."""
     chance = random.Random(id(world) ^ (at // 100)).random()
     return next((i for i in range(k) if world.rng.random() > chance), k)
 
@@ -164,7 +164,8 @@ def bound(world: World, kind: str) -> float:
     def loss(rows: int) -> float:
         return max(0.0, world.prices[rows] - plain_s) + token_s * (rows - 1)
 
-    first = sum(loss(rows) for rows in ROWS[1:])  # The price of a size is not known before its first step.
+    # The time of a step size is not known before its first step.
+    first = sum(loss(rows) for rows in ROWS[1:])
     seconds = first + loss(ROWS[-1]) + (1 + log2(1 + n_steps / PROBE)) * loss(padded(world.n + 1))
     if kind == "draft":
         share = TRY_SHARE * (min(EXPECTED, N_TOKENS) + n_steps) + IDLE_SHARE * n_steps

@@ -1,4 +1,5 @@
-"""After rejected drafts, real models compute the bits of a fresh computation, with every kind of memory."""
+"""After rejected drafts, real models compute the same bits as without drafts, for every kind of cache and
+state."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement import recurrent_state
 from vkbackend.step import Run
 
-# By default, few kinds of caches and states run, with the ops that other tests have compiled.
+# By default, a few kinds of caches and states run, with ops that other tests have compiled.
 MEMORIES = (
     "llama", "stories-w256-F16+q8_0", "phi3+window", "llama4+chunks", "gpt-oss", "gemma3n", "gemma4+shared",
     "deepseek2", "deepseek32", "glm-dsa+shared",
@@ -46,7 +47,7 @@ def test_random_rejections_with_recurrent_states(
     folder: Path, name: str, devices: list[str], rows: bool, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Each slot has an undo cell, or each row of a draft has a cell."""
+    """Recurrent states have an undo cell per slot, or a cell for each row of a draft."""
     monkeypatch.setattr(recurrent_state, "ROW_STATES_SHARE", inf if rows else 0)
     runner = open_runner(folder, name, devices)
     assert all(bool(plan.n_row_cells) is rows for plan in runner.layout.states)

@@ -56,7 +56,7 @@ def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays with the logits of the last 10 of 50 tokens. For the first array, a state of 40
-    positions is saved and then loaded on the devices `after`. For the second array nothing is saved."""
+    positions is saved and then loaded on the devices in `after`. For the second array nothing is saved."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]

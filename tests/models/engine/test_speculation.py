@@ -38,7 +38,7 @@ from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan
 
-N_PLAIN = 40  # Higher tokens make the fake runner misbehave.
+N_PLAIN = 40  # With larger token ids, the fake runner returns wrong results or errors.
 # Snapshots per slot, and whether rows of drafts store recurrent states. None: without recurrent states.
 STATES = [(None, False), (0, False), (2, False), (0, True), (2, True)]
 
@@ -159,8 +159,8 @@ def test_rows_with_states_are_computed_once(share: float) -> None:
     ("n", "with_rows", "with_undo"), [(3, (1.57, 2.55), (2.29, 2.46)), (7, (2.49, 3.20), (2.94, 2.72))]
 )
 def test_the_figures_of_docs(n: int, with_rows: tuple[float, ...], with_undo: tuple[float, ...]) -> None:
-    """The rows per token and tokens per step in docs/speculation.md, for drafts of n tokens that are right
-    with probability 0.7."""
+    """Check the rows per token and the tokens per step in docs/speculation.md, for drafts of n tokens, each
+    of which is right with probability 0.7."""
     for rows, figures in ((True, with_rows), (False, with_undo)):
         drafter = Guesses(truth, 0.7, 3, N_PLAIN, n)
         drafter._next = lambda want: continuation(want.tokens, min(want.n, n))  # type: ignore[method-assign]
@@ -226,8 +226,8 @@ def test_context_end() -> None:
 
 
 def test_drafters_in_turn() -> None:
-    """The second drafter is called only for sequences without a draft of the first, and each learns from its
-    own drafts."""
+    """The second drafter is called only for sequences that the first drafter has no draft for. Each drafter
+    learns from its own drafts."""
     first = always_right(lambda want: truth(want) * (len(want.tokens) % 2), 3)
     second = right(2)
     runner = FakeRunner(n_slots=2, n_ctx=128, undoes=True)

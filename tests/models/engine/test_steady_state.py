@@ -90,7 +90,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         sizes.append(rss_bytes())
         objects.append(len(gc.get_objects()))
     assert objects[-1] <= objects[2] + 50
-    # SwiftShader compiles in its own threads, so a process sometimes needs 10 MB more for a round.
+    # SwiftShader compiles in its own threads, so a process sometimes needs 10 MB more during a round.
     assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 

@@ -79,8 +79,8 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *SETS], ids=str)
 def test_a_larger_step_replaces_a_step_that_is_not_recorded(large: Synthetic, devices: list[str]) -> None:
-    """The larger step has more rows and outputs than necessary. It returns the same candidates, with and
-    without a mask, and the same sums."""
+    """A step with more rows and outputs than necessary returns the same candidates, with and without a mask,
+    and the same sums."""
     padded, exact = (load_runner(large, devices=devices, n_ctx=32, n_ubatch=16, n_slots=4) for _ in range(2))
     padded.allow_padding()
     masks = np.full((4, -(-padded.n_vocab // 32)), 0x55555555, np.uint32)

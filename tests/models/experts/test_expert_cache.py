@@ -319,7 +319,7 @@ print(json.dumps(instance.validation_messages))
 @pytest.mark.parametrize("order", ["barriers", "semaphores"])
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
 def test_replacements_cause_no_messages(tmp_path: Path, devices: list[str], order: str) -> None:
-    """Synchronization validation checks the copies of every step, in the order of one queue or of a transfer
+    """Synchronization validation checks the copies of every step, on the compute queue or on a transfer
     queue."""
     path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
     plain = opened(path, devices)

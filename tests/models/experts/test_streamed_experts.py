@@ -47,7 +47,8 @@ def streamed(path: Path, devices: list[str], place: str, mib: float = 0.0, **opt
 
 
 def cases() -> list[Any]:
-    """Pair every mixture with sets of one, two and three devices. The placement of the weights alternates."""
+    """Pair every mixture with sets of one, two and three devices. Consecutive cases alternate between the two
+    placements of weights."""
     every = []
     for i, p in enumerate(on_devices(("qwen3moe", "numpy*2"))):
         name, devices = p.values
@@ -152,7 +153,7 @@ WAYS = [
     [*map(wide, in_turn(FAMILIES, WAYS, 2))],
 )
 def test_several_hosts(tmp_path: Path, name: str, split_mode: str, n_slots: int) -> None:
-    """Each host copies its devices' slices of the layers that stay in the file."""
+    """Each node copies its devices' slices of the layers that stay in the file."""
     path = write(build(name), tmp_path / "model.gguf")
     options: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "split_mode": split_mode} | PLACES["layers"]
     with twin_runner(path, HOSTS, **options) as plain:

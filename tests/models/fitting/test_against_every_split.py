@@ -1,5 +1,5 @@
-"""`--fit` reaches at least 95 % of the longest context of a search over all shares, which sizes every layout
-completely."""
+"""`--fit` reaches at least 95 % of the longest context of a search over all shares. The search computes the
+complete sizes of every layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vkbackend.tools.measure.simulated import Hollow
 
 pytestmark = pytest.mark.no_vulkan
 LEAST = 4096
-LARGE = [  # model, GiB of each card, the sum of the shares that are tried
+LARGE = [  # model, GiB of each card, sum of the shares in the search
     ("llama-8b:Q4_K", [8], 1),
     ("llama-8b:Q4_K", [6, 3], 64),
     ("llama-8b:Q4_K", [6, 4, 3, 2], 16),
@@ -43,8 +43,8 @@ def every_split(n: int, total: int) -> Iterator[Shares]:
 
 
 def longest(cards: Cards, fit: Options, total: int) -> int:
-    """Return the longest context, with the types and the placement of `fit`, for any shares whose sum is
-    `total`."""
+    """Return the longest context for any shares whose sum is `total`. Cache types and placement are the same
+    as in `fit`."""
     model, types, devices = cards.model, cards.types, cards.devices
     limits, n, budgets = [device.limits for device in devices], len(devices), cards.budgets()
     options = replace(fit, moe_cache_mib=0.0)

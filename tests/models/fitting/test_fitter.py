@@ -20,7 +20,7 @@ from vkbackend.tools import cli
 
 pytestmark = pytest.mark.no_vulkan
 MODEL = "llama-8b:Q4_K"
-FIT = tuple(name for name in FITTED if name != "n_ubatch")  # no flag for the default
+FIT = tuple(name for name in FITTED if name != "n_ubatch")  # the default value needs no flag
 
 
 @cache

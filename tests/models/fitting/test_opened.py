@@ -1,4 +1,4 @@
-"""A model opened with `fit` starts at once, and takes less memory if less is free."""
+"""A model that is opened with `fit` needs less memory if less memory is free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit_of(llm: LLM) -> str:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list whose only number is the budget of all devices together, in bytes."""
+    """Return a list with one number, the budget of all devices together in bytes."""
     nbytes = [1 << 40]
 
     def budgets(devices: Any) -> list[fit.Budget]:

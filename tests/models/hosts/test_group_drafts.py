@@ -74,8 +74,8 @@ def test_an_eagle3_head(tmp_path: Path, split_mode: str) -> None:
 
 
 def test_drafts_over_two_nodes(tmp_path: Path) -> None:
-    """Node 0 drafts, and records the steps that verify before the other node needs them. The recurrent layers
-    of both nodes return to earlier states."""
+    """Node 0 drafts. Steps that verify drafts are recorded before the other node needs them. The recurrent
+    layers of both nodes return to earlier states."""
     write(build("lfm2"), path := tmp_path / "model.gguf")
     requests = [Generate(i, tuple(TOKENS[i : 9 + i]), 20, GREEDY) for i in range(2)]
     texts = []

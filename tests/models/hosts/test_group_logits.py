@@ -28,7 +28,7 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
     """Check that several nodes produce the same logits as a single node. If `interleave` is true, a step
     computes its rows in two halves."""
     options = OPTIONS | options
-    # a split by layers depends on hosts, so this single node pretends to be several
+    # a split by layers depends on nodes, so this single node pretends to be several
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Options, "nodes", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)

@@ -61,7 +61,7 @@ def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["llama", *(wide(pytest.param(n, id=n)) for n in ("qwen35", "gpt-oss"))])
 @pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
 def test_kept_blocks_of_two_hosts(tmp_path: Path, name: str, split_mode: str) -> None:
-    """Node 0 keeps the blocks of all nodes' devices, which later nodes or a single node restore."""
+    """Node 0 stores the blocks of all nodes' devices. A later group or a single node restores them."""
     path = write(build(name), tmp_path / "model.gguf")
     options = OPTIONS | {"cache_disk": tmp_path / "kv", "split_mode": split_mode}
 

@@ -200,7 +200,7 @@ def check_killed_or_stopped(
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Processes on both sides of a cut link end, even on the node that cannot be reached."""
+    """If the link to a node is cut, the processes on both sides end."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
@@ -225,7 +225,8 @@ SOME = [
     ("step", 2, signal.SIGKILL),
     pytest.param("idle", 1, signal.SIGSTOP, marks=pytest.mark.wide),
 ]
-# until the process manager notices a loss, other nodes send to the dead process, which crashes MPICH
+# until the process manager notices the loss, other nodes send messages to the dead process, and this crashes
+# MPICH
 LATE_S = 3 * BEAT_S
 
 

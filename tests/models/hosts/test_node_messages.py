@@ -243,7 +243,7 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A node that does not know the secret sends the received greeting back."""
+    """A node without the secret returns the greeting that it has received."""
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send

@@ -102,7 +102,7 @@ def test_each_step_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_does_not_wait_for_others() -> None:
-    """A single sequence needs as many steps with two steps in flight as with one, and gets its tokens in the
+    """With two steps in flight, a single sequence needs as many steps as with one, and gets its tokens in the
     same calls."""
     calls = []
     for n_in_flight in (1, 2):
@@ -275,7 +275,7 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
 @settings(max_examples=examples(3), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_concurrent_requests_get_the_same_tokens_as_alone(pair: tuple[Runner, Runner], seed: int) -> None:
-    """The requests have common prefixes and few cells of the cache. Some requests are cancelled while steps
+    """The requests have common prefixes, and the cache has few cells. Some requests are cancelled while steps
     are in flight."""
     rng, (runner, single) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()

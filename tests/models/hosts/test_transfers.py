@@ -41,7 +41,7 @@ def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Per step, nodes send only two sums per layer, the call of node 0, and the logits. They send nothing
+    """In a step, nodes send only two sums per layer, node 0's call, and the logits. They send nothing
     else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=2)
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -57,12 +57,12 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        # two nodes send complete slots, because parts would need equally many bytes and a second exchange
+        # two nodes send complete slots, because parts would have as many bytes and need a second exchange
         (TWO, "host-sum", [1, 1]),
         # complete slots would need 2 slots per node
         pytest.param(HOSTS, "host-sum", [4 / 3] * 3, marks=pytest.mark.wide),
         (HOSTS, "auto", [4 / 3] * 3),
-        # Node 0 sends three half slots: each of its devices' partials, and the sum.
+        # Node 0 sends three half slots: the partial sum of each of its devices, and the sum.
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,
@@ -70,8 +70,8 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If parts of a sum need fewer bytes, nodes do not send complete slots to all other nodes. `slots` lists
-    what each node sends, in units of a slot."""
+    """Nodes send parts of a sum if parts have fewer bytes than complete slots for all other nodes. `slots`
+    lists the number of slots that each node sends."""
     monkeypatch.setattr(ways, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)

@@ -157,7 +157,7 @@ def test_filled_heads_on_vulkan(tmp_path: Path, devices: list[str], head_dim: in
 )
 def test_architectures_with_quantized_caches(tmp_path: Path, name: str) -> None:
     """The models have latent attention, an indexer, shared caches, wide norms and sinks. In some rows,
-    rounding changes the choice of an expert or position, as it does with bf16."""
+    rounding changes the choice of an expert or position, as with bf16."""
     path = write(build(name), tmp_path / "model.gguf")
     with opened(path, ["numpy"], "f32", "f32") as runner:
         want = logits(runner)
@@ -168,8 +168,8 @@ def test_architectures_with_quantized_caches(tmp_path: Path, name: str) -> None:
 
 
 def test_rotation_reduces_the_error_of_large_channels() -> None:
-    """Keys of trained models have channels that are 20 times larger than the others. They set the block's
-    scale, and so the error of the other channels. The rotation makes the scale smaller."""
+    """Keys of trained models have channels that are 20 times larger than the others. These channels determine
+    the block's scale, and so the error of the other channels. The rotation makes the scale smaller."""
     keys = np.random.default_rng(1).standard_normal((64, 1, 32))
     keys[..., 5] *= 20
     errors = []

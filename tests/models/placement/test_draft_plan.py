@@ -36,7 +36,7 @@ def test_without_drafts_nothing_is_gained() -> None:
 
 @pytest.mark.parametrize(("rate", "n", "expected"), [(0.5, 1, 1.45), (0.7, 3, 2.33), (0.85, 7, 4.2)])
 def test_speed_up_over_two_cards(rate: float, n: int, expected: float) -> None:
-    """The speed is the tokens of a step divided by the time of its rows."""
+    """The speed-up is the number of tokens per step divided by the relative time of the step's rows."""
     assert speed_up(CARDS, CARDS, rate, n) == pytest.approx(expected, rel=0.03)
     assert speed_up(CARDS, CARDS, rate, n, token_ms=1.0) < speed_up(CARDS, CARDS, rate, n)
     slow = Times(5.0, 0.0, 19.2)  # 300 us an exchange
@@ -80,7 +80,7 @@ def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> No
     head = sum(size for name, size in read.items() if name.startswith(("blk.4.", "output.weight")))
     of_model = sum(size for name, size in read.items() if not name.startswith(("blk.4.", "token_embd")))
     expected = 8.0 * head / of_model + (2 * 2.0 / 8 if n > 1 else 0.0)
-    # On two devices, each has a complete eh_proj and complete norms.
+    # With two devices, each device has a complete eh_proj and complete norms.
     assert ms == pytest.approx(expected, rel=1e-3) if n == 1 else expected < ms < 1.3 * expected
 
 
@@ -108,7 +108,7 @@ def test_a_drafted_token_of_an_eagle3_head(tmp_path: Path, tables: tuple[str, ..
 
 
 def test_more_rows_read_more_experts_and_exchange_more_bytes() -> None:
-    """Four rows of 8 among 128 experts use 29.1 experts."""
+    """On average, four rows that use 8 of 128 experts each use 29.1 experts together."""
     gguf = Hollow("qwen3-30b-a3b:f16")
     model = load_model(gguf)
     options = Options("a shape", devices=("numpy",) * 2, n_ctx=64)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def sampled(used: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Return which experts each row uses, bool [n_rows, n_expert], with the exact probabilities `used`
-    (systematic sampling, Madow 1949)."""
+    """Draw the experts of each row, bool [n_rows, n_expert]. Each expert has exactly the probability in
+    `used` (systematic sampling, Madow 1949)."""
     chosen = np.zeros((n_rows, used.size), bool)
     for row in chosen:
         order = rng.permutation(used.size)

@@ -1,4 +1,4 @@
-"""The placement options -ngl, -ot, -nkvo, -sm, and any shares, do not change the logits."""
+"""The placement options -ngl, -ot, -nkvo and -sm do not change the logits, for any shares."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
 
 
 def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer has two sums, and only the second sum is sent to the next host."""
+    """Each layer has two sums, and only the second sum is sent to the next node."""
     monkeypatch.setattr(Options, "nodes", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)

@@ -36,7 +36,7 @@ TEXT = "stories-narrow-F32.gguf"
         ([1, 2], [9, 0], 1),
         ([1, 2], [9, -1], 0),
         ([1, 2, 3], [9, 1, -1], 1),
-        ([95, 100, 80], [9, 2, 99], 0),  # if speeds are about equal, the device with the most memory left
+        ([95, 100, 80], [9, 2, 99], 0),  # if speeds are about equal, the device with the most free memory
         ([100, 95], [92, 100], 0),  # about as much
         ([1, 1], [5, 5], 0),
         ([9, 1], [-8, -2], 1),  # no room anywhere
@@ -86,7 +86,7 @@ def test_a_small_fast_card_and_a_large_slow_one(models: Path, mmproj: Path) -> N
 @pytest.mark.wide
 @pytest.mark.no_vulkan
 def test_shares(models: Path, mmproj: Path) -> None:
-    """Of equal cards, the one with the smaller share of the model is chosen."""
+    """If cards are equal, the card with the smaller share of the model is chosen."""
     one, other, fast = (card(name, speed, ROOM) for name, speed in (("1", 1e9), ("2", 1e9), ("fast", 4e9)))
     small = [card(name, 1e9, 1 << 22) for name in ("1", "2")]
     assert best(options_of(models, mmproj, tensor_split=[3, 1]), *small) == "2"

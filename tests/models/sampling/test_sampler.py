@@ -1,4 +1,4 @@
-"""The sampler equals a plain version of the chain that sorts all tokens."""
+"""The sampler returns the same results as a simple chain that sorts all tokens."""
 
 import math
 from collections import Counter
@@ -237,7 +237,7 @@ def test_invalid_sampler_names(name: object) -> None:
 
 
 def test_dry_after_a_rejected_draft() -> None:
-    """The number of candidates is computed for drafted tokens, but these may be rejected."""
+    """The number of candidates is computed for drafted tokens, and these tokens may be rejected."""
     params = SamplingParams(temperature=0, dry_multiplier=5.0, dry_allowed_length=1, dry_sequence_breakers=())
     sampler, fresh = Sampler(params), Sampler(params)
     logits = np.linspace(1, 0, 50, dtype=np.float32)

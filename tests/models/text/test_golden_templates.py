@@ -20,8 +20,8 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_equal_transformers(name: str) -> None:
-    """Our renderer and transformers refuse the same templates, with one exception. If documents or tools are
-    None, a loop over them runs zero times in our renderer."""
+    """vkbackend's renderer and transformers refuse the same templates, with one exception. If documents or
+    tools are None, a loop over them has zero rounds in vkbackend's renderer."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])
     n_texts = 0

@@ -34,8 +34,8 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """Our names of pre-tokenizers are the names in xllamacpp 2026.10. "whitespace" is a separate kind of
-    tokenizer here."""
+    """vkbackend and xllamacpp 2026.10 have the same names of pre-tokenizers. "whitespace" is a separate kind
+    of tokenizer here."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

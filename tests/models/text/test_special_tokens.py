@@ -25,8 +25,8 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """Extract every occurrence of the longest token in bytes, then of each shorter token in the remaining
-    text."""
+    """Extract every occurrence of the longest token (in bytes). Then do the same with each shorter token in
+    the remaining text."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []

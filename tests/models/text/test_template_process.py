@@ -126,7 +126,7 @@ def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker sets itself no limits, as on a system that enforces none."""
+    """The worker sets no limits for itself, as on a system that cannot enforce them."""
     no_limits = "import vkbackend.system.own_limits as own; own.restrict = own.limit_cpu = lambda n: None; "
     monkeypatch.setattr(child, "START", child.START.replace("from {}", no_limits + "from {}"))
 

@@ -195,7 +195,7 @@ HOSTILE = {
 
 
 HOSTILE_CASES = product([pytest.param(path, id=path.stem) for path in [*OWN, *THEIRS]], HOSTILE)
-# "spaces then a word" takes the steps of "spaces" too. llama-bpe and qwen2 merge tokens in the same way.
+# "spaces then a word" includes the steps of "spaces". llama-bpe and qwen2 merge tokens in the same way.
 QUICK = [f"{SPM.stem}-{name}" for name in HOSTILE if name != "spaces"] + [
     f"{BYTES.stem}-{name}" for name in HOSTILE
 ]

@@ -1,5 +1,5 @@
-"""The rows of every family equal the rows that transformers computes. Projectors and texts that do not match
-are refused."""
+"""The rows of every family equal the rows that transformers computes. A projector that does not match the
+text model is refused."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def test_rows_of_files_of_other_types(
     [p if p.id == "idefics3-numpy" else wide(p) for p in product(["idefics3", "pixtral"], DEVICES)],
 )
 def test_values_beyond_f16(tmp_path: Path, golden: Any, name: str, on: str) -> None:
-    """q, v and the FFN's product are 131,072 times as large as usual. k and the matrices that read v and the
-    product are smaller by the same factor."""
+    """q, v and the FFN's product are 131,072 times as large as usual. k, and the matrices that read v or the
+    FFN's product, are smaller by the same factor."""
     fixture = build(name)
     factors = {"attn_q": 1, "attn_k": -1, "attn_v": 1, "attn_out": -1}
     if name == "pixtral":
@@ -221,7 +221,7 @@ def test_tensors_of_sound_are_not_read(tmp_path: Path) -> None:
 
 
 def test_rows_do_not_depend_on_earlier_pictures(models: Path, golden: Any) -> None:
-    """A larger picture leaves values in the rows that a smaller one pads."""
+    """A larger picture leaves values in rows that are padding for a smaller picture."""
     rng = np.random.default_rng(5)
     with open_projector(models, "qwen2.5vl", "numpy") as projector:
         grid = 26, 20
@@ -322,9 +322,9 @@ def text_model(
 
 @pytest.mark.parametrize("projector", SMALL)
 def test_marks_are_in_the_text_around_rows(projector: str) -> None:
-    """A family requires the marks around rows, but not the names of tiles, because some vocabularies lack
-    these names."""
-    # Larger pictures have more marks in two families.
+    """A family requires the special tokens around rows, but not the names of tiles, because some vocabularies
+    lack these names."""
+    # In two families, larger pictures have more special tokens.
     side = {"resampler": 500, "llama4": 100}.get(projector, 50)  # pixels
     layout = cut_of(side, side, vision_config(projector), TokenLimits()).layout
     text = "".join(part for part in layout if isinstance(part, str))
@@ -373,8 +373,8 @@ def test_pictures_that_are_too_large(models: Path) -> None:
 
 @pytest.mark.parametrize("most", [900_000, *(wide(pytest.param(n)) for n in (1 << 20, 600_000))])
 def test_values_that_a_device_cannot_bind(models: Path, most: int) -> None:
-    """The error names the largest value that fits. The number of rows of a step is rounded up, so a
-    proportional value would not fit."""
+    """The error names the largest value that fits. A step's number of rows is rounded up, so a value in
+    proportion to the free memory would not fit."""
     path = models / "qwen2vl.gguf"
     if not path.exists():
         write(build("qwen2vl"), path)

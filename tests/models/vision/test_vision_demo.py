@@ -23,7 +23,7 @@ MIN_RIGHT_HELD_OUT = 0.9
 
 def share_right(devices: Sequence[str], n: int, held_out: bool = False) -> float:
     options = {"devices": devices, "mmproj": DEMO / "mmproj-demo-vision.gguf", "n_ctx": 64, "n_slots": 8}
-    options["tensor_split"] = [1] * len(devices)  # Otherwise a slow device has no share.
+    options["tensor_split"] = [1] * len(devices)  # With shares by speed, a slow device would have no share.
     with LLM(DEMO / "demo-vision.gguf", **options) as llm:
         return float(np.mean(described(llm, n, held_out)))
 

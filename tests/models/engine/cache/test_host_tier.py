@@ -1,4 +1,4 @@
-"""Blocks that leave the devices are found again in host memory and in files."""
+"""Blocks that were evicted from the devices are restored from host memory and from files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """After a context shift, caches hold the keys of the new positions.
 
 A key of the first layer depends only on its token and position, so it must equal the key of the shifted
-tokens. Other keys must equal the old keys, rotated to the new positions in float64.
+tokens. Keys of later layers must equal the old keys after float64 code rotates them to the new positions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KEEP, DISCARD = 5, 21
 END = len(TOKENS) - DISCARD
 # n_ubatch is at least the context, so every window's cache holds the complete context.
 OPTIONS: dict[str, Any] = {"n_ctx": 64, "n_ubatch": 64, "n_slots": 2, "context_shift": True}
-# Bounds on the NMSE of keys that were rotated once more. F16 rounds by 2^-12 of a key, bf16 by 2^-9, q8_0 by
-# about max / 254 of a block, q4_0 by about max / 16.
+# Bounds on the NMSE of keys after one more rotation and rounding. The relative rounding error is 2^-12 for
+# f16 and 2^-9 for bf16. Relative to a block's maximum it is about 1 / 254 for q8_0 and 1 / 16 for q4_0.
 TOLERANCE = {"f32": 1e-12, "f16": 1e-7, "bf16": 1e-5, "q8_0": 1e-4, "q5_0": 5e-3, "q5_1": 5e-3}
 TOLERANCE |= dict.fromkeys(("q4_0", "q4_1", "iq4_nl"), 2e-2)
 QUICK = (
@@ -45,7 +45,7 @@ QUICK = (
     "stablelm",
     "olmo2",
 )
-# name -> words of the refusal
+# name -> part of the error message
 REFUSED = {
     "gpt2": "position embeddings",
     "starcoder": "position embeddings",

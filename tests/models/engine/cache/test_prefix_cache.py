@@ -143,7 +143,7 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
 def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) -> None:
-    """Copying a slot waits for all steps in flight, so a single News message may contain several tokens of a
+    """Copying a slot waits for all steps in flight, so one News message may contain several tokens of a
     request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(0, 40, 3):
