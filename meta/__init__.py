@@ -1,1 +1,1 @@
-"""Run a model on N devices as on one device, independently of architectures, token ids and file formats."""
+"""Run a model on N devices as on one device. This layer knows no architectures, token ids or file formats."""

@@ -21,8 +21,9 @@ Shares = tuple[float, ...]  # one number per device, in any unit
 class Cost:
     """The bytes that a split needs on each device. A device stores `held` bytes. Per token, the device reads
     `read` bytes from its memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each
-    all-reduce among all devices, and `inner` of each all-reduce within one node. If layers are divided into
-    sequential stages, `stages` lists each device's stage. The model has `n_layers` layers."""
+    all-reduce among all devices, and `inner` lists the bytes of each all-reduce within one node. If layers
+    are divided into sequential stages, `stages` lists each device's stage. The model has `n_layers`
+    layers."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -100,7 +101,8 @@ class Prediction:
         return [*out, *self._against_one(names)]
 
     def _against_one(self, names: Sequence[str]) -> list[str]:
-        """Compare with the fastest device alone, and say which exchange would change the result."""
+        """Compare the split with the fastest device alone, and say how short an exchange must be for the
+        split to be faster."""
         if self.alone_times is None or not self.n_reduces:
             return []
         name, t, least = names[self.alone], self.times, self.break_even_us
@@ -142,7 +144,7 @@ def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
 
 
 def too_large(held: Sequence[int], shares: Shares, budgets: Sequence[Budget]) -> bool:
-    """Return whether the devices with a share together have too little memory for `held`."""
+    """Return whether `held` exceeds the total memory of the devices that have a share."""
     room = [budget for budget in budgets if any(shares[d] for d in budget.members)]
     members = {d for budget in room for d in budget.members}
     if any(share for d, share in enumerate(shares) if d not in members):
@@ -181,8 +183,8 @@ def times(
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
     layer_s: float = 0.0,
 ) -> Times:
-    """Predict the time of a token, in which stages run in sequence. Devices of a stage read in parallel, or
-    in sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of some
+    """Predict the time of a token. Stages run in sequence. Devices of a stage read in parallel, or in
+    sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of some
     bytes."""
     stages = cost.stages or (0,) * len(speeds)
 

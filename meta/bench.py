@@ -1,4 +1,4 @@
-"""Time all-reduces without a model, in a chain of sums that is checked bit by bit."""
+"""Time all-reduces without a model. The reduces form a chain of sums, whose result is checked bit by bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
 LIMIT_S = 3.0  # On a single node, no step starts after this time.
-PERIOD = 3  # Odd, but slots alternate between two parities, so a stale slot produces a wrong sum.
-CHAIN_NBYTES = 64 << 20  # Bytes per step of 4 to 32 reduces.
+PERIOD = 3  # Odd, so that a stale slot, which is two reduces old, makes the sum wrong.
+CHAIN_NBYTES = 64 << 20  # Bytes of all reduces of a step, which has 4 to 32 reduces.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class _Chain:
     """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]). The values of h repeat
     after three sums.
 
-    All values are small integers, so sums are exact in every order and wire format. An error grows in later
-    sums.
+    All values are small integers, so sums are exact in every order and wire format. Later sums amplify an
+    error.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

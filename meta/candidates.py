@@ -44,8 +44,8 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """Memory for output rows, `nbytes[d]` bytes on device d. `vocabularies` lists the devices' rows of the
-    model's vocabulary and of the vocabulary of drafts."""
+    """Memory for output rows, `nbytes[d]` bytes on device d. `vocabularies` holds the devices' rows of the
+    model's vocabulary, then their rows of the vocabulary of drafts."""
 
     def __init__(
         self,

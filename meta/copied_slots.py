@@ -1,8 +1,8 @@
-"""Slots in device memory, which copies move through host pages.
+"""Slots in device memory. Copies move the shares between devices through host pages.
 
-Kernels write and read only device memory. After a segment, each device's share is copied to its slot in the
-pages, and then each reading device copies the other shares to its own memory. With a transfer queue, the
-other half of a step's rows computes meanwhile (lag 2), and kernels never wait for the bus.
+Kernels write and read only device memory. After a segment, each device copies its share to its slot in the
+pages. Then each reading device copies the other shares to its own memory. With a transfer queue, the device
+meanwhile computes the other half of the step's rows (lag 2), and kernels never wait for the bus.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class CopiedSlots(ImportedPages):
         n_words = wire_words(reduce.wire, reduce.elements)
 
         def shares(device: int, writers: Sequence[int]) -> list[tuple[View, View]]:
-            """Return the device's view of each writer's share in the pages, and in its own memory."""
+            """Return, for each writer, the device's views of the writer's share: in the pages, and in the
+            device's own memory."""
             views = [self._view(device, reduce, writer) for writer in writers]
             pages = [View(view.buffer, view.offset, (n_words,), "u32") for view in views]
             return [(view, self._in_own(device, view)) for view in pages]

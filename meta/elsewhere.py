@@ -1,5 +1,5 @@
-"""A stand-in for another node's device. The stand-in has the device's limits, and memory only for slots and
-logits.
+"""A stand-in for another node's device. The stand-in has the device's limits. It has memory only for slots
+and logits.
 
 Every node plans and records for all devices, and runs its own devices. Between steps, node 0 can access the
 memory of other nodes through a `link`.

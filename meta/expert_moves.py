@@ -98,11 +98,11 @@ class ExpertSlots:
     def _begin_copies(self) -> None:
         for d in self._here:
             if copies := self.copies(d):
-                self._copying.add(d)  # even if starting the copies fails, so that no table names the slots
+                self._copying.add(d)  # before starting the copies: if that fails, no table may name the slots
                 self._devices[d].begin_copies(copies)
 
     def at_once(self, moves: Sequence[Move]) -> list[Move]:
-        """Return the first moves that may begin together. At most N_STAGED of them are of experts from the
+        """Return the first moves that may begin together. At most N_STAGED of them move experts from the
         file."""
         in_file = [move for move in moves if self._is_in_file(move)]
         return [move for move in moves if move not in in_file[N_STAGED:]]
@@ -134,8 +134,8 @@ class ExpertSlots:
         return [view for stacks in self._stacks for stack in stacks for view in stack.views(d)]
 
     def poll(self) -> int:
-        """Let steps read the moved experts if all devices have them. Returns how many moves have ended, and 0
-        while they are copied. No step may be running."""
+        """If all devices have the moved experts, let steps read them, and return how many moves have ended.
+        Return 0 while experts are still being copied. No step may be running."""
         if self._is_staging and self._staged:
             if not self._staged.ended():
                 return 0
@@ -156,7 +156,8 @@ class ExpertSlots:
             stride = table.strides[d]
             words[table.at + expert] = NONE if slot is None else stride * slot
             if slot is not None and stride == 2:
-                # Ids 2 * slot and 2 * slot + 1 are the expert's columns and the rest of the slot.
+                # Id 2 * slot selects the expert's columns, and id 2 * slot + 1 the unused columns of the
+                # slot.
                 stack, at = self._stacks[layer][0], table.starts_at + 2 * slot
                 words[at + 1] = words[at] + stack.widths[d][expert]
 
@@ -179,8 +180,8 @@ class ExpertSlots:
             device.flush(view.buffer)  # type: ignore[arg-type]
 
     def faults(self) -> list[str]:
-        """Return every table entry whose slot is being written or has another expert. Slower than `poll`, for
-        checks."""
+        """Return a message for every table entry whose slot is being written or holds another expert. Only
+        checks use this, because it takes longer than `poll`."""
         faults = []
         for words, d in zip(self._words, self._here, strict=True):
             for layer, table in enumerate(self.tables):
@@ -194,7 +195,7 @@ class ExpertSlots:
 
 
 class _Stack:
-    """Where a stack's experts are in host memory and in slots."""
+    """The addresses of a stack's experts in host memory and in slots."""
 
     def __init__(self, weight: Weight, load: Load, max_ranges: Sequence[int]) -> None:
         self._weight, self._column = weight, column_nbytes(load)

@@ -1,8 +1,8 @@
 """Slots in device memory for some experts of layers whose experts are in host memory (an expert cache).
 
-Every device has its slices of the experts in slots, and copies them over its own bus. A table per layer maps
-experts to slots. The tables are part of a step's inputs, so a recorded step never changes. The layer's router
-counts how often each expert is used, in host-visible memory.
+Every device holds its slices of the experts in slots, and copies the slices over its own bus. A table per
+layer maps experts to slots. The tables are part of a step's inputs, so a recorded step never changes. The
+layer's router counts how often each expert is used, in host-visible memory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def prefix_of(name: str) -> str:
 
 
 def tables_of(layers: Mapping[str, Sequence[Load]], n_devices: int, n_slots: int) -> dict[str, SlotTable]:
-    """Return where each layer's table is in a step's inputs. A layer has up to `n_slots` slots."""
+    """Return the position of each layer's table in a step's inputs. A layer has up to `n_slots` slots."""
     tables: dict[str, SlotTable] = {}
     at = counts_at = 0
     for prefix, stacks in layers.items():

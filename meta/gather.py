@@ -62,8 +62,8 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """Return the extents of `cuts`, the parts of a matrix on a device. `pieces` lists (first local row,
-    view)."""
+    """Return the extents of `cuts`, the rectangles of a matrix that a device holds. `pieces` lists (first
+    local row, view)."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -91,7 +91,8 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def gather_many(devices: Sequence[Device], wanted: Sequence[tuple[Weight, int, int]]) -> list[np.ndarray]:
-    """Return rows of several tensors (tensor, begin, end), as `gather_rows`. Each device is read once."""
+    """Return rows of several tensors, each given as (tensor, begin, end of gather_rows). Each device is read
+    once."""
     outs = [np.empty((end - begin, matrix_of(weight)[1]), np.uint8) for weight, begin, end in wanted]
     missing = [np.ones(out.shape, bool) for out in outs]
     held: dict[str, list[Extent]] = {}
@@ -117,14 +118,14 @@ def gather_many(devices: Sequence[Device], wanted: Sequence[tuple[Weight, int, i
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write n stored rows that begin at row `begin`, uint8 [n, row bytes], to the devices that have a
-    part."""
+    """Write `data`, uint8 [n, row bytes], to stored rows begin..begin + n on each device that holds bytes of
+    these rows."""
     scatter_many(devices, [(weight, begin, data)])
 
 
 def scatter_many(devices: Sequence[Device], rows: Sequence[tuple[Weight, int, np.ndarray]]) -> None:
-    """Write rows of several tensors (tensor, first row, rows), as `scatter_rows`. Each device is written
-    once."""
+    """Write rows of several tensors, each given as (tensor, first row, data of scatter_rows). Each device is
+    written once."""
     held: dict[str, list[Extent]] = {}
     for d, device in enumerate(devices):
         held.clear()
@@ -195,8 +196,8 @@ def _read_rows(device: Device, reads: Sequence[tuple[Extent, int, int]]) -> list
 
 
 def _target(device: Device, view: View, at: int, data: np.ndarray) -> Iterator[tuple[View, np.ndarray]]:
-    """Yield the words that begin at byte `at`. Bytes that begin inside a word are written at once, because
-    the word's other bytes must be read first."""
+    """Yield the view and the bytes to write at byte `at`. If `at` is inside a word, yield nothing and write
+    at once, because the word's other bytes must be read first."""
     if lead := at % 4:
         data = np.concatenate([_read(device, view, at - lead, lead), data.reshape(-1)])
     target = View(view.buffer, view.offset + at - lead, (-(-data.nbytes // 4),), "u32")

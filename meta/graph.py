@@ -1,4 +1,5 @@
-"""The graph of a step, with a recording per device that is divided where devices exchange sums."""
+"""The graph of a step. It has a recording per device, which is divided into segments where devices exchange
+sums."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Arrival(NamedTuple):
-    """Rows begin..end of a sum that devices can read."""
+    """Rows begin..end of a sum. The devices can read their shares."""
 
     begin: int
     end: int
@@ -58,7 +59,7 @@ class Graph:
     skipped: Collection[int] = ()  # Layers that are not recorded, because they repeat earlier layers.
     check: Callable[[], None] = lambda: None  # called before every layer; may raise
     recordings: list[Recording] = field(init=False)
-    # At the ends of segments.
+    # the exchange or fetch at the end of each segment but the last
     meetings: list[Reduce | Fetch] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label
@@ -105,7 +106,8 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """Return a recorder for device d. The label is the weight's name or a name in this scope."""
+        """Return a recorder for device d. The ops' label is the weight's name, or `name` within this
+        scope."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -163,7 +165,7 @@ class Graph:
         sum's RMS norm.
 
         No exchange is needed if one device is the only writer and the only reader. If a device that reads the
-        sum lacks the mirrored addend, a writing device adds it to its partial sum.
+        sum lacks the addend `base`, a writing device adds `base` to its share.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -220,7 +222,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """Return the sum without `base`. One writer adds the base to its share."""
+        """Return an equal tensor without `base`: one writer adds the base to its share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -230,7 +232,7 @@ class Graph:
 
     def _exchange(self, x: Tensor, readers: Sequence[int], wire: str) -> Iterator[_Arrival]:
         """Record the exchange. After each piece, yield each reading device's slots and each device's share in
-        the summed format. The shares of the next piece are written in the segment that reads this one."""
+        the summed format. The segment that reads a piece also writes the shares of the next piece."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -291,9 +293,9 @@ class Graph:
         return [meeting for meeting in self.meetings if isinstance(meeting, Reduce)]
 
     def fetch_experts(self, ids: Mapping[int, View], n_experts: int, stacks: Sequence[Weight]) -> None:
-        """End the segment, so that hosts can copy the used experts of streamed `stacks`. `ids` u32
-        [n_rows, n_used] are on these devices, and the first device of each node writes them to host memory.
-        In a step that uses nearly all experts, they are copied ahead instead."""
+        """End the segment, so that hosts can copy the used experts of streamed `stacks`. `ids` maps devices
+        to u32 [n_rows, n_used]. The first of these devices on each node writes its ids to host memory. In a
+        step that uses nearly all experts, do nothing, because the experts are copied ahead."""
         n_rows, n_used = next(iter(ids.values())).shape
         names = tuple(name_in_layer(w.name) for w in stacks if w.streamed)
         if names and not uses_all(n_rows, n_used, n_experts):

@@ -1,6 +1,6 @@
-"""Measures how fast a device reads pinned host memory of each kind (buffer.py), how fast copies move it to
-the device, and both at once. The rates that users report for the same bus range from 2 to 26 GB/s, so no rate
-is assumed.
+"""Measures how fast a device reads pinned host memory of each kind (buffer.py), how fast it copies this
+memory to its own, and the speeds of both when they run at once. The rates that users report for the same bus
+range from 2 to 26 GB/s, so no rate is assumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ IDLE_S = 1e-4  # seconds between checks whether copies have ended
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Bytes per second of shader reads, of copies to device memory, and of both at the same time."""
+    """Bytes per second of shader reads and of copies to device memory, each alone and while the other
+    runs."""
 
     read: float
     copy: float
@@ -118,7 +119,7 @@ def shared_bus(devices: Sequence[Device], speeds: Sequence[Speed], reads: Sequen
 
 
 def _rates(device: Device) -> list[float]:
-    """Return [read, copy, read with copy, copy with read]."""
+    """Return the values of HostRates in order."""
     with Reading(device, Home.HOST) as reading:
         targets = [device.buffer(w.nbytes, Home.WEIGHTS, "measured copy") for w in reading.matrices]
         words = [(w.nbytes // 4,) for w in reading.matrices]
@@ -151,7 +152,7 @@ def _await_copies(device: Device) -> None:
 
 def _both(device: Device, reading: Reading, copies: Sequence[Copy]) -> tuple[float, float]:
     """Return the rates of reads and of copies while both run, or zeros if the host waits for copies. Copies
-    wait for reads that were submitted before, as copies of an expert cache wait for steps."""
+    wait for reads that were submitted before them, as an expert cache's copies wait for steps."""
     n_read = n_copied = running = 0
     began = time.perf_counter()
     copying, deadline = False, time.monotonic() + env.timeout_s()
@@ -184,8 +185,8 @@ def _await_reads(device: Device, number: int) -> None:
 
 
 def _together(devices: Sequence[Device], readings: Sequence[Reading]) -> list[float]:
-    """Return each device's rate while all read. A device that ends early starts again, until each has read
-    for a while."""
+    """Return each device's rate while all devices read. A device that ends early starts again, until every
+    device has read for MEASURE_S."""
     for reading in readings:
         reading.run()
     ends = [0.0] * len(readings)
@@ -197,7 +198,7 @@ def _together(devices: Sequence[Device], readings: Sequence[Reading]) -> list[fl
             if numbers_of[d] and device.queue.completed() >= numbers_of[d]:
                 counts[d] += 1
                 ends[d] = time.perf_counter() - began
-                # Devices stop together, so that none reads alone.
+                # All devices stop together, because a device that read alone would be faster.
                 numbers_of[d] = _start(device, readings[d]) if min(ends) < MEASURE_S else 0
         if time.perf_counter() - began > env.timeout_s():
             raise Timeout(f"{devices[0].name} and {devices[1].name}: reads of host memory did not end")

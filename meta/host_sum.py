@@ -69,7 +69,7 @@ class HostSum(Provider):
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end. A block of the wire format must begin at `begin`."""
+        """Sum elements begin..end. `begin` must be the start of a block of the wire format."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers

@@ -1,8 +1,8 @@
 """Slots in host pages that all devices import.
 
-With `pages`, every device reads all slots. With `scatter`, each device first sums a part for all devices.
-With `pieces`, a sum is divided into pieces: while devices read one piece, they write the next, so both
-directions of a bus are busy.
+With `pages`, every device reads all slots. With `scatter`, each device first sums a range of the elements for
+all devices. With `pieces`, a sum is divided into pieces. While devices read one piece, they write the next,
+so both directions of the bus are busy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def page_of(devices: Sequence[Device]) -> int:
 
 
 class ImportedPages(Provider):
-    """A provider with slots in host pages that all devices import. Even and odd reduces have separate slots,
-    one per device and one for gathering. If `cut`, sums of several rows are reduced in pieces."""
+    """A provider with slots in host pages that all devices import. Even and odd reduces have separate slots.
+    Each has one slot per device and one for gathering. If `cut`, sums of several rows are reduced in
+    pieces."""
 
     name = "pages"
 

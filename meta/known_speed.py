@@ -36,7 +36,7 @@ def known_speed(device: Device) -> Speed | None:
     return Speed(*known) if len(known) == 2 else None
 
 
-BETTER = 1.05  # A kind of host memory replaces the default if it is read this many times as fast.
+BETTER = 1.05  # A kind of host memory replaces the default if a device reads it this many times as fast.
 
 
 def known_host_kind(device: Device) -> str:

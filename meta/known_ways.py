@@ -15,8 +15,8 @@ MAX_AHEAD = 1 << 16  # no step has this many segments
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`ways` lists (largest bytes of a sum, provider) in order of size. A step signals by `signal`, and has
-    `ahead` segments submitted before they may run (None: all)."""
+    """`ways` lists (largest bytes of a sum, provider) in order of size. A step signals by `signal`, and
+    submits `ahead` segments before they may run (None: all)."""
 
     ways: tuple[tuple[int, str], ...]
     signal: str

@@ -1,6 +1,6 @@
 """Learns times from measured tokens, for later predictions.
 
-Reading weights does not explain a token's whole time: short commands leave a device waiting. The time that
+A token takes longer than reading the weights, because a device waits between short commands. The time that
 one device takes beyond reading is its time per layer. The time that a group takes beyond reading, layers and
 exchanges is its time per cut, because a device idles before and after each exchange. Both are medians of
 stored measurements.
@@ -17,7 +17,7 @@ from vkbackend.meta.known_speed import key_of, remember, stored
 from vkbackend.runtime import Device
 
 MOST = 16  # measurements are kept for each group of devices
-WRONG = 0.2  # a prediction is wrong if it differs by more than this share
+WRONG = 0.2  # a prediction is wrong if it differs by more than this share of the measured time
 
 
 @dataclass(frozen=True, slots=True)

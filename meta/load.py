@@ -38,7 +38,8 @@ PIECE_NBYTES = 64 << 20  # Bytes between two calls of `progress`.
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """Return the tensor as uint8 without a copy. Any shape with rows in order is allowed."""
+        """Return the tensor as uint8 without a copy. The rows must be in order; the shape may have any number
+        of axes."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
         """Return the mapped file as uint8, and the tensor's first byte. Only loads with `in_file` call this
@@ -143,7 +144,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = joined.shape[1]
-        # Multiples of 4 rows make every write begin at a word boundary.
+        # With a multiple of 4 rows, every write begins at a word boundary.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = joined[first + at : first + min(at + step, n_rows)]

@@ -1,4 +1,5 @@
-"""Measure how devices exchange sums fastest: the provider of each size, then signals and depths."""
+"""Measure the fastest way for devices to exchange sums: first the provider for each size, then signals and
+depths."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vkbackend.runtime import SIGNALS, Device
 SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
 TOKEN_NBYTES = 1 << 14  # A decoded token's sum in a model with 4,096 values per row.
 DEPTHS: tuple[int | None, ...] = (0, 1, 2, None)
-BETTER = 0.9  # A way replaces the default if it takes less than this part of its time.
+BETTER = 0.9  # A way replaces the default if it takes less than this share of the default's time.
 
 Timing = Callable[[int, ReduceOptions], ReduceTime]
 
@@ -62,8 +63,8 @@ def measure_ways(
 
 
 def best_provider(rows: Sequence[Measured]) -> str:
-    """Return the fastest exact provider of rows of one size. The first exact provider is preferred if the
-    fastest takes more than BETTER of its time."""
+    """Return the fastest exact provider of rows of one size. If the fastest takes more than BETTER times the
+    first exact provider's time, return the first exact provider."""
     rows = [row for row in rows if row.exact]
     if not rows:
         return ""
@@ -95,7 +96,7 @@ def choice_of(rows: Sequence[Measured]) -> Choice | None:
 
 
 def keep(devices: Sequence[Device], rows: Sequence[Measured], choice: Choice) -> None:
-    """Store the choice, and the time of its exchanges of each size for predictions."""
+    """Store the choice. For predictions, also store how long its exchange of each size takes."""
     remember_choice(devices, choice)
     names = ", ".join(map(key_of, devices))
     for nbytes in {row.nbytes for row in rows}:

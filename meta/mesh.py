@@ -70,7 +70,7 @@ class Mesh:
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
-        """The bytes of pinned host pages (for shared tables, for slots)."""
+        """The bytes of pinned host pages: (for shared tables, for slots)."""
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(
@@ -83,7 +83,7 @@ class Mesh:
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
         `n_places` steps may have output rows in transfer from other nodes. `layers_of(inputs)` returns the
-        layers, of which a step records equal ones only a few times."""
+        model's layers. A step records only a few of several equal layers."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -109,8 +109,8 @@ class Mesh:
         self.outputs = Outputs(self.devices, self._inputs, vocabularies, sizes.logits, self.nodes, n_places)
 
     def _order_copies(self, provider: Provider) -> None:
-        """If copies follow segments, segments wait for semaphores, which order the queues. If copies have no
-        queue of their own, no segment is submitted ahead of them."""
+        """If copies follow segments, let segments wait for semaphores, because semaphores order the queues.
+        If a device's copies have no queue of their own, submit no segment ahead of a copy."""
         for device in self.devices if provider.copies else ():
             device.queue.signal = device.queue.signal.replace("flag+event", "flag").replace(
                 "event", "semaphore"
@@ -121,7 +121,7 @@ class Mesh:
         return self.steps.of(kind, may_pad)
 
     def record(self, kind: StepKind, build: Build) -> Step:
-        """Record a step of `build` in place of the model's forward function. The step uses the memory of the
+        """Record a step of `build` instead of the model's forward function. The step uses the memory of the
         model's steps."""
         builder = replace(self.steps.builder, build=build)
         self._others.append(RecordedSteps(builder, self.steps.arenas, self.reuse))

@@ -1,7 +1,7 @@
 """A transport that sends bytes from node to node over MPI, without pickling.
 
-Collectives such as `MPI_Allreduce` are avoided, because MPI chooses their order of additions. A waiting
-thread polls MPI until a deadline.
+The transport uses no collectives such as `MPI_Allreduce`, because MPI chooses their order of additions. A
+waiting thread polls MPI until a deadline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The nodes of a group, their devices, and the bytes that each exchange transfers.
 
-A node sends its devices' slots to the nodes that read them, into the same pages. Devices sum in slot order,
-so all nodes get the same bits as a single node would.
+A node sends its devices' slots to the nodes that read them. A slot has the same offset in the pages of every
+node. Devices sum in slot order, so all nodes get the same bits as a single node would.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Exchange:
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
     local: Reduce | None  # The sum on this node after the transfers, if a device of this node reads it.
-    part: tuple[int, int] = (0, 0)  # This node's elements, if each node sums a part.
+    part: tuple[int, int] = (0, 0)  # The elements begin..end that this node sums, if each node sums a range.
     sums: Transfers | None = None  # Transfers that send the summed parts to every node.
 
 
@@ -178,9 +178,9 @@ class OverNodes(Provider):
     # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """Return (device, node, begin, end): bytes begin..end of the device's slot are sent to the node. The
-        order is the same on all nodes. If `reduce.gather` is set, the bytes are sums that the device
-        computed, not shares."""
+        """Return (device, node, begin, end) of each transfer of bytes begin..end of the device's slot to the
+        node. The order is the same on all nodes. If `reduce.gather` is set, the bytes are sums that the
+        device computed, not shares."""
         of, n = self._nodes.of, len(self._nodes.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -1,6 +1,5 @@
-"""Ops on tensors over N devices. Each op derives its result's split state and records a dispatch per device.
-
-When an op needs the full sum of a PARTIAL operand, the operand is all-reduced. So model code is written for
+"""Ops on tensors over N devices. Each op derives its result's split state, and records a dispatch per device.
+If an op needs the full sum of a PARTIAL operand, it all-reduces the operand. So model code is written as for
 one device.
 """
 

@@ -1,7 +1,7 @@
 """Sparse attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Each device with the layer's kv head holds the complete indexer and its keys, so these devices choose the same
-positions. Devices of different kinds may choose differently among nearly equal scores.
+Each device that holds the layer's kv head also holds the complete indexer and its keys, so these devices
+choose the same positions. Devices of different kinds may choose differently among nearly equal scores.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def choose(
     tail: bool = False,
 ) -> Tensor:
     """Return the top_k blocks of `block` positions for each row in ascending order, u32 [rows, top_k]. A
-    block's score is the sum over the indexer's heads of w * max(q . k, 0), with the key of its last position.
-    The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With `tail`, the row's
-    own block is the last of the top_k, if it is incomplete. Without w, all weights are 1."""
+    block's score is the sum over the indexer's heads of w * max(q . k, 0), where k is the key of the block's
+    last position. The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With
+    `tail`, the row's own block is the last of the top_k, if it is incomplete. Without w, all weights are
+    1."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     if is_rotated(keys):
         q = hadamard(q, q.width // heads, head)
@@ -69,11 +70,12 @@ def pool_keys(
     first: int = 0,
     overlap: bool = False,
 ) -> Tensor:
-    """Return the mean of the keys of a block of `block` positions in the rows of the blocks' last positions.
-    The keys x [rows, head] were stored in `raw` [n_cells, head]. With `bias` [block, head], gates follow the
-    keys in `raw` [n_cells, 2 * head], and the weights of the mean are the softmax over the block's positions
-    of gate + bias. The keys may begin at element `first` of a wider `raw`. With `overlap`, x, the gates and
-    `bias` are two vectors per position, side by side, and the result is one (Recorder.pool_keys)."""
+    """Return the mean of the keys of each block of `block` positions. The mean is in the row of the block's
+    last position. The keys x [rows, head] were stored in `raw` [n_cells, head]. With `bias` [block, head],
+    gates follow the keys in `raw` [n_cells, 2 * head]. Then the weights of the mean are softmax(gate + bias)
+    over the block's positions. The keys may begin at element `first` of a wider `raw`. With `overlap`, x, the
+    gates and `bias` have two vectors per position, side by side, and the result has one
+    (Recorder.pool_keys)."""
     width, state = (x.width // 2, split.resized(x.state, 1, 2)) if overlap else (x.width, x.state)
     y = x.graph.new(x.rows, width, state, "pooled keys", holders_of(x))
     for d in holders_of(y):
@@ -161,8 +163,8 @@ def attend_chosen(
 
 
 def parts_of(graph: TensorGraph, d: int, out: View, n_kv: int, n_blocks: int, sinks: Weight | None) -> View:
-    """Return where attention writes its result on device d: `out` [rows, heads, head_dim], or scratch for
-    the parts of split keys, which attn_combine adds."""
+    """Return the view to which attention writes its result on device d: `out` [rows, heads, head_dim]. If
+    keys are split, return scratch memory for the partial results, which attn_combine adds."""
     rows, heads, head_dim = out.shape
     n_splits = device_ops.attn_splits(graph.on(d, "attention").limits, rows, heads, n_kv, n_blocks)
     if n_splits == 1 and not sinks:

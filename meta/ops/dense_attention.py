@@ -17,8 +17,8 @@ from vkbackend.step import Mix
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False, parts: int = 1) -> Tensor:
     """Rotate each head by the cos and sin of the row's position (Su et al. 2021). The elements of a rotated
-    pair are adjacent, or half a head apart. If `half_split`, a head may consist of `parts`, each of which
-    pairs its own elements."""
+    pair are adjacent, or half a head apart if `half_split`. With `half_split`, a head may consist of `parts`,
+    whose elements are half a part apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
@@ -33,7 +33,7 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
 
 
 def hadamard(x: Tensor, head_dim: int, new_dim: int) -> Tensor:
-    """Rotate blocks of 32 elements of each head, and fill or cut heads to `new_dim` elements
+    """Rotate blocks of 32 elements of each head, and pad or cut heads to `new_dim` elements
     (Recorder.hadamard)."""
     graph = x.graph
     state = split.per_new_head("hadamard", x.state, head_dim, new_dim)
@@ -47,8 +47,8 @@ def hadamard(x: Tensor, head_dim: int, new_dim: int) -> Tensor:
 
 def is_rotated(cache: Weight) -> bool:
     """Return whether K, V or index keys are rotated by `hadamard` before they are stored. Rotations of q and
-    k cancel in their product; attention's result is rotated back. The rounding error of quantized types
-    becomes smaller (docs/fit.md), and heads become whole blocks."""
+    k cancel in their product; attention's result is rotated back. Rotation reduces the rounding error of
+    quantized types (docs/fit.md), and pads heads to whole blocks."""
     return block_of(cache.dtype)[0] > 1
 
 
@@ -65,8 +65,8 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight, head_dim: int) -> None:
 
 
 def kv_load(graph: TensorGraph, cache: Weight, cells: Weight) -> Tensor:
-    """Return the rows of `cache` [n_cells, width], which every device has, at the positions that StepParams'
-    tokens name."""
+    """Return the rows of `cache` [n_cells, width] at the positions in StepParams' tokens. Every device holds
+    the complete cache."""
     y = graph.new(graph.kind.n_rows, cache.shape[1], MIRRORED, "kv_load")
     for d, inputs in enumerate(graph.inputs):
         on, width = graph.on(d, "kv_load"), cache.shape[1]
@@ -177,7 +177,7 @@ def attention(
             units = 0 if slopes else device_ops.heads_by_units(on.limits, *sizes)
             decode = on.attn_decode_coop if units else on.attn_decode
             tiled = {"tile_heads": units} if units else {}
-            # Rows of one run share workgroups, so they need as many splits as one row.
+            # The rows of a run share workgroups, so a run needs only as many splits as one row.
             n_splits = device_ops.attn_splits(
                 on.limits, -(-n // together), local, n_kv, caches[2].shape[1], window, **tiled
             )
@@ -209,8 +209,8 @@ def self_attention(
 ) -> Tensor:
     """Return softmax(scale q k^T) v [rows, heads * head_dim] among the rows of a step, without
     caches. A row attends to the positions that its run states (step.Run), or to all rows. Position p is row
-    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... There are as many heads of k and v as of q. `scale` is
-    1 / sqrt(head_dim) by default."""
+    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... q, k and v have equally many heads. `scale` is 1 /
+    sqrt(head_dim) by default."""
     graph, rows = q.graph, q.rows
     assert graph.kind.mix is Mix.PREFILL, graph.kind
     q, k, v = whole(q), whole(k), whole(v)

@@ -27,10 +27,10 @@ def attend_entries(
     """Return the attention of q [rows, heads * head] over the last `window` positions and over entries, in
     one softmax.
 
-    A cell of `kv` [n_cells, 2 * head] has the vector that is both key and value of a position, then the entry
-    of the block of `block` positions that ends there. `chosen` are the blocks of each row (`choose` with
-    `tail`), by default all complete blocks. `sinks` [heads] adds a logit per head to the softmax's
-    denominator.
+    A cell of `kv` [n_cells, 2 * head] holds two vectors. The first is both key and value of a position. The
+    second is the entry of the block of `block` positions that ends at this position. `chosen` are the blocks
+    of each row (`choose` with `tail`), by default all complete blocks. `sinks` [heads] adds a logit per head
+    to the softmax's denominator.
     """
     graph, rows, head = q.graph, q.rows, q.width // heads
     rotated = is_rotated(kv)

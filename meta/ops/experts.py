@@ -1,5 +1,5 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device holds some FFN columns of every expert, so an
-exchange sums n_embd values per row for any number of used experts."""
+"""The mixture of experts (Shazeer et al. 2017). Every device holds some FFN columns of every expert. So an
+exchange sums n_embd values per row, however many experts a row uses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vkbackend.ops.moe import Gating
 class Router:
     """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
     `select` and `gain` are [n_expert]. `bias` is added to the logits. `select` is added to the probabilities
-    only for the choice. `gain` multiplies an expert's weight. If `given` [rows, n_used] is set, it has the
-    numbers of each row's experts, and the logits only weigh them."""
+    only for the choice. `gain` multiplies an expert's weight. If `given` [rows, n_used] is set, it contains
+    the ids of each row's experts, and the logits only give their weights."""
 
     w_norm: Weight
     w: Weight
@@ -52,15 +52,15 @@ class Experts:
     down_bias: Weight | None = None
     act: str = "silu"
     weighs_input: bool = False  # multiply x, not the result, by the expert's weight
-    limit: float = 0.0  # bounds act(gate x) from above, and up x on both sides (0: none)
-    limits_gate: bool = False  # bounds gate x instead of act(gate x)
+    limit: float = 0.0  # upper bound of act(gate x), and bound of |up x| (0: none)
+    limits_gate: bool = False  # the upper bound applies to gate x, not to act(gate x)
     situ: tuple[float, float] | None = None  # the soft-caps of situ_mul, instead of `act`
 
 
 @dataclass(slots=True)
 class _Pairs:
-    """Pairs (row, expert) by ids u32 [n_rows, n_used]. If experts have slots, `hits` are pairs with slot ids,
-    and `misses` are the other experts' pairs."""
+    """The pairs (row, expert) of ids u32 [n_rows, n_used]. If experts have slots, `hits` are the pairs of
+    experts in slots, by slot id, and `misses` are all other pairs."""
 
     ids: View
     groups: device_ops.Groups | None
@@ -182,8 +182,8 @@ def _operand_type(
 def _pairs(
     graph: TensorGraph, d: int, ids: View, n_experts: int, writers: tuple[int, ...], stacks: Sequence[Weight]
 ) -> _Pairs:
-    """Return the pairs of `ids`. If a stack has slots, also return the pairs that miss them and that hit
-    them, and count the pairs on the first device of each node."""
+    """Return the pairs of `ids`. If a stack has slots, also return the hits and the misses, and count the
+    pairs on the first device of each node."""
     slots = [w.slots for w in stacks if w.slots]
     if not slots:
         return _Pairs(ids, groups_of(graph, d, ids, n_experts, "moe"))

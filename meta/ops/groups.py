@@ -14,7 +14,7 @@ def groups_of(
     graph: TensorGraph, d: int, ids: View, n_experts: int, label: str, n_ids: int = 0
 ) -> device_ops.Groups | None:
     """Sort the pairs of `ids` u32 [n_rows, n_used], or return None for too few pairs. The ids are below
-    `n_ids` (default: n_experts), which does not affect the choice of the tile."""
+    `n_ids` (default: n_experts). The choice of the tile depends on n_experts only."""
     on = graph.on(d, label)
     n_rows, n_used = ids.shape
     if not (tile := device_ops.tile_size(on.limits, n_rows, n_used, n_experts)):

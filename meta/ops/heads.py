@@ -1,4 +1,4 @@
-"""Ops on the heads of latent attention, without exchanges."""
+"""Ops on the heads of latent attention. Devices exchange nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that keep rows of a slot's last positions for later steps. Every device keeps complete rows."""
+"""Ops that keep the rows of each slot's last positions for later steps. Every device keeps complete rows."""
 
 from __future__ import annotations
 

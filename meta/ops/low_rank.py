@@ -1,10 +1,10 @@
-"""The update of a product by low-rank adapters: y += scale * B (A x), for the adapters of each row.
+"""Low-rank adapters update a product: y += scale * B (A x), for each adapter of a row.
 
 If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
-all-reduce of y also sums the updates, and no additional exchange is needed.
+all-reduce of y also sums the updates.
 
-A step's region `Inputs.adapters` holds the rows' ids u32 [n_rows, n] and scales f32 [n_rows, n], then ids and
-scales of the output rows, where n is StepKind.adapters.
+A step's region `Inputs.adapters` holds the adapters' ids u32 [n_rows, n] and scales f32 [n_rows, n] of the
+rows, then ids and scales of the output rows, where n is StepKind.adapters.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ A, B, STARTS = ".lora_a", ".lora_b", "lora_starts."
 
 
 def attach(weights: Mapping[str, Weight], n_adapters: int) -> None:
-    """Give each weight its pairs. B has the weight's name and the suffix .lora_b. The name of A, with the
-    suffix .lora_a, is the weight's or `group_name` of several weights."""
+    """Set each weight's adapter pairs. B has the weight's name and the suffix .lora_b. A has the suffix
+    .lora_a after the weight's name, or after the `group_name` of several weights."""
     for name, a in weights.items():
         if not name.endswith(A):
             continue
@@ -94,7 +94,7 @@ def adapt_logits(graph: TensorGraph, d: int, x: Tensor, w: Weight, product: View
 def _product(
     graph: TensorGraph, d: int, pairs: LowRank, x: View, ids: View, groups: device_ops.Groups | None
 ) -> View:
-    """Return A x of each row and its adapters, f32 [n_rows, n_terms, pairs.width]."""
+    """Return A x for each row and each of its adapters, f32 [n_rows, n_terms, pairs.width]."""
     assert pairs.starts is not None
     if len(pairs.a.pieces[d]) > 1:
         raise PlanError(f"{pairs.a.name} exceeds one binding; load fewer adapters, or adapters of lower rank")
@@ -108,7 +108,7 @@ def _add(
     graph: TensorGraph, d: int, pairs: LowRank, t: View, product: View, y: View, rows: tuple[View, View]
 ) -> None:
     (ids, scales), width = rows, y.shape[-1]
-    n_last = math.prod(t.shape) - pairs.width + pairs.rank  # the end of W's part of the last row
+    n_last = math.prod(t.shape) - pairs.width + pairs.rank  # the end of W's columns in the last row
     part = View(t.buffer, t.offset + 4 * pairs.first, (n_last,))
     for first, b in pairs.b.pieces[d]:
         n = b.shape[0]
@@ -147,8 +147,8 @@ class ExpertIds:
 
 
 def expert_ids(graph: TensorGraph, d: int, experts: View, stacks: Sequence[Weight | None]) -> list[ExpertIds]:
-    """Return the ids for each of a row's adapters, or an empty list if no stack has adapters. `experts` u32
-    [n_rows, n_used] are the chosen experts. Raises PlanError for too many rows."""
+    """Return the ids of pairs for each adapter of a row, or an empty list if no stack has adapters. `experts`
+    u32 [n_rows, n_used] are the chosen experts. Raises PlanError for too many rows."""
     adapted = [stack for stack in stacks if stack and stack.low_rank]
     if not adapted or not graph.kind.adapters:
         return []

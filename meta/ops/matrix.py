@@ -25,7 +25,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # Devices that add the bias: only one if y is PARTIAL.
+    biased: Sequence[int] = ()  # The devices that add the bias. If y is PARTIAL, only one device adds it.
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)
@@ -48,9 +48,10 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 
 def n_parts(limits: Limits, n_rows: int) -> int:
-    """Return how many dispatches compute a product with `n_rows` rows of x. None takes longer than a product
-    with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. Software devices have no
-    watchdog, and fuse gate, up and their product only if each is one dispatch."""
+    """Return how many dispatches compute a product with `n_rows` rows of x. No dispatch may take longer than
+    a product with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. On software
+    devices the result is 1: they have no watchdog, and gate and up are fused with their product only if each
+    is one dispatch."""
     return 1 if limits.is_cpu else -(-n_rows // LONG_ROWS)
 
 
