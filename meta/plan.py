@@ -16,10 +16,11 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, on_holde
 @dataclass(frozen=True, slots=True)
 class Role:
     """How a weight is split along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`. If
-    `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "index" for a copy on
-    every device with kv heads, "ffn", "vocab", "draft_vocab", or "experts" for the FFN columns of a stack
-    [n_expert, n_out, n_in]. All matrices of a stack with the dimension "ffn" have the same split. `segments`
-    lists the relative sizes of an axis's consecutive parts. All parts are split in the same proportions."""
+    `dim` is empty, the weight is mirrored. Otherwise `dim` is "heads", "kv_heads", "ffn", "vocab",
+    "draft_vocab", "index" or "experts". "index" means a copy on every device with kv heads. "experts" means
+    the FFN columns of a stack [n_expert, n_out, n_in]. All matrices of a stack with the dimension "ffn" have
+    the same split. If the axis consists of consecutive segments, `segments` lists their relative sizes. All
+    segments are split in the same proportions."""
 
     dim: str = ""
     axis: int = 0
@@ -90,7 +91,7 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # avoids an infinite sum of very large shares
+    shares = [s / largest for s in shares]  # the sum of very large shares would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 

@@ -40,11 +40,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The sizes of a delta net, split between key heads with their value heads and state.
+    """The sizes of a delta net. A device gets key heads, with their value heads and state.
 
     The output projection has `columns` columns per key head and `block` elements per quant block. If
-    `shifts`, the layer mixes each row with the row before it. Every device with a share keeps the last row
-    for this.
+    `shifts`, the layer mixes each row with the row before it. For this, every device with a share keeps the
+    last row.
     """
 
     n_k_heads: int
@@ -54,7 +54,8 @@ class DeltaNet:
 
     @property
     def grain(self) -> int:
-        """The smallest number of key heads with complete blocks of the output projection."""
+        """The smallest number of key heads whose columns of the output projection are complete quant
+        blocks."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
     @property
@@ -147,7 +148,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # summed over experts, to balance rounding differences
+    here = [0.0] * len(shares)  # columns of each device, summed over experts to balance rounding differences
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -176,7 +177,8 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Return the columns per unit: complete blocks of ffn_down, if possible a multiple of 4 for loads."""
+    """Return the columns per unit: complete blocks of ffn_down, and if possible a multiple of 4, because
+    shaders load 4 elements at once."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -184,8 +186,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Split between kv groups. If a device would get no group and the cost is lower, split between q heads
-    and copy kv heads."""
+    """Split between kv groups. If a device would get no group, split between q heads and copy kv heads,
+    provided that this costs less."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -202,7 +204,8 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Return the largest load per share of a device, in q heads. A kv head counts as `kv_width` q heads."""
+    """Return the largest ratio of a device's load, in q heads, to its share. A kv head counts as `kv_width` q
+    heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -216,9 +219,9 @@ def _take(
 ) -> Ranges:
     """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
-    If loads are equal, the device with the smallest part of the model per share is first. The function
-    updates `held`, the devices' parts in elements. `here` lists each device's columns of this layer's other
-    experts. The last unit may be incomplete.
+    If loads are equal, the device that holds the fewest elements of the model per share is first. `held`
+    lists the elements that each device holds, and is updated. `here` lists each device's columns of this
+    layer's other experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:
@@ -232,7 +235,7 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # some devices may already exceed their share
+    while sum(counts) > units:  # `before` may exceed some devices' shares
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -280,8 +283,8 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    # llama.cpp splits q, k and v separately, not by key heads. Over 3 devices, its split may differ from
-    # ours.
+    # llama.cpp splits q, k and v separately, not by key heads. So with 3 devices its split may differ from
+    # this one.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return a.ranges(_cumulative(a.n_k_heads, grain, n, shares, rotation), shares or (1,) * n)

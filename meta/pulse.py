@@ -1,4 +1,4 @@
-"""A thread sends heartbeats between node 0 and every other node, even while a node compiles or loads."""
+"""Send heartbeats between node 0 and every other node in a thread, even while a node compiles or loads."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Given speeds replace measured speeds. `weights` and `host` are the bytes per second of Speed. An
-    exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`. A layer takes
-    `layer_s` beyond reading its weights. Around an exchange, devices idle `cut_s` (learned_times.py)."""
+    """Speeds given by the user, which replace measured speeds. `weights` and `host` are the bytes per second
+    of Speed. An exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`.
+    A layer takes `layer_s` seconds in addition to reading its weights. Around an exchange, devices idle for
+    `cut_s` seconds (learned_times.py)."""
 
     weights: float | None = None
     host: float | None = None
@@ -37,12 +38,13 @@ class Rates:
         return tuple(speeds if self.host else shared_bus(devices, speeds, [n > 0 for n in host]))
 
     def resources(self, devices: Sequence[Device]) -> list[Hashable]:
-        """Devices with equal labels share a speed. A given speed is the speed of each device."""
+        """Devices with equal labels share a measured speed. A speed given by the user is the speed of each
+        single device."""
         return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
 
     def layer(self, devices: Sequence[Device]) -> float:
-        """Return the seconds per layer beyond reading weights, or 0 if speeds are given, because nothing was
-        learned about them."""
+        """Return the seconds that a layer takes in addition to reading its weights. If the user gave speeds,
+        return 0, because these speeds were not measured."""
         if self.layer_s is not None or self.weights:
             return self.layer_s or 0.0
         return layer_seconds([device for device in devices if not device.node])

@@ -20,7 +20,7 @@ from vkbackend.runtime import Device
 
 WIDTH = 4096
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
-# Arithmetic limits software devices, so fewer bytes suffice.
+# Software devices are limited by arithmetic, so fewer bytes suffice.
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
 MEASURE_S = 0.3  # Seconds per kind of memory, after a warm-up.
@@ -37,8 +37,8 @@ def measured_nbytes(device: Device, of_gpu: int, of_software: int) -> int:
 
 
 class Reading:
-    """Multiplies matrices of `nbytes` in total, which exceed every cache, by a row. `matrices` are their
-    buffers."""
+    """Multiplies matrices by a row. The matrices have `nbytes` in total, more than every cache. `matrices`
+    are their buffers."""
 
     def __init__(self, device: Device, home: Home) -> None:
         self._device, self._buffers, self.matrices = device, list[Buffer](), list[Buffer]()
@@ -46,7 +46,7 @@ class Reading:
         count = GPU_MATRICES if total > SOFTWARE_NBYTES else SOFTWARE_MATRICES
         row = row_nbytes(DTYPE, WIDTH)
         shape = max(1, total // count // row), WIDTH
-        # Bytes in this range produce finite and normal scales.
+        # If a scale's bytes are in this range, the scale is finite and normal.
         stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
         self.nbytes = count * stored.nbytes
         x = self._view(4 * WIDTH, Home.SCRATCH, (1, WIDTH), "f32")

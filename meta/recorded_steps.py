@@ -23,14 +23,14 @@ from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
 # At least MIN_STEPS steps are stored, and more up to MAX_NBYTES of estimated host memory. A stored command
-# takes 1.6 KB in Python, and every command 3.4 KB in lavapipe (RSS of 20 steps of 40 layers). GPU drivers are
-# assumed to need 128 words for the commands and descriptors of a dispatch.
+# takes 1.6 KB in Python, and every command, repeats included, takes 3.4 KB in lavapipe (RSS of 20 steps of 40
+# layers). GPU drivers are assumed to need 128 words for the commands and descriptors of a dispatch.
 MAX_NBYTES, MIN_STEPS = 2 << 30, 32
 STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
 # lavapipe maps memory for the descriptor set of each dispatch, and crashes if the kernel refuses a map. A
 # process may have 65,530 maps (vm.max_map_count). 128 steps of 40 layers (104,000 commands) had 64,000.
 MAX_CPU_COMMANDS = 64_000
-MAX_REPLACED = 8  # A kind that is needed more often is recorded.
+MAX_REPLACED = 8  # After this many replacements by a larger step, a kind is recorded.
 COMPILING_SLICE_S = 0.002  # A step that is recorded ahead stops compiling within this time.
 
 Values = dict[str, list[View | None]]
@@ -92,9 +92,9 @@ class RecordedSteps:
         self._is_awaited: Callable[[], bool] | None = None
 
     def record_ahead(self, kind: StepKind, is_awaited: Callable[[], bool]) -> bool:
-        """Record a step that no request needs yet. Return whether the step was recorded. The recording stops
-        as soon as `is_awaited` returns true, which is called before every layer of the graph and of each
-        device. Steps recorded ahead are closed first, and take at most half of the room."""
+        """Record a step that no request needs yet, and return whether it was recorded. `is_awaited` is called
+        before every layer of the graph and of each device, and stops the recording if it returns True. Steps
+        recorded ahead are closed first, and take at most half of the room."""
         is_half_full = self.nbytes > MAX_NBYTES // 2 or self.n_cpu_commands > MAX_CPU_COMMANDS // 2
         if kind in self.by_kind or is_half_full:
             return False
@@ -156,14 +156,15 @@ class RecordedSteps:
         return step
 
     def _larger(self, kind: StepKind) -> Step | None:
-        """Return the smallest recorded step that has at most twice the rows of `kind`, at least its outputs,
-        and the kernels of few or of many rows as `kind` has."""
+        """Return the smallest recorded step that can replace `kind`. It has at most twice the rows and at
+        least as many output rows. Like `kind`, it uses the kernels for few rows, or the kernels for many
+        rows."""
         n_rows, n_outputs = kind.n_rows, kind.n_outputs
         most = min(2 * n_rows, MAX_VEC_ROWS) if n_rows <= MAX_VEC_ROWS else 2 * n_rows
         larger = [
             (other.n_rows, other.n_outputs, other)
             for other in self.by_kind
-            if not kind.halves  # The larger step's second half may lack output rows.
+            if not kind.halves  # an output row may be in the first half of a larger step
             and n_rows <= other.n_rows <= most
             and n_outputs <= other.n_outputs
             and other._replace(n_rows=n_rows, n_outputs=n_outputs) == kind
@@ -212,7 +213,8 @@ class RecordedSteps:
     def _repeated(
         self, kind: StepKind
     ) -> tuple[Sequence[Recording], list[Reduce | Fetch | None], Values] | None:
-        """Record a few of equal layers, or return None if the others would not repeat them."""
+        """Record only a few of several equal layers, or return None if the other layers would not repeat
+        them."""
         assert self._layers
         if kind.stage >= 0 or kind.wanted.ahead:  # one layer
             return None
@@ -231,13 +233,13 @@ class RecordedSteps:
         return None
 
     def _placed(self, built: Built, cut: bool = True) -> tuple[list[Recording], Values]:
-        """Give the values of each device addresses, and add barriers. If `cut` is not set, submissions do not
-        end within segments."""
+        """Give each device's values addresses, and add barriers. If `cut` is set, a long segment is divided
+        into several submissions."""
         recordings, values = [], {name: list(views) for name, views in built.values.items()}
         for d, (device, recording) in enumerate(zip(self.builder.devices, built.recordings, strict=True)):
             self._check()
             offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
-            # fewer rows may need slightly more memory
+            # a step of fewer rows than the largest may need slightly more memory
             if nbytes > self.arenas[d].nbytes:
                 self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
             arena = self.arenas[d]

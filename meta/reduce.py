@@ -1,4 +1,5 @@
-"""An all-reduce, and the interface of its providers, which move and add the shares. ways.py lists them.
+"""An all-reduce, and the interface of its providers, which move and add the shares. ways.py lists the
+providers.
 
 All providers sum in slot order, so they produce the same bits. Reduces alternate between two sets of slots
 (parities). So a fast device can write reduce k + 1 while a slow device reads reduce k.
@@ -15,9 +16,9 @@ from vkbackend.buffer import Buffer, View, Virtual, aligned
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Smallest reduces that `auto` sends as f16, in elements, by number of devices. For these sizes llama.cpp's
-# NCCL path sends bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words instead of 64
-# (vkbackend/wire.py).
+# `auto` sends a reduce as f16 from this number of elements on, by number of devices. For these sizes
+# llama.cpp's NCCL path sends bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words
+# instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 PART = 1024  # In large scattered reduces, parts are multiples of this many elements.
@@ -34,8 +35,8 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """An all-reduce. `gather` marks the second exchange of a scattered reduce, in which the host computes
-    nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. The halves of a step use
+    """An all-reduce. If `gather` is set, this is the second exchange of a scattered reduce, in which the host
+    computes nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. The halves of a step use
     different lanes, so they do not wait for each other."""
 
     parity: int
@@ -45,7 +46,7 @@ class Reduce:
     gather: bool = False
     lane: int = 0
     readers: tuple[int, ...] = ()
-    # The elements of the whole sum, if this reduce is a piece of it (otherwise 0).
+    # If this reduce is a piece of a sum, the elements of the whole sum, otherwise 0.
     of: int = 0
 
     @property
@@ -55,8 +56,8 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """Return the elements begin..end that each of n devices or nodes sums, in complete blocks of the wire
-    format."""
+    """Divide the elements among n devices or nodes, in complete blocks of the wire format. Return each one's
+    elements begin..end."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -80,8 +81,8 @@ class ReduceSlots:
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """Return elements first..first+elements of every slot. A block of the wire format must begin at
-        `first`."""
+        """Return elements first..first+elements of every slot. `first` must be the start of a block of the
+        wire format."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -95,23 +96,24 @@ class Provider(ABC):
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """Return `device`'s share and the remaining words of its slot, as u32 words."""
+        """Return the slot of `device` as u32 words. The slot begins with the device's share."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """Return the slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Return whether each device sums a part, and a second exchange gathers the parts."""
+        """Return whether each device sums a range of the elements, and a second exchange gathers the
+        ranges."""
         return False
 
     def pieces(self, reduce: Reduce) -> int:
-        """Return into how many reduces a sum is divided, each of some rows. Devices write the shares of one
-        reduce while they read the shares of another reduce."""
+        """Return the number of reduces, each of some rows, into which a sum is divided. Devices write the
+        shares of one reduce while they read the shares of another."""
         return 1
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """Return the f32 memory for the gathered parts."""
+        """Return the memory for the gathered sum, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod

@@ -30,7 +30,7 @@ def signal_by(devices: Sequence[Device], signal: str) -> None:
 
 class Relay:
     """Replays steps on all devices. `broken` is empty, or the reason why the devices are unusable. `reduce_s`
-    is the host's total seconds from the last write to the release of the reading devices."""
+    adds up the host's seconds from each reduce's last write until the reading devices may run."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
@@ -41,8 +41,8 @@ class Relay:
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step, and wait for all devices. DeviceLost, Timeout or Ctrl-C set `broken`, because an
-        interrupt may separate two calls that must both run."""
+        """Replay the step, and wait for all devices. DeviceLost, Timeout and Ctrl-C set `broken`. Ctrl-C also
+        does, because it may interrupt between two calls that must both run."""
         self.broken = "a step was interrupted"
         try:
             self._relay(step, step.executables[0].n_segments, provider)

@@ -30,9 +30,9 @@ RECORDED = 2  # periods
 
 
 class Way(NamedTuple):
-    """How many layers to record before the first period and after the last period, and the factor by which
-    the period is multiplied. The memory of values, and the two slots of all-reduces, may repeat only after
-    two periods of layers."""
+    """The numbers of layers to record before the first period (`lead`) and after the last recorded period
+    (`trail`). The period is multiplied by `factor`, because the addresses of values and the parity of reduces
+    may repeat only after two periods."""
 
     lead: int
     trail: int
@@ -46,7 +46,8 @@ WAYS = Way(1, 0, 1), Way(2, 1, 1), Way(1, 0, 2), Way(2, 1, 2), Way(4, 2, 2)
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer of the graph, recorded in the scope `section`. Layers with equal keys record equal commands,
-    except for `views`, which has each device's arrays of the layer in a fixed order."""
+    except that each uses its own weights and caches. `views` lists these arrays by device, in an order that
+    equal layers share."""
 
     section: str
     key: object
@@ -54,8 +55,8 @@ class Layer:
 
 
 class Repetition(NamedTuple):
-    """`n` periods of `period` layers, beginning with layer `first`. The periods also continue in the `lead`
-    layers before them and the `trail` layers after them."""
+    """`n` periods of `period` layers, beginning with layer `first`. The `lead` layers before them and the
+    `trail` layers after them continue the same pattern."""
 
     lead: int
     first: int
@@ -77,7 +78,7 @@ class Repetition(NamedTuple):
 
 
 def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
-    """Find repetitions that leave out as many layers as possible, from the first layer on."""
+    """Find repetitions, from the first layer on, each of which skips as many layers as possible."""
     repetitions: list[Repetition] = []
     first = 0
     while first < len(keys):
@@ -99,7 +100,7 @@ def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
 
 
 class RepeatedLayers:
-    """The layers of a mesh's model, and which ways to record them succeeded."""
+    """The layers of a mesh's model, and the ways of recording that succeeded."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
@@ -116,13 +117,13 @@ class RepeatedLayers:
         self._settled: dict[tuple[Mix, bool, bool], Sequence[Sequence[Repetition]]] = {}
 
     def ways(self, kind: StepKind) -> Sequence[Sequence[Repetition]]:
-        """Return the ways to record a step, the best first. The halves of a step end at different times, so
-        their last layers do not repeat."""
+        """Return the ways to record a step, the best first. A step in halves skips the first way, because the
+        halves end at different times and so their last layers do not repeat."""
         settled = self._settled.get((kind.mix, kind.halves, kind.images))
         return self._ways[kind.halves :] if settled is None else settled
 
     def settle(self, kind: StepKind, way: Sequence[Repetition] | None) -> None:
-        """Try only this way for later steps of this kind, or none."""
+        """For later steps of this kind, try only `way`, or no way if it is None."""
         self._settled[kind.mix, kind.halves, kind.images] = [way] if way else []
 
     def repeat(
@@ -166,7 +167,8 @@ class RepeatedLayers:
         window: tuple[int, int],
         repetition: Repetition,
     ) -> dict[tuple[int, int], Places]:
-        """Compare the window with the commands that follow. Return the places of its views."""
+        """Compare the commands of the window with the same number of commands after it. For each view that
+        moves from period to period, return its places in all periods."""
         begin, end = window
         moves: dict[tuple[int, int], Places] = {}
         for at in range(begin, end):
@@ -185,8 +187,8 @@ class RepeatedLayers:
         return moves
 
     def _places_of(self, d: int, layer: int | None, view: View, repetition: Repetition) -> Places | None:
-        """Return the places of the array that contains `view`, or None if no array of the layer contains it.
-        A fused command may also read an array of a neighbouring layer."""
+        """Return the places, in all periods, of the array that contains `view`. Return None if no array of
+        the layer contains it. A fused command may also read an array of a neighbouring layer."""
         if layer is None or not isinstance(view.buffer, Buffer):
             return None
         recorded = repetition.recorded
@@ -251,7 +253,7 @@ def _views(command: Command) -> tuple[View, ...]:
 
 
 def _form(command: Command) -> object:
-    """Return everything of a command except views and label."""
+    """Return all fields of a command except its views and label."""
     if isinstance(command, Dispatch):
         c = command
         return c.op, c.variant, c.written, c.push, c.consts, c.groups, c.step, c.flops, len(c.args)
@@ -261,7 +263,7 @@ def _form(command: Command) -> object:
 def _repeated_meetings(
     recordings: Sequence[RepeatingRecording], meetings: Sequence[Meeting | None]
 ) -> list[Meeting | None]:
-    """Return the meetings at the end of each segment except the last, including repeats."""
+    """Return the meetings at the ends of all segments except the last, including repeated segments."""
     spans = []
     for recording in recordings:
         ends = [at for at, command in enumerate(recording.stored) if isinstance(command, Exchange)]

@@ -1,4 +1,5 @@
-"""Compute the memory of steps besides weights and caches, by building the largest steps without addresses."""
+"""Compute how much memory steps need in addition to weights and caches. To do so, build the largest steps
+without addresses."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
-# In StepShape.places: the rows' adapter ids and scales, the expert caches' tables, and the rows of images.
+# Names in StepShape.places: of the rows' adapter ids and scales, of the expert caches' tables, and of the
+# rows of images.
 ADAPTERS, EXPERTS, IMAGES = "adapters", "experts", "images"
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of the largest step. `rope_widths` maps each table of rows that the host writes, such as
-    RoPE's, to its floats per row. `active` maps an outermost scope of the graph to the devices that compute
-    it and read its sums (default: all devices)."""
+    """The sizes of the largest step. The host writes tables with a row per row of the step, such as RoPE's.
+    `rope_widths` maps each table's name to its floats per row. `active` maps an outermost scope of the graph
+    to the devices that compute it and read its sums (default: all devices)."""
 
     n_rows: int
     n_outputs: int
@@ -43,18 +45,18 @@ class StepShape:
     n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
-    # Rows attend to later rows. Steps never decode. They output only hidden states: `n_outputs` of them, or
-    # one per row if `n_outputs` is 0.
+    # An encoder: rows attend to later rows. Steps never decode. They output only hidden states: `n_outputs`
+    # of them, or one per row if `n_outputs` is 0.
     encodes: bool = False
-    experts: tuple[int, int] = (0, 0)  # Words of all expert cache tables, and experts of their layers.
-    draft_vocab: Ranges = ()  # The vocabulary of drafts, which is not larger (default: `vocab`).
+    experts: tuple[int, int] = (0, 0)  # (words of all expert cache tables, number of experts of their layers)
+    draft_vocab: Ranges = ()  # The vocabulary of drafts, at most as large as `vocab` (default: `vocab`).
     streamed: frozenset[int] = frozenset()  # Layers whose weights are copied from the file.
-    n_streamed_experts: int = 0  # The maximum number of experts of such a layer.
-    n_image_tables: int = 0  # Tables of images' rows, each `n_embd` wide, or 0 if no step has such rows.
+    n_streamed_experts: int = 0  # The maximum number of experts of a layer in `streamed`.
+    n_image_tables: int = 0  # Number of tables of images' rows, each `n_embd` wide (0: no images).
 
     def places(self) -> tuple[dict[str, int], int]:
-        """Return ({name: byte offset} of RoPE tables, ADAPTERS, EXPERTS and IMAGES, total bytes) of the
-        parameters. These follow the StepParams of both halves."""
+        """Return (offsets, total bytes) of the parameters. `offsets` maps the names of RoPE tables, ADAPTERS,
+        EXPERTS and IMAGES to byte offsets, which follow the StepParams of both halves."""
         offsets, total = {}, 2 * aligned(4 * step_words(self.n_rows))
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
@@ -73,7 +75,7 @@ class StepShape:
 
     @property
     def counts_nbytes(self) -> int:
-        """Return the bytes of use counts, and of ids of a layer's used experts."""
+        """Return the bytes of the experts' use counts and of the ids of a layer's used experts."""
         return aligned(4 * 2 * self.experts[1]) + aligned(4 * self.n_streamed_experts)
 
     @property
@@ -82,7 +84,7 @@ class StepShape:
 
     @property
     def hidden_device(self) -> int:
-        """Return the device that outputs hidden states, the first that computes the output."""
+        """Return the device that outputs hidden states: the first of the devices that compute the output."""
         return self.active.get("", (0,))[0]
 
     @property
@@ -151,8 +153,8 @@ class StepShape:
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. Device
-    and host each need `params` bytes for parameters. `slot` is a device's share of the largest reduce (0: no
-    reduces). `largest` is each device's largest binding of a value or of a reduce's slots."""
+    and host each need `params` bytes for parameters. `slot` is the size of a device's share in the largest
+    reduce (0: no reduces). `largest` is each device's largest binding of a value or of a reduce's slots."""
 
     arenas: tuple[int, ...]
     params: int
@@ -180,8 +182,8 @@ def measure(
     short: Build | None = None,
 ) -> StepSizes:
     """Return the largest sizes over all kinds of steps up to `shape`. If `reuse` is set, values share memory.
-    `short` builds the model without repeated layers. `short` replaces `build` if both need equal memory for
-    the first kind of step."""
+    `short` builds the model without repeated layers. If both need equal memory for the first kind of step,
+    `short` replaces `build` for the other kinds."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
@@ -244,7 +246,7 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
         mixes.append((shape.n_rows, Mix.BOTH if n_slots > 1 else Mix.PREFILL))
     if n_slots > few:
         mixes.append((min(shape.n_rows, bucket(n_slots)), Mix.DECODE))
-    mixes.append((few, mix_of(few)))  # with at least as many splits of keys as runs of one row
+    mixes.append((few, mix_of(few)))  # splits keys at least as often as a step of runs of one row
     kinds: list[StepKind] = []
     for rows, mix in mixes:
         most = min(rows, shape.n_outputs)
@@ -254,7 +256,7 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
-    # Either of two steps with and without adapters may need more memory, because other values share memory.
+    # With adapters a step may need more or less memory than without, because other values share memory.
     kinds += [kind._replace(adapters=shape.adapters) for kind in kinds]
     if shape.n_image_tables:
         kinds += [kind._replace(images=True) for kind in kinds]
@@ -262,8 +264,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Return the commands with buffers numbered by first use, to compare recordings. The push constants of
-    SUMS are omitted, because they differ between devices."""
+    """Return the commands, with buffers numbered by first use, so that recordings can be compared. The push
+    constants of SUMS are omitted, because they differ between devices."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:
@@ -282,7 +284,8 @@ def form_of(recording: Recording) -> tuple[object, ...]:
 
 
 def scope_forms(recordings: Iterable[Recording]) -> dict[str, int]:
-    """Number each layer's ops, with their constants and grids, without views."""
+    """Give each layer a number. Layers whose ops, constants and grids are equal get the same number; views
+    are ignored."""
     ops: dict[str, list[object]] = {}
     for n, recording in enumerate(recordings):
         for c in recording.commands:

@@ -17,8 +17,8 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Load:
     """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for a mirrored tensor that all devices read from
-    pinned host memory (each device its own copy if the tensor is a stack of matrices). If `in_file` is set,
-    the tensor begins at a word boundary, so devices can read it from a mapped file."""
+    pinned host memory. Each device has a copy of its own if the tensor is a stack of matrices. If `in_file`
+    is set, the tensor begins at a word boundary, so devices can read it from a mapped file."""
 
     name: str
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first local row, shape) of each piece of a slice, at most `max_range` bytes."""
+    """Return (first local row, shape) of each piece of a slice. A piece has at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -106,7 +106,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """Return (load, first local row, shape) of all unshared pieces."""
+    """Return (load, first local row, shape) of the pieces of all loads that devices do not share."""
     return [
         (load, first, shape)
         for load in loads
@@ -160,7 +160,7 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return each stack piece's (first expert, number of experts, shape). The shape is [rows of the piece's
-    experts, n_in], or if the stack is split by columns, [n_out, columns of the piece's experts]."""
+    experts, n_in]. If the stack is split by columns, the shape is [n_out, columns of the piece's experts]."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:

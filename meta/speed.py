@@ -49,7 +49,7 @@ def resource_of(device: Device) -> Hashable:
 
 
 def measure_speed(device: Device) -> Speed:
-    """Return the device's speed. The first call takes about a second."""
+    """Return the device's speed. The first call for a device takes about a second."""
     if isinstance(device, Elsewhere):
         assert device.card.speed, f"the node of {device.name} sent no speed"
         return Speed(*device.card.speed)
@@ -76,7 +76,8 @@ def measure_gpus(devices: Sequence[Device]) -> None:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the bytes per second, read plus written, of fast copies within a device, measured once."""
+    """Return the bytes per second of fast copies within a device, read and written bytes together, measured
+    once."""
     key = f"copy {key_of(device)}"
     known = numbers(key)
     if len(known) != 1:

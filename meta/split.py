@@ -23,15 +23,17 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Activations are [rows, width], and weights are [n_out, n_in]."""
+    """The split state of an activation [rows, width] or a weight [n_out, n_in]; `axis` is an axis of this
+    shape."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # The devices with a share of a PARTIAL tensor.
-    # Each expert's ranges in a stack. For a stack, `ranges` is experts[0].
+    # The ranges of each expert of a stack. For a stack, `ranges` is experts[0].
     experts: tuple[Ranges, ...] = ()
-    # If `segments` is set, `ranges` counts units, and part i of the axis has segments[i] elements per unit.
+    # If `segments` is set, the axis consists of segments, `ranges` counts units, and segment i has
+    # segments[i] elements per unit.
     segments: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -157,7 +159,7 @@ def gate_heads(gate: State, x: State, head_dim: int) -> State:
 
 
 def columns(x: State, width: int, n: int) -> State:
-    """Return the state of n columns of x. A device must have all columns of x or none."""
+    """Return the state of n of x's columns. A device must have all columns of x or none."""
     if x == MIRRORED:
         return x
     return split(1, scaled(heads_of("columns", x, width), n))
@@ -262,7 +264,7 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """Return the state of a tensor that is split like x, with `times / by` times its width."""
+    """Return the state of a tensor that is split like x, and is `times / by` times as wide."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))

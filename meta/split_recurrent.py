@@ -20,7 +20,7 @@ def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """Each head of b has `width` gates in a, whose weights must be on the same device."""
+    """Each head of b has `width` gates in a. A device must hold the weights of its heads' gates."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -53,8 +53,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """For its heads of x, a device must hold the values of `heads`, and B and C of the heads' groups. `sizes`
-    is (elements per head, elements of B per group, heads per group). The result is split like x."""
+    """A device must hold the values of `heads` for its heads of x, and B and C of these heads' groups.
+    `sizes` is (elements per head, elements of B per group, heads per group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)
@@ -67,8 +67,8 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 def selective_scan(
     x: State, dt: State, shared: tuple[State, State], weights: tuple[State, State], state: State, n: int
 ) -> State:
-    """For its channels of x, a device must hold the values of dt and the weights. All channels share B and C.
-    The result is split like x."""
+    """A device must hold dt and the weights of its channels of x. All channels share B and C. The result is
+    split like x."""
     by_rows = replace(x, axis=0)
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and shared == (MIRRORED, MIRRORED):
         if (dt, *weights, state) == (x, by_rows, by_rows, resized(x, n)):
@@ -90,8 +90,8 @@ def token_shift(x: State, mu: State, state: State) -> None:
 def wkv(
     op: str, parts: Sequence[State], weights: Sequence[State], head_dim: int, state: State | None = None
 ) -> State:
-    """For its heads, a device must hold all parts, the weights, and the state. The result is split like
-    them."""
+    """A device must hold all `parts`, the weights and the state of its heads. The result is split like the
+    parts."""
     x = parts[0]
     if x.kind is Kind.SPLIT and per_head(op, x, head_dim) == x and not x.segments and set(parts) == {x}:
         if set(weights) <= {replace(x, axis=0)} and state in (None, resized(x, head_dim)):

@@ -1,8 +1,7 @@
-"""Pinned memory through which experts of layers that stay in the model file reach their slots
-(expert_moves.py).
-
-Devices cannot read the mapped file. So while steps run, a thread copies experts from the file to pinned
-memory, which has room for N_STAGED experts on each device. From there the device copies them to the slots.
+"""Pinned memory for moving experts from the model file to their slots (expert_moves.py), if a layer's weights
+stay in the file. Devices cannot read the mapped file. So while steps run, a thread copies experts from the
+file to pinned memory, which has room for N_STAGED experts on each device. From there the device copies them
+to the slots.
 """
 
 from __future__ import annotations
@@ -74,14 +73,15 @@ class StagedExperts:
                         copy_into(buffer.host[at : at + data.size].reshape(data.shape), data)
 
     def places(self, d: int, k: int, prefix: str) -> list[tuple[Buffer, int]]:
-        """Return (buffer, first byte) of each matrix of the k-th expert on device `d`, which has a share."""
+        """Return (buffer, first byte) of each matrix of the k-th expert on device `d`. The device must have a
+        share."""
         buffer = self._buffers[d]
         assert buffer
         sizes = [slot_nbytes(load, d) for load in self._streamed[prefix]]
         return [(buffer, at) for at in accumulate(sizes[:-1], initial=k * self._strides[d])]
 
     def ended(self) -> bool:
-        """Return whether all devices can read the experts, without waiting. Raises the errors of copies."""
+        """Without waiting, return whether all devices can read the experts. Raises the errors of copies."""
         if self._copying:
             if not self._copying.done():
                 return False

@@ -1,5 +1,5 @@
-"""Build a step's recordings: trace the model's graph, fuse ops, order them by depth and interleave both
-halves of the rows."""
+"""Build a step's recordings: trace the model's graph, fuse ops, sort them by depth, and interleave the ops of
+both halves of the rows."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class StepBuilder:
     def recorded(
         self, kind: StepKind, skipped: Collection[int] = (), check: Callable[[], None] = lambda: None
     ) -> Built:
-        """Record a step without the `skipped` layers. Segments of two halves alternate, so that one half
-        computes during the other half's exchanges. A segment waits only for the exchange before the latest
-        one."""
+        """Record a step without the `skipped` layers. If the step has two halves, their segments alternate,
+        so that one half computes during the other half's exchanges. Then a segment waits not for the latest
+        exchange, but only for the one before."""
         graphs = self.graphs(kind, skipped, check)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:

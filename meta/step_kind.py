@@ -9,15 +9,15 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """Return how many rows to record for n rows. The result is a power of two, or 1.5 times a power of two if
-    at least 12. Finer steps help software devices, where a padded row takes as long as a real row."""
+    """Return how many rows to record for n rows. The result is a power of two or, from 12 on, also 1.5 times
+    a power of two. Finer steps help software devices, where a padded row takes as long as a real row."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
 
 def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
-    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. Decoding
-    kernels compute few rows, because these kernels read K and V once for all heads of a group."""
+    """Return the mix of a step in which the first `n_single` of `n_runs` runs have one row each. Steps of few
+    rows also use the decoding kernels, because these kernels read K and V once for all heads of a group."""
     if n_rows == 1 or n_single == n_runs:
         return Mix.DECODE
     if n_rows <= MAX_VEC_ROWS:
@@ -26,10 +26,10 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 
 
 class Wanted(NamedTuple):
-    """The wanted result per output row: all logits (`top_k` 0), or the `top_k` best tokens. If `summed` is
-    set, the result also includes log(sum(exp(logits))) of the row, for the tokens' probabilities. If `ahead`
-    is set, the multi-token prediction head computes the result. If `hidden` is set, the result is the row's
-    hidden state after the final norm, without logits."""
+    """The wanted result of each output row: all logits if `top_k` is 0, otherwise the `top_k` best tokens. If
+    `summed` is set, the result also includes the row's log(sum(exp(logits))), from which the tokens'
+    probabilities follow. If `ahead` is set, the multi-token prediction head computes the result. If `hidden`
+    is set, the result is the row's hidden state after the final norm, without logits."""
 
     top_k: int = 0
     summed: bool = False

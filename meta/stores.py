@@ -85,7 +85,7 @@ class Stores:
         return weight
 
     def zeros(self, name: str, shape: tuple[int, ...], home: Home = Home.KV) -> Weight:
-        """Allocate f32 zeros on every device, which steps change."""
+        """Allocate f32 zeros on every device. Steps change the values."""
         weight, values = Weight(name, shape, "f32", MIRRORED, []), np.zeros(shape, np.float32)
         for device in self._devices:
             view = View(device.buffer(values.nbytes, home, name), 0, shape)

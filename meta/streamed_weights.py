@@ -1,5 +1,5 @@
-"""Assigns places in a device's pinned memory to weights that stay in the model file, and lists the bytes to
-copy there (streams.py). Each device has two regions, each with room for any of the layers."""
+"""Assigns addresses in a device's pinned memory to weights that stay in the model file, and lists the bytes
+to copy to these addresses (streams.py). Each device has two regions, each with room for any of the layers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _packed(
 
 
 def matrix_pairs(load: Load, d: int, pieces: Sequence[tuple[int, View]], raw: np.ndarray) -> Iterator[Pair]:
-    """Yield the pairs of device `d`'s slice of a matrix or vector. `raw` has the tensor's bytes."""
+    """Yield (target, source) pairs that copy device `d`'s slice of a matrix or vector. `raw` has the tensor's
+    bytes."""
     elements, nbytes = block_of(load.dtype)
     stored = raw.reshape(load.shape[0] if len(load.shape) > 1 else 1, -1)
     by_rows = load.state.kind is Kind.SPLIT and load.state.axis == len(load.shape) - 2
@@ -93,7 +94,7 @@ def matrix_pairs(load: Load, d: int, pieces: Sequence[tuple[int, View]], raw: np
 
 
 def expert_pairs(load: Load, d: int, weight: Weight, raw: np.ndarray, device: Device) -> list[list[Pair]]:
-    """Return the pairs of each expert of a stack."""
+    """Return the (target, source) pairs of each expert of a stack."""
     pairs: list[list[Pair]] = [[] for _ in range(load.shape[0])]
     pieces = expert_pieces(load, d, piece_nbytes(device))
     for (first, count, _), (_, view) in zip(pieces, weight.pieces[d], strict=True):

@@ -2,8 +2,8 @@
 
 Each device has two regions of pinned memory, and reads the weights of layer l of these layers from region
 l mod 2. A step's segments end before each of the layers. While the devices compute layer l, a thread copies
-the next layer from the file to the other region. The places in a region never change, so neither do
-recordings. Every byte crosses the bus as often as if all weights were pinned.
+the next layer from the file to the other region. The addresses in a region never change, so recordings need
+not change. Every byte crosses the bus as often as if all weights were pinned.
 
 In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router, which
 writes the ids of the used experts to host memory, and the host copies only these experts. Experts that have
@@ -40,8 +40,8 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Ends a segment before the next layer, or if `stacks` is set, after the router of a layer. `stacks` are
-    the names in the layer of the experts' matrices. On each node that computes the layer, one of `devices`
-    wrote the ids."""
+    the names of the experts' matrices within the layer. `devices` has a device for each node that computes
+    the layer; this device wrote the ids."""
 
     stacks: tuple[str, ...] = ()
     n_ids: int = 0
@@ -49,17 +49,17 @@ class Fetch:
 
 
 def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
-    """Return whether a step copies all experts of a layer ahead. With an even router, a step with at least as
-    many pairs (row, expert) as experts uses 63 % of the experts or more, and copying ahead takes no
-    additional time."""
+    """Return whether a step copies all experts of a layer before the layer begins. With an even router, a
+    step with at least as many pairs (row, expert) as experts uses 63 % of the experts or more, and copying
+    ahead takes no additional time."""
     return n_rows * n_used >= n_experts
 
 
 @dataclass(slots=True)
 class _Layer:
-    """The copies to the buffers of all devices: matrices, and for each stack (by its name in the layer) the
-    experts. Steps read the experts `resident` of the stacks `cached` from slots. An empty slot is -1 in
-    `resident`."""
+    """The copies to the buffers of all devices: the pairs of `matrices`, and each expert's pairs by name of
+    the stack. Steps read the experts in `resident` of the stacks in `cached` from slots. An empty slot is -1
+    in `resident`."""
 
     buffers: list[tuple[Device, Buffer]]
     matrices: list[Pair] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Stream:
                 layer.resident = resident[prefix]
 
     def begin(self, later: Sequence[frozenset[str]]) -> None:
-        """Begin a step. `later` has the stacks of each layer whose experts are copied after the router. No
+        """Begin a step. For each layer, `later` has the stacks whose experts are copied after the router. No
         step may be running."""
         self._later, self._at = later, -1
         assert len(later) in (0, len(self._layers)), f"a step reads {len(later)} layers from the file"
@@ -142,7 +142,7 @@ class Stream:
                 self._start(k)
 
     def meet(self, fetch: Fetch) -> None:
-        """Do the host's work between two segments. All devices have finished the first segment, and wait.
+        """Do the host's work between two segments. All devices have finished the segment before, and wait.
         Raises Timeout."""
         if fetch.stacks:
             self._copy_experts(fetch)
@@ -181,7 +181,7 @@ class Stream:
         layer = self._layers[self._at]
         used = np.unique(bytes_of(view, 4 * fetch.n_ids).view(np.uint32))
         for name in fetch.stacks:
-            experts = used[used < len(layer.stacks[name])].tolist()  # others are of rows that the step lacks
+            experts = used[used < len(layer.stacks[name])].tolist()  # larger ids are of padding rows
             self.n_copied += sum(map(_copy, layer.pairs(name, experts)))
         self._flush()
 
@@ -190,7 +190,7 @@ class Stream:
             device.flush(buffer)
 
     def close(self) -> None:
-        """Wait for the copies that run. Call this before the devices free their memory."""
+        """Wait until running copies end. Call this before the devices free their memory."""
         self._thread.shutdown(cancel_futures=True)
         self._layers.clear()
 
@@ -203,8 +203,8 @@ def _copy(pairs: Sequence[Pair]) -> int:
 
 
 def copied_later(meetings: Sequence[object]) -> list[frozenset[str]]:
-    """Return the stacks of each layer whose experts are copied after the router, or nothing for a step that
-    reads no layer. `meetings` end the step's segments."""
+    """For each layer, return the stacks whose experts are copied after the router. The list is empty if the
+    step reads no layer from the file. `meetings` end the step's segments."""
     later: list[frozenset[str]] = []
     for meeting in meetings:
         if isinstance(meeting, Fetch):

@@ -20,8 +20,8 @@ def whole(x: Tensor) -> Tensor:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # An active device that lacks the value receives it by an all-reduce in which only the first device
-        # has a share.
+        # An active device that lacks the value receives it by an all-reduce to which only the first device
+        # adds a share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]

@@ -38,14 +38,15 @@ class Weight:
         return view
 
 
-ALIGN_WORDS = ALIGN // 4  # Layers' tables differ by multiples of this, so equal layers are recorded once.
+ALIGN_WORDS = ALIGN // 4  # Layers' tables begin at multiples of this, so equal layers are recorded once.
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
     """A layer's expert cache. In `Inputs.experts`, a table of `n_experts` ids begins at word `at`, followed
-    by the prefix sums of columns by id. A slot has `strides[d]` ids on device d: one if all experts have the
-    same number of columns, otherwise one for an expert's columns and one for the rest of the slot."""
+    by the prefix sums of columns by id. A slot has `strides[d]` ids on device d. If all experts have the same
+    number of columns, it has one id. Otherwise it has one id for the expert's columns, and one for the unused
+    columns of the slot."""
 
     n_experts: int
     n_slots: int
@@ -80,10 +81,10 @@ class SlotStack:
 
 @dataclass(slots=True)
 class LowRank:
-    """All adapters' pairs for a weight W, with ranks up to `rank`. For a matrix, `a` is [n * width, n_in],
-    `b` [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. Matrices with the same
-    input share `a`, in which an adapter's rows for W begin at `first`. For experts, `a` is [n * n_expert,
-    rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
+    """The matrices A and B of all adapters for a weight W, with ranks up to `rank`. For a matrix, `a` is [n *
+    width, n_in], `b` [n_out, n * rank], and `starts` lists the first row of each adapter in `a`. Matrices
+    with the same input share `a`, in which an adapter's rows for W begin at `first`. For experts, `a` is [n *
+    n_expert, rank, n_in] and `b` [n * n_expert, n_out, rank], without `starts`."""
 
     a: Weight
     b: Weight
@@ -97,8 +98,8 @@ class LowRank:
 class Tensor:
     """An activation f32 [rows, width]. `views[d]` is device d's slice.
 
-    `base` is a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole` is the tensor that
-    replaced this one when it was reduced or sent to more devices.
+    `base` is a MIRRORED addend of a PARTIAL tensor, and is added once after the sum. `whole` is the tensor
+    that replaced this one when this one was reduced or sent to more devices.
     """
 
     graph: TensorGraph
@@ -110,7 +111,7 @@ class Tensor:
     whole: Tensor | None = None
     # by device and format
     converted: dict[tuple[int, str], View] = field(default_factory=dict)
-    # products with the A of adapters, by device and name of A
+    # products of this tensor and the adapters' A, by device and name of A
     low_rank: dict[tuple[int, str], View] = field(default_factory=dict)
 
     def __add__(self, other: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ class Inputs:
     logits: View | None  # Host-visible f32 [max_outputs, the device's vocabulary rows].
     mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
     adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
-    hidden: View | None = None  # On one device, f32 [n_hidden, n_embd] in the memory of `logits`.
+    hidden: View | None = None  # Hidden states on one device, f32 [n_hidden, n_embd], in the memory of `logits`.
     experts: View | None = None  # Tables of expert caches, u32.
     counts: View | None = None  # Host-visible use counts, u32 [2 halves, experts of all layers].
     used: View | None = None  # Host-visible ids of a layer's used experts, u32.

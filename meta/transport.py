@@ -24,7 +24,7 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """A purpose of messages. Messages of one lane are in order."""
+    """A purpose of messages. Messages in the same lane arrive in order."""
 
     CALL = 1
     REPLY = 2
@@ -83,14 +83,15 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, node: int, lane: Lane, most: int) -> bytes | None:
-        """Return the next message if it has arrived, otherwise None. Raises DeviceLost if the message exceeds
+        """Return the next message, or None if none has arrived. Raises DeviceLost if the message exceeds
         `most` bytes."""
 
     @abstractmethod
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Return transfers of parts on a lane. Both nodes must list the parts in the same order."""
+        """Return transfers that send and receive these parts in a lane. Both nodes must list the parts in the
+        same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
         """Leave the group. All nodes must call this function."""

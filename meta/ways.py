@@ -1,7 +1,7 @@
 """The ways to move and add partial sums (providers), what each needs, and the choice by size.
 
-`auto` uses the ways that `vkbackend tune` measured for these devices (known_ways.py), or else pages if all
-devices import them, otherwise the host sum.
+`auto` uses the ways that `vkbackend tune` measured for these devices (known_ways.py). If nothing was
+measured, it uses pages if all devices import them, and otherwise the host sum.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vkbackend.meta.known_ways import chosen_ways
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, slot_size
 from vkbackend.runtime import Device
 
-# A reduce is scattered from these numbers of devices and bytes on, because reading n - 1 complete slots then
-# takes longer than a second exchange.
+# Scatter a reduce if it has at least these numbers of devices and bytes, because reading n - 1 complete slots
+# then takes longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`lacks` returns what some of the devices lack, or "". `staging` returns each device's (bytes, padded
-    bytes) of host-visible memory for slots of some bytes."""
+    """`lacks` names a feature that the way needs and some device lacks, or returns "". `staging` returns each
+    device's (bytes, padded bytes) of host-visible memory for slots of the given bytes."""
 
     name: str
     make: Callable[[Sequence[Device], int], Provider]
@@ -70,7 +70,7 @@ def _no_copies(devices: Sequence[Device], slot_nbytes: int) -> str:
 
 
 def _copied_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """Each device also has the slots in its own memory."""
+    """Each device also has a copy of all slots in its own memory."""
     pages = _pages_nbytes(devices, slot_nbytes)
     n, padded = pages[0]
     return [(of[0] + n, of[1] + aligned(padded)) for of in pages]
@@ -90,7 +90,7 @@ def _large_scattered(devices: Sequence[Device], slot_nbytes: int) -> Provider:
 
 PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes)
 HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes)
-# Scatters only large sums, in the slots of all sums.
+# Scatters only large sums, but uses the same slots as for small sums.
 LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes)
 WAYS = (
     PAGES,
@@ -108,7 +108,7 @@ PROVIDERS = tuple(BY_NAME)
 
 
 def planned_ways(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, Way]]:
-    """Return (largest bytes, way) in order of size. The last covers slots of `slot_nbytes`."""
+    """Return (largest bytes, way) in order of size. The last way covers slots of `slot_nbytes`."""
     if wanted != "auto":
         return [(slot_nbytes, BY_NAME[wanted])]
     measured: list[tuple[int, Way]] = []
@@ -120,8 +120,8 @@ def planned_ways(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
         return measured
     if PAGES.lacks(devices, slot_nbytes):
         return [(slot_nbytes, HOST_SUM)]
-    # Between nodes, scattering is faster for three devices or more, because a device sends 4/3 of a slot
-    # instead of two.
+    # Between nodes, scattering is faster for three devices or more, because a device then sends 4/3 of a slot
+    # instead of two slots.
     least = SCATTER_DEVICES - any(device.node for device in devices)
     many = len(devices) >= least and slot_nbytes >= SCATTER_NBYTES
     return [(slot_nbytes, LARGE_SCATTERED if many else PAGES)]
@@ -163,7 +163,7 @@ def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "au
 
 
 class BySize(Provider):
-    """Providers of sums up to some bytes, in order of size."""
+    """A provider for each size of sums: (largest bytes, provider) in order of size."""
 
     def __init__(self, providers: Sequence[tuple[int, Provider]]) -> None:
         self._providers = providers

@@ -1,4 +1,5 @@
-"""Ops of recurrent layers. A device holds all value heads of its key heads, so no exchange is needed."""
+"""Ops of recurrent layers. A device that holds a key head also holds its value heads, so devices exchange
+nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from vkbackend.step import Mix
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
     """Return silu(c), where c is the causal depthwise convolution of x [rows, width] with w [width, d_conv],
-    plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] holds the columns before
-    x, and afterwards the last columns of x."""
+    plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] holds the d_conv - 1
+    rows before x, and is updated to the last rows of x."""
     graph, d_conv = x.graph, w.shape[1]
     how = split_recurrent.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     holders = [d for d in holders_of(x) if state.pieces[d]]

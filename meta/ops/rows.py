@@ -1,4 +1,4 @@
-"""Ops on each row: norms and columns; rows that the host writes."""
+"""Norms, means and columns of rows, and rows that the host writes."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def wkv_norm(
     head_dim: int,
     eps: float,
 ) -> Tensor:
-    """Return the layer norm of each head of x [rows, heads * head_dim], times w, plus b + v * sum(r * key *
-    bonus) of the head."""
+    """Return, for each head of x [rows, heads * head_dim], its layer norm * w + b + v * sum(r * key * bonus).
+    The sum is over the head."""
     graph, weights = x.graph, (bonus.state, w.state, b.state)
     how = split_recurrent.wkv("wkv_norm", [part.state for part in (x, r, key, v)], weights, head_dim)
     y = graph.new(x.rows, x.width, how, "wkv_norm")

@@ -1,6 +1,5 @@
-"""Ops of state space layers. Every device scans its own heads, and holds B and C of their groups.
-
-The norm of a group on several devices exchanges one sum of squares per row.
+"""Ops of state space layers. Every device scans its own heads, and holds B and C of their groups. If several
+devices hold heads of a group, the group's norm exchanges one sum of squares per row.
 """
 
 from __future__ import annotations

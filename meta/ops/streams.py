@@ -12,8 +12,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def streams_of(x: Tensor, a: Tensor) -> Tensor:
-    """Return [rows, n + width of a], where the first stream is x [rows, n]. Each further stream is n values
-    of a, scaled to the root mean square of x."""
+    """Return streams of n values, [rows, n + width of a]. The first stream is x [rows, n]. Each further
+    stream is n values of a, scaled to the root mean square of x."""
     return _made("streams_of", whole(x), whole(a))
 
 
@@ -30,7 +30,7 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 
 
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
-    """Add to each stream of x a sum of all streams, with the weights w times tanh(scale * routed)."""
+    """Add a weighted sum of all streams to each stream of x. The weights are w times tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
     state, holders = _everywhere("predict", x, routed), _holders(x, routed)
     y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
@@ -72,8 +72,8 @@ def mix(x: Tensor, mixes: Tensor, scale: Weight, base: Weight, m: int, eps: floa
 
 
 def attend(x: Tensor, a: Tensor, w: Weight, eps: float) -> Tensor:
-    """Return the sum of the streams of x and the stream `a`, weighted by the softmax of scores. A stream's
-    score is the product of w and the stream, which is first scaled to a root mean square of 1."""
+    """Return the sum of the streams of x and of the stream `a`, weighted by the softmax of their scores. A
+    stream's score is the dot product of w and the stream, scaled to a root mean square of 1."""
     x, a = whole(x), whole(a)
     state, holders = _everywhere("attend", x, a), _holders(x, a)
     y = a.graph.new(a.rows, a.width, state, "streams_attend", holders)
@@ -97,8 +97,8 @@ def spread(
 def transport(
     x: Tensor, a: Tensor, mixes: Tensor, scale: Weight, base: Weight, n_turns: int, eps: float
 ) -> Tensor:
-    """Mix the streams of x by a matrix whose rows and columns sum to 1, and add `a` to each, weighted by 2 *
-    sigmoid(scale[1] * mixes + base)."""
+    """Mix the streams of x by a matrix whose rows and columns sum to 1. To each stream, add 2 *
+    sigmoid(scale[1] * mixes + base) * a."""
     x, a, mixes = whole(x), whole(a), whole(mixes)
     state, holders = _everywhere("transport", x, a, mixes), _holders(x, a, mixes)
     y = x.graph.new(x.rows, x.width, state, "streams_sinkhorn", holders)

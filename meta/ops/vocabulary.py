@@ -26,9 +26,9 @@ def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Te
 
 
 def embed_ngrams(tokens: Tensor, hashes: Weight, table: Weight, n_heads: int, end: int) -> Tensor:
-    """Return the rows of `table` [n, width] to which `hashes` maps the n-grams that end at each row, [rows,
-    n_heads * width]. The row of `tokens` has the row's token and earlier tokens, minus the end-of-text token
-    `end` (vkbackend/ops/streams.py)."""
+    """Return [rows, n_heads * width]: for each row, the rows of `table` [n, width] to which `hashes` maps the
+    n-grams that end at this row. A row of `tokens` contains the row's token and earlier tokens, minus the
+    end-of-text token `end` (vkbackend/ops/streams.py)."""
     graph, width, holders = tokens.graph, table.shape[1], holders_of(tokens)
     ids = graph.new(tokens.rows, n_heads, MIRRORED, "ngram_ids", holders)
     y = graph.new(tokens.rows, n_heads * width, MIRRORED, "ngrams", holders)
@@ -43,7 +43,7 @@ def embed_ngrams(tokens: Tensor, hashes: Weight, table: Weight, n_heads: int, en
 
 
 def with_images(h: Tensor) -> Tensor:
-    """Replace the embeddings h [n_rows, n_embd] by images' rows, in the rows that have one."""
+    """In rows of images, replace the embeddings h [n_rows, n_embd] by the images' rows."""
     graph = h.graph
     for d, inputs in enumerate(graph.inputs):
         table = inputs.images[0].rows(1, 1 + h.rows)
@@ -74,7 +74,7 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def hidden_states(x: Tensor, first: int = 0) -> None:
-    """Write x [rows, n_embd] to rows `first`.. of the host-visible region of one device, as output rows."""
+    """Write x [rows, n_embd] as output rows from row `first` on, to the host-visible region of one device."""
     x, graph = whole(x), x.graph
     for d, inputs in enumerate(graph.inputs):
         if inputs.hidden is not None:
@@ -82,8 +82,8 @@ def hidden_states(x: Tensor, first: int = 0) -> None:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0, bias: Weight | None = None) -> None:
-    """Write x w^T + bias to the host-visible region, on each device for its rows of w. If `top_k` is set,
-    write only each row's best candidates."""
+    """Write x w^T + bias to the host-visible region. Each device writes the logits of its rows of w. If
+    `top_k` is set, write only each row's best candidates."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k
@@ -97,7 +97,8 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0, bias: Weight | None = Non
             else View(inputs.logits.buffer, inputs.logits.offset, shape)
         )
         adapts = graph.kind.adapters > 0 and w.low_rank is not None
-        # Adding in place would read host-visible memory.
+        # If an op follows, the product is in scratch memory, so that the op does not read host-visible
+        # memory.
         product = graph.scratch(shape, "logits") if softcap or (adapts and not top_k) else out
         matmul(graph, d, w, x, product, bias.whole(d) if bias else None)
         if adapts:

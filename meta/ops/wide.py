@@ -41,8 +41,8 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
-    """Return max(x - mean - c * deviation, 0), with each row's mean and standard deviation over the full
-    width. Roughly, only the row's largest values remain above 0."""
+    """Return max(x - mean - c * deviation, 0), with the mean and standard deviation of the complete row.
+    Roughly, only a row's largest values remain above 0."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
