@@ -135,7 +135,7 @@ class Inputs:
     logits: View | None  # Host-visible f32 [max_outputs, the device's vocabulary rows].
     mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
     adapters: View | None = None  # Ids and scales of the rows' adapters (meta/ops/low_rank.py).
-    hidden: View | None = None  # Hidden states on one device, f32 [n_hidden, n_embd], in the memory of `logits`.
+    hidden: View | None = None  # Hidden states on one device, f32 [n_hidden, n_embd], in `logits`.
     experts: View | None = None  # Tables of expert caches, u32.
     counts: View | None = None  # Host-visible use counts, u32 [2 halves, experts of all layers].
     used: View | None = None  # Host-visible ids of a layer's used experts, u32.
