@@ -41,7 +41,7 @@ def test_hooks_are_attributes_of_the_decoder() -> None:
     names = {
         name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
     }
-    other = {"attn_sinks", "owner"}  # a weight, a KVSpec field
+    other = {"attn_sinks", "owner"}  # a weight, and a field of KVSpec
     known = set(dir(Decoder)) | set(LayerConfig.__dataclass_fields__) | other
     assert len(names) > 12 and names <= known, names - known
 

@@ -44,7 +44,8 @@ def text(runner: Runner) -> np.ndarray:
 
 
 def at_random(rng: np.random.Generator, most: int = 3):  # type: ignore[no-untyped-def]
-    """Return a `choose` that copies random experts to random slots, some of several layers at a time."""
+    """Return a function `choose` that copies random experts to random slots, sometimes in several layers at
+    once."""
 
     def choose(uses: Uses, resident: Sequence[np.ndarray]) -> list[Move]:
         moves = []
@@ -109,8 +110,8 @@ def run_at_random(path: Path, devices: list[str], n_steps: int, **options: Any) 
 
 
 def check_recordings(runner: Runner) -> None:
-    """The copies conflict with no access of a recorded step except reads of slots by table. Without this
-    exception, the check reports these reads."""
+    """The copies conflict only with reads of slots by table, and with no other access of a recorded step.
+    Without this exception, the check reports these reads."""
     cache = runner.expert_cache
     assert cache
     n_found = 0

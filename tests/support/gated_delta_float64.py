@@ -25,7 +25,7 @@ def recurrent(
 def solved(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `recurrent` returns, from one triangular system for all u."""
+    """Return the same values as `recurrent`, computed from one triangular system for all u."""
     (n, size), sums = k.shape, np.broadcast_to(g, k.shape).astype(np.float64).cumsum(0)
     kept = np.exp(sums)  # The decay of the initial state up to each token.
     since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # The decay from row s to row t, [t, s, keys].

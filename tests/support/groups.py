@@ -24,8 +24,8 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
 
 
 def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Return the logits of four steps: the first computes two prompts, two steps continue both, and the last
-    continues one."""
+    """Return the logits of four steps. The first step computes two prompts, the next two continue both, and
+    the last continues one."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]

@@ -1,5 +1,5 @@
-"""Generates with and without the drafts of a head that is a layer of the model. `head` are the options that
-load it: {"speculation": "mtp"}, or {"draft": FILE} for an EAGLE-3 head."""
+"""Generates with and without the drafts of a head that is a layer of the model. `head` contains the options
+that load the head: {"speculation": "mtp"}, or {"draft": FILE} for an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def same_for_every_chain(path: Path, devices: list[str], head: Mapping[str, Any]
 
 
 def check_eight_tokens_a_step(path: Path, head: Mapping[str, Any]) -> tuple[Outcome, Outcome]:
-    """The first token comes with the prompt, and three steps of 8 rows produce 23 more. Return the outcomes
-    without and with drafts."""
+    """The prompt's last step produces the first token, and three steps of 8 rows produce 23 more. Return the
+    outcomes without and with drafts."""
     how: dict[str, Any] = {"n_slots": 1, "prompts": PROMPTS[:1]}
     plain, drafted = (outcome(path, TWO, CHAINS[:1], way, **how) for way in (NO_HEAD, head))
     assert drafted.texts == plain.texts and drafted.n_accepted == drafted.n_drafted == 20
@@ -114,7 +114,7 @@ def check_few_blocks(path: Path, head: Mapping[str, Any]) -> None:
 
 
 def check_common_beginning(path: Path, head: Mapping[str, Any]) -> None:
-    """The second chain's sequences begin with cached blocks, which hold the head's K and V."""
+    """The sequences of the second chain begin with cached blocks, which contain the head's K and V."""
     prompts = [PROMPT[:34], PROMPT[:36], PROMPT[:34] + PROMPT[:3]]
     assert same(path, TWO[:1], CHAINS[:2], head, prompts=prompts, n=8).n_accepted > 0
 

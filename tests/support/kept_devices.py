@@ -31,7 +31,7 @@ class Kept:
     pipelines: dict[tuple[Any, ...], Compiled] = field(default_factory=dict)
 
 
-on = False  # whether devices opened now are shared; conftest.py sets this per test
+on = False  # if true, devices that are opened now are shared; conftest.py sets this for each test
 _idle: list[Kept] = []
 _dispatched: set[tuple[Any, ...]] = set()  # pipelines whose code is in Mesa's shader cache
 _one_at_a_time = threading.Lock()

@@ -16,7 +16,7 @@ ADJACENT_PAIRS = ("llama",)
 
 
 def components(n_pairs: int, sections: Sequence[int]) -> list[int]:
-    """Return for each pair whether time, height or width rotates it in Qwen3-VL, where the three
+    """For each pair of Qwen3-VL's RoPE, return whether time, height or width rotates the pair. The three
     alternate."""
     return [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(n_pairs)]
 
@@ -36,13 +36,13 @@ def forward(
     both_ways: bool = False,
 ) -> np.ndarray:
     """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
-    have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
-    positions that a token attends to (0: all). `owners` are the layers whose K and V are read. `control` are
-    vectors to add to the residual after each layer. For each matrix, `squares` receives the sum over all
-    tokens of x * x, where x is the matrix's input. `states` receives the residual before each layer and after
-    the last. `images` maps the first token of an image to its rows [n, n_embd * (1 + deepstack layers)], and
-    `positions` [n_tokens, 3] are M-RoPE's time, height and width. If `both_ways`, rows of an image attend to
-    each other."""
+    have one entry per layer. `ids` contains the experts to use, [n_tokens, n_used]. `windows` contains the
+    number of positions that a token attends to (0: all). `owners` contains the layer whose K and V are read.
+    `control` contains vectors to add to the residual after each layer. For each matrix, `squares` receives
+    the sum over all tokens of x * x, where x is the matrix's input. `states` receives the residual before
+    each layer and after the last. `images` maps the first token of an image to its rows [n, n_embd * (1 +
+    deepstack layers)], and `positions` [n_tokens, 3] are M-RoPE's time, height and width. If `both_ways`,
+    rows of an image attend to each other."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)

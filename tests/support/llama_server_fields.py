@@ -138,7 +138,7 @@ def kept(s: Servers) -> None:
 
 
 def drafts(s: Servers) -> None:
-    """The server drafts nothing, so the fields change nothing."""
+    """The server has no drafts, so the fields change nothing."""
     values = {"speculative.n_max": 3, "speculative.n_min": 1, "speculative.p_min": 0.5}
     assert native(s.plain, **values)["content"] == native(s.plain)["content"]
     assert refused(s.plain, "speculative.n_max", "many") and refused(s.plain, "speculative.p_min", -1)

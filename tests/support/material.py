@@ -1,4 +1,5 @@
-"""Test data are files in `tests/data`, files derived from these, and more files if `../shared` exists."""
+"""Test data consists of files in `tests/data`, files derived from these, and files in `../shared` if it
+exists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Simulates nodes on one machine by network namespaces on an isolated bridge. A replacement for ssh runs
-commands in a namespace with a separate environment."""
+"""Simulates nodes on one machine with network namespaces, which an isolated bridge connects. A replacement
+for ssh runs commands in a namespace with a separate environment."""
 
 from __future__ import annotations
 

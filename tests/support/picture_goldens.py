@@ -12,16 +12,18 @@ from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.picture import Tile
 
 N_SAMPLES = 16  # of each tile
-STRETCHED = "qwen3vl_merger", "qwen2.5vl_merger", "glm4v"  # to multiples of merged patches within limits
-WITH_MARGIN = "kimivl", "kimik25"  # References may exceed the limit by a margin; pictures here shrink.
+# resized to multiples of merged patches, within limits
+STRETCHED = "qwen3vl_merger", "qwen2.5vl_merger", "glm4v"
+# The reference processors may exceed the limit by a margin; vkbackend shrinks the picture.
+WITH_MARGIN = "kimivl", "kimik25"
 LIMITS = dict.fromkeys(STRETCHED, TokenLimits(8, 100)) | dict.fromkeys(WITH_MARGIN, TokenLimits(None, 100))
-BY_TORCH = "lfm2", "llama4", *WITH_MARGIN  # Their references resize with torch.
+BY_TORCH = "lfm2", "llama4", *WITH_MARGIN  # The reference processors resize these with torch.
 PUBLISHED = "idefics3", *STRETCHED, "pixtral", "gemma4v", "lfm2", "internvl", "llama4", "kimivl"
-MIN_TOKENS, MAX_TOKENS = 4, 4096  # of the pictures of Qwen and GLM
+MIN_TOKENS, MAX_TOKENS = 4, 4096  # limits for pictures of Qwen and GLM
 
 
 def large_sizes() -> list[tuple[int, int]]:
-    """Return heights and widths of 500 pictures, from a line to 4,000 pixels."""
+    """Return heights and widths of 500 pictures, from 30 to 4,000 pixels."""
     sides = np.exp(np.random.default_rng(17).uniform(np.log(30), np.log(4000), (500, 2))).astype(int)
     return [(int(h), int(w)) for h, w in sides]
 
@@ -52,7 +54,7 @@ def in_raster_order(tile: Tile, config: VisionConfig) -> np.ndarray:
 
 
 def levels(tile: np.ndarray, config: VisionConfig) -> np.ndarray:
-    """Return the normalized pixels of a tile f32 [3, height, width] in steps of 255."""
+    """Convert normalized pixels f32 [3, height, width] of a tile to levels from 0 to 255."""
     if config.projector == "gemma4v":
         return (tile + 1) * 127.5
     mean, std = (np.array(x)[:, None, None] for x in (config.image_mean, config.image_std))
@@ -60,6 +62,6 @@ def levels(tile: np.ndarray, config: VisionConfig) -> np.ndarray:
 
 
 def samples(tiles: Sequence[np.ndarray], config: VisionConfig, number: int) -> np.ndarray:
-    """Return f64 [n_tiles, N_SAMPLES]: levels at random places."""
+    """Return f64 [n_tiles, N_SAMPLES]: levels of random pixels."""
     rng = np.random.default_rng(number)
     return np.stack([levels(t, config).reshape(-1)[rng.integers(0, t.size, N_SAMPLES)] for t in tiles])

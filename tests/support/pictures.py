@@ -51,14 +51,14 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(width: int, height: int, *chunks: bytes, depth: int = 8, colour: int = 2) -> bytes:
-    """Return a PNG that states this size, with these chunks after its header."""
+    """Return a PNG whose header contains this size, followed by these chunks."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
 
 
 def blocks(height: int, width: int, seed: int) -> np.ndarray:
-    """Return pixels u8 [height, width, 3] of blocks with noise, made of integers alone so that they are equal
-    on every machine."""
+    """Return pixels u8 [height, width, 3] of blocks with noise. They are computed with integers only, so they
+    are equal on every machine."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 192, (height // 8 + 1, width // 8 + 1, 3))
     fine = rng.integers(0, 64, (height, width, 3))

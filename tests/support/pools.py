@@ -29,8 +29,8 @@ def entry(name: str, **options: Any) -> Entry:
 
 @dataclass
 class FakeMachine:
-    """`nbytes` are the bytes of each model, and `speeds` the speeds of devices. Models in `shut` wait for
-    `gate` while they load. `errors` lists the errors of the next loads."""
+    """`nbytes` contains the bytes of each model, and `speeds` the speeds of devices. Models in `shut` wait
+    for `gate` while they load. `errors` lists the errors of the next loads."""
 
     nbytes: Mapping[str, int] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=lambda: {"gpu": 1.0})

@@ -21,7 +21,7 @@ from vkbackend.models.llm import LLM
 TIE = 1e-3  # Rounding changes a log probability by at most 1e-4 here.
 LONGEST_S = 900.0  # A request may wait for several loads on a busy machine.
 TEXTS = ("Once upon a time", "The little dog", "A girl named Lily", "One day", "They went to the park and")
-# An answer and the sum of all devices' memory must not depend on other requests.
+# With these options, other requests change neither an answer nor the total memory of all devices.
 OPTIONS: dict[str, Any] = {
     "n_ctx": 96, "n_slots": 2, "kv_cells": 96, "exact": True, "use_mmap": False, "n_ubatch": 4096,
 }  # fmt: skip
@@ -39,7 +39,8 @@ class Known:
 
 
 def known_requests(models: Mapping[str, Path], devices: Sequence[str], seed: int, n: int) -> list[Known]:
-    """Return at most `n` random requests for each model. Encoders embed; other models generate."""
+    """Return at most `n` random requests for each model. Encoders get requests for embeddings, and other
+    models get requests for text."""
     draw, known = random.Random(seed), list[Known]()
     for name, path in models.items():
         alone = [LLM(path, devices=[device], **OPTIONS) for device in devices]
@@ -70,7 +71,7 @@ def has_tie(answer: Completion) -> bool:
 
 @dataclass
 class Load:
-    """`clients` threads send `n` random requests. `wrong` lists those whose answers differ."""
+    """`clients` threads send `n` random requests. `wrong` lists the requests whose answers differ."""
 
     port: int
     known: Sequence[Known]

@@ -101,7 +101,7 @@ class FakeModel:
         return ids, max_tokens
 
     def aresume(self, generation: Any, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
-        """Repeat the chunks of `tokens`, as a model's engine would, and continue."""
+        """Yield the chunks of `tokens` again, as a model's engine does, and continue."""
         return self._stream(*generation)
 
     def astream(self, ids: list[int], max_tokens: int | None, **options: Any) -> AsyncGenerator[Chunk, None]:
@@ -231,7 +231,8 @@ PROCESSES = [pytest.param(False, id="here"), pytest.param(True, id="process", ma
 
 
 class Command:
-    """A server process. `log` holds the lines that it printed. `limits` are soft limits, as RLIMIT_NOFILE."""
+    """A server process. `log` holds the lines that it printed. `limits` contains soft limits, such as
+    RLIMIT_NOFILE."""
 
     def __init__(
         self, *words: str, devices: str | None = "numpy", limits: Mapping[int, int] | None = None

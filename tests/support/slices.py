@@ -15,7 +15,7 @@ from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, split, split_experts
 from vkbackend.twins.device import NumpyDevice
 
-# in many of these types rows begin at odd multiples of 2 bytes, in MXFP4 at any byte
+# in many of these types, rows begin at odd multiples of 2 bytes, and in MXFP4 at any byte
 DTYPES = shaderlib.weight_types()
 
 

@@ -29,8 +29,8 @@ def stream_of(runner: Runner) -> Stream:
 
 
 def check_windows(runner: Runner) -> int:
-    """Check that every read of streamed weights is between the end of the copies of its layer and the next
-    layer. Returns the number of reads."""
+    """Check that a layer's streamed weights are read only after the copies of this layer have ended, and
+    before the next layer. Returns the number of reads."""
     n_read = 0
     weights = runner.mesh.weights
     for step in runner.mesh.steps.by_kind.values():

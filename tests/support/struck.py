@@ -10,7 +10,7 @@ from typing import Any
 
 Where = Callable[[CodeType], bool]
 ANYWHERE = ("",)
-SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # CPython checks for signals after these bytecodes
+SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # CPython handles signals after these bytecodes
 
 
 def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[str, ...] = ANYWHERE) -> bool:

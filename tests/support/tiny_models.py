@@ -26,7 +26,7 @@ class Tiny:
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # whether three router rows at a time are equal up to rounding
+    tied: bool = False  # if true, groups of three router rows are equal except for rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8

@@ -18,7 +18,8 @@ def write_projector(path: Path, n_embd: int, *, damage: float | None = None) -> 
         for kind in ("weight", "bias"):
             del fixture.tensors[f"{name}.{kind}"]
         fixture.matrix(name, n_embd, n_in, gain=2, bias=True)
-    fixture.tensors["v.patch_embd.weight"] *= 4  # Pictures of one color differ more.
+    # With larger weights, the rows of plain pictures differ more.
+    fixture.tensors["v.patch_embd.weight"] *= 4
     if damage is not None:
         fixture.tensors["mm.0.weight"][0, 0] = damage
     write(fixture, path)

@@ -91,7 +91,7 @@ SMALL: dict[str, dict[str, Any]] = {  # Tiles small enough for tests.
         "image_std": CLIP_STD,
     },
 }
-REAL: dict[str, dict[str, Any]] = {  # As in published models. Models for which SMALL is enough are omitted.
+REAL: dict[str, dict[str, Any]] = {  # As in published models. Models that SMALL covers are omitted.
     "idefics3": {"image_size": 512, "patch_size": 16, "merge": 4, "preproc_size": 2048},
     "gemma3": {"image_size": 896},
     "pixtral": {"image_size": 1540},

@@ -85,7 +85,7 @@ def test_rows_in_every_format(models: Path, capsys: Any) -> None:
 def test_predictions_learn_from_measured_tokens(
     models: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A processor whose speed is unknown is not measured. Then the first prediction lacks the layers."""
+    """A processor whose speed is unknown is not measured, so the first prediction excludes the layers."""
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     flags = ["-m", str(models / "stories-narrow-Q8_0.gguf"), "-p", "0", "-n", "3", "-r", "1", "-o", "json"]
     assert json.loads(bench(capsys, *flags))[0]["predicted_ts"] is None

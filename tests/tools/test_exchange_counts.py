@@ -1,4 +1,4 @@
-"""The study counts calls per exchange."""
+"""The study exchange_counts counts calls per exchange."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_hub_has_a_projector(
         args = parsed("-hf", "me/x", *words)
         settle_projector(args)
         assert args.mmproj == wanted
-    fetched[0] = str(models / "stories-narrow-F16.gguf")  # of a type that is not supported
+    fetched[0] = str(models / "stories-narrow-F16.gguf")  # a projector of an unsupported type
     args = parsed("-hf", "me/x")
     settle_projector(args)
     assert args.mmproj is None and "no images: " in args.notes[0]

@@ -84,7 +84,8 @@ def test_plan_equals_loading(
     assert totals["padding"] == sum(row["padding"] for row in report["devices"]) > 0
 
 
-@pytest.mark.parametrize("n_ctx", [64, 600])  # 600 tokens exceed the step of 512, but not an encoder's step
+# 600 tokens exceed a step of 512 rows, but an encoder's step is larger
+@pytest.mark.parametrize("n_ctx", [64, 600])
 def test_plan_equals_loading_of_an_encoder(
     n_ctx: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_token_reads_the_experts_it_uses(models: Path, capsys: pytest.CaptureF
 
 
 def test_larger_steps_read_fewer_bytes_over_the_bus(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A token reads 2 of 8 experts, and a step of 512 rows or more reads all."""
+    """A token reads 2 of 8 experts. A step of 512 rows or more reads all experts."""
     path = str(models / MOE)
     report = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-cmoe", "-ub", "1024")
     experts = [row["host"] for row in report["devices"]]

@@ -29,6 +29,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**cost) for cost in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    # By this count int8 on matrix units of BMG is 1.27 times as fast as F16. If F16 matrix instructions hide
+    # By this count, int8 on BMG's matrix units is 1.27 times as fast as F16. If F16 matrix instructions hide
     # vector instructions, int8 is slower (docs/measurements/kernels.md).
     assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

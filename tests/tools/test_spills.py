@@ -21,8 +21,8 @@ SAMPLES = {
     "NAVI31": PRODUCTS.format(rows="(1|16|512)", kinds="(f16|q4_0|q6_k)") + f"|^Index|^SsmScan|{RECORDED}",
     "NAVI21": PRODUCTS.format(rows="(1|16|512)", kinds="q4_0"),
 }
-# (driver, kernel) pairs that spill: kernels with arrays whose index is unknown at compile time, and a kernel
-# that is never chosen.
+# These pairs (driver, kernel) spill. Some kernels have arrays whose index is unknown at compile time, and one
+# kernel is never chosen.
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),

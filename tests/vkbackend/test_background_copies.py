@@ -77,7 +77,8 @@ def test_the_family_of_a_copy_engine(
 @pytest.mark.parametrize("by_semaphores", [False, True])
 def test_batches_of_copies(opened: Device, by_semaphores: bool) -> None:
     """Each batch copies two ranges. Steps read the targets of ended batches. Software drivers have no
-    transfer queue, so `by_semaphores` uses the semaphores of a transfer queue on the compute queue."""
+    transfer queue. With `by_semaphores`, the compute queue orders copies by semaphores, as a transfer queue
+    does."""
     if by_semaphores:
         if not isinstance(opened, VulkanDevice):
             pytest.skip("only native devices have semaphores")

@@ -110,5 +110,5 @@ def test_views_round_up_to_words() -> None:
 
 
 def test_a_block_of_zeros_in_iq4_nl_has_the_scale_0() -> None:
-    """As in llama.cpp, the scale is not -0. The code 8 is the smallest positive value."""
+    """As in llama.cpp, the scale is not -0. Code 8 means the smallest positive value."""
     assert quantize(np.zeros((1, 32), np.float32), "iq4_nl").tolist() == [[0, 0, *[0x88] * 16]]

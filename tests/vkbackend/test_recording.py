@@ -155,7 +155,7 @@ def test_bytes_that_do_not_overlap_do_not_conflict() -> None:
 def test_dispatches_of_one_output_need_no_barrier_if_they_write_different_parts(
     first: int, second: int, n_barriers: int
 ) -> None:
-    """A read of the output waits for both, and the next write waits for the read."""
+    """A read of the output waits for both dispatches, and the next write waits for the read."""
     x, y, z = (view(buffer(), 0, 16) for _ in range(3))
     writers = [replace(dispatch([x], [y]), apart=apart) for apart in (first, second, first)]
     recording = recording_of(*writers[:2], dispatch([y], [z]), writers[2])

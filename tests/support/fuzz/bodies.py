@@ -98,8 +98,8 @@ def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
 
 
 def keep_short(body: Any, full: dict[str, Any]) -> None:
-    """Set the limits of an answer's length that `full` contains to one token, so that a case takes little
-    time."""
+    """If `full` contains a field that limits an answer's length, set this field to one token. Then a case
+    takes little time."""
     if isinstance(body, dict):
         for name in {"max_tokens", "max_output_tokens", "n_predict"} & set(full):
             if body.get(name) is None or isinstance(body[name], int):
@@ -107,8 +107,7 @@ def keep_short(body: Any, full: dict[str, Any]) -> None:
 
 
 def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
-    """Return a body that was valid before fields were removed and changed. Sometimes its bytes are changed
-    too."""
+    """Remove and change fields of a valid body, and return it. Sometimes bytes are changed too."""
     kept = {name: value for name, value in full.items() if rng.random() < 0.4 or name in list(full)[:1]}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         kept = changed(rng, kept)

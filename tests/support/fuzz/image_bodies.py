@@ -104,11 +104,11 @@ class ImageBodies:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._sources = folder, sources()
-        self.client: Client | None = None  # a client of the server that the first case starts
+        self.client: Client | None = None  # the client of the server, which the first case starts
         self._text = ""
 
     def _files(self, rng: random.Random) -> list[str]:
-        """Return 1 to 3 images, or 200. Some have damaged bytes or cut base64."""
+        """Return 1 to 3 images, or 200. Some images have damaged bytes or truncated base64."""
         texts = []
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             data = rng.choice(self._sources)

@@ -42,8 +42,8 @@ def sources() -> list[bytes]:
 
 
 class Pictures:
-    """Files that the decoder refuses, or turns into pixels within its limits. An end of its child process is
-    counted as "ended"."""
+    """The decoder must refuse a file, or return pixels within its limits. If its child process ends, the case
+    counts as "ended"."""
 
     deadline_s = 30.0
 

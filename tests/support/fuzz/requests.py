@@ -41,7 +41,7 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
 
     def status(self, path: str, body: bytes) -> int:
-        """Return the answer's status. Raises Wrong if no body may cause this answer."""
+        """Return the answer's status. Raises Wrong if the server must not send this answer to any body."""
         return self.answer(path, body)[0]
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -128,7 +128,7 @@ PATHS = (
     b"/lora-adapters",
 )  # fmt: skip
 BODY = b'{"prompt":"a","content":"a","max_tokens":1}'
-WAIT_S = 0.1  # The server waits this long for the rest of a request.
+WAIT_S = 0.1  # The server waits this long for the remaining bytes of a request.
 
 
 class Headers:

@@ -25,7 +25,7 @@ MORE_MIB, MORE_FILES = 200, 20
 
 
 def signature(fault: str) -> str:
-    """Return the words of a fault that do not depend on the case."""
+    """Return the part of a fault's text that does not depend on the case."""
     return fault.split(": ")[0] if not fault.startswith("Wrong") else fault[:60]
 
 

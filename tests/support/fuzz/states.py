@@ -24,7 +24,7 @@ PIECES = (b'"resumable":"3",', b'"__metadata__":{', b"[0,0]", b'"F16"', b"[[[[",
 
 
 class States:
-    """A file is refused and changes nothing, or the slot then has the saved tokens and caches."""
+    """Either the file is refused and changes nothing, or the slot gets the saved tokens and caches."""
 
     deadline_s = 20.0
 

@@ -7,9 +7,9 @@ to encode.
 - `speed` uses the vocabularies of `../shared/vocab`, or the small vocabularies of tests/data. The columns are
   the number of lines that differ, the load time in CPU seconds (best of three), and the MB of English encoded
   per CPU second. `cold` is the first encoding after loading, `warm` the second.
-- `cuts` uses every pre-tokenizer with a distinct way to split, with a vocabulary of all pairs of bytes. `own`
+- `cuts` compares all pre-tokenizers that split differently. The vocabulary contains all pairs of bytes. `own`
   counts lines that differ because llama.cpp does not split as the model does (see make_pre_tokenizers.py).
-- `kinds` uses small vocabularies of the other kinds. Needs xllamacpp.
+- `kinds` compares the other kinds of tokenizers, with small vocabularies. Needs xllamacpp.
 """
 
 from __future__ import annotations

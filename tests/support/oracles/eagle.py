@@ -1,5 +1,5 @@
-"""EAGLE-3 heads for the fixtures of fixtures.py, and the head's logits in float64, from the paper's equations
-(arXiv:2503.01840)."""
+"""EAGLE-3 heads for the fixtures of fixtures.py. The heads' logits are computed in float64 by the paper's
+equations (arXiv:2503.01840)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oracles.fixtures import build
 from oracles.parts import HEAD_DIM, N_EMBD
 
 N_FF = 80
-N_DRAFT = 96  # tokens of the draft vocabulary
+N_DRAFT = 96  # number of tokens in the draft vocabulary
 STATES = [1, 2, 4]  # The last is the residual after a model of four layers.
 
 
@@ -26,7 +26,7 @@ def eagle3(
     states: Sequence[int] = STATES,
     **keys: Any,
 ) -> Fixture:
-    """Return a random head. `tables` lists the matrices that the file contains, of "token_embd" and "output".
+    """Return a random head. `tables` says which of the matrices "token_embd" and "output" the file contains.
     If `n_draft` is 0, the draft vocabulary is the model's."""
     m = Fixture(f"eagle3 of {target.name}", "eagle3")
     n_target = target.keys["embedding_length"]
@@ -69,7 +69,8 @@ def eagle3(
 
 
 class Reference:
-    """A head in float64. Entry p of attention is for g of position p and the token at p + 1."""
+    """A head in float64. Entry p of K and V is computed from g of position p and the token at position p +
+    1."""
 
     def __init__(self, head: Fixture, target: Fixture) -> None:
         self.m, self.target = head, target
@@ -77,7 +78,7 @@ class Reference:
         self.entries: list[np.ndarray] = []
 
     def w(self, name: str) -> np.ndarray:
-        """Return a matrix of the head, or the target's if the head has none."""
+        """Return a matrix of the head, or the target's matrix if the head lacks it."""
         name = f"{name}.weight"
         values = self.m.tensors[name] if name in self.m.tensors else self.target[name]
         return values.astype(np.float64)
@@ -86,7 +87,7 @@ class Reference:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w(name)
 
     def fused(self, states: np.ndarray) -> np.ndarray:
-        """Return g for the target's states [n, 3 * n_embd]."""
+        """Return the head's input g for the target's hidden states [n, 3 * n_embd]."""
         x = self.norm(states, "enc.output_norm") if self.m.keys.get("norm_before_fc") else states
         return x @ self.w("fc").T
 
@@ -127,13 +128,13 @@ def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture
     for tensor, values in target.tensors.items():
         if any(part in tensor for part in ("attn_output.", "ssm_out.", "out_proj.", "ffn_down")):
             target.tensors[tensor] = values * np.float32(gain)
-    e = target.tensors["token_embd.weight"]  # all of equal norm, and with an equal first element
+    e = target.tensors["token_embd.weight"]  # all rows get equal norms and an equal first element
     e[:, 1:] *= np.sqrt((N_EMBD - 4) / (e[:, 1:] ** 2).sum(1, keepdims=True))
     e[:, 0] = 2.0
     head = eagle3(target, n_draft=n_draft, norm_before_residual=True, states=[0, 1, target.n_layer])
     head.keys |= {"attention.head_count_kv": N_EMBD // HEAD_DIM, "attention.scale": 4.0}
     eye, none = np.eye(N_EMBD, dtype=np.float32), np.zeros((N_EMBD, N_EMBD), np.float32)
-    same = none.copy()  # equal queries and keys, which RoPE turns by their positions
+    same = none.copy()  # equal queries and keys, so only RoPE makes them differ
     same[0::2, 0] = 1.0
     [norm] = [v for n, v in target.tensors.items() if n in ("output_norm.weight", "token_embd_norm.weight")]
     head.tensors |= {

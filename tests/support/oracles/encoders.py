@@ -34,7 +34,7 @@ def layer_norm(m: Fixture, name: str, bias: bool = True) -> None:
 
 
 def post_normed(m: Fixture, n_layer: int = 3, n_types: int = 2, *, bias: bool, **keys: Any) -> None:
-    """Add the parts of BERT's form except the FFN."""
+    """Add all parts of BERT's layers except the FFN."""
     m.keys |= {
         "block_count": n_layer,
         "context_length": N_CTX,

@@ -1,4 +1,4 @@
-"""All fixtures by name: the architecture, then `+` and the variant if there is one."""
+"""All fixtures by name. A name is the architecture, and for a variant also `+` and the variant's name."""
 
 from __future__ import annotations
 

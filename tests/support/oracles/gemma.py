@@ -111,7 +111,7 @@ def gemma3n(m: Fixture) -> None:
 
 def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **keys: Any) -> None:
     """Add the keys and tensors of gemma4. Heads have 16 elements in layers with a window, and 32 elements in
-    other layers. RoPE rotates a quarter of the 32 elements."""
+    other layers. In these layers RoPE rotates a quarter of the elements."""
     base(
         m, len(windowed), n_kv=[n_kv if swa else n_kv_full for swa in windowed],
         attention__sliding_window=12, attention__sliding_window_pattern=windowed,

@@ -1,5 +1,5 @@
-"""Fixtures with a multi-token prediction head: a model of fixtures.py and one more block, whose tensors are
-permuted tensors of one of the model's layers."""
+"""Fixtures with a multi-token prediction head. A fixture is a model of fixtures.py with one more block. The
+block's tensors are permuted tensors of the model's layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracles.fixture import N_VOCAB, Fixture
 from oracles.fixtures import build
 from oracles.parts import N_EMBD
 
-# Fixture -> the layers with the shapes of the head's attention and of its feed-forward part.
+# Fixture -> (layer with the shapes of the head's attention, layer with the shapes of its feed-forward part).
 SOURCES = {
     "qwen35": (3, 3),
     "qwen35moe": (3, 3),

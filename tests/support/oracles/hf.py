@@ -1,6 +1,6 @@
 """Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. The builders undo the
-conversion to GGUF: names, interleaved q and k rows of llama, the 1 that is added to some norm weights, and
-fused projections.
+changes of a conversion to GGUF: names, interleaved rows of llama's q and k, the 1 that is added to some norm
+weights, and fused projections.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def logits(
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
     def add(layer: Any, inputs: Any, output: Any) -> Any:
         h, *others = output if isinstance(output, tuple) else (output,)
-        h = h + direction.repeat(h.shape[-1] // len(direction))  # to each stream of a wide residual
+        h = h + direction.repeat(h.shape[-1] // len(direction))  # add it to each stream of a wide residual
         return (h, *others) if isinstance(output, tuple) else h
 
     return add

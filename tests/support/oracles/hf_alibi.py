@@ -85,7 +85,7 @@ def llama(m: Fixture) -> tuple[Any, State]:
     m.keys.setdefault("attention.key_length", head_dim)
     m.keys.setdefault("rope.freq_base", 10_000.0)
     state = renamed(m)
-    if m.arch == "baichuan":  # Files without RoPE have pairs, too.
+    if m.arch == "baichuan":  # Files without RoPE have interleaved rows too.
         halves_from_pairs(m, state)
     if m.name == "baichuan":
         return transformers.LlamaConfig(**common(m)), state

@@ -84,7 +84,7 @@ def bert(m: Fixture) -> tuple[Any, State]:
 
 @model_of("bert+roberta")
 def roberta(m: Fixture) -> tuple[Any, State]:
-    """The first two positions of `transformers` have no rows in a GGUF file."""
+    """The rows of the first two positions in `transformers` are missing in a GGUF file."""
     config = transformers.XLMRobertaConfig(
         **sizes(m) | {"pad_token_id": 1},
         hidden_act=GELU,

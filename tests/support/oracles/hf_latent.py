@@ -116,8 +116,8 @@ def sparse(m: Fixture) -> tuple[Any, State]:
 
 @builder("hy_v4")
 def hy_v4(m: Fixture) -> tuple[Any, State]:
-    """Build Hunyuan 4. RoPE pairs neighbours in llama.cpp, as in the authors' vLLM, and halves in
-    transformers."""
+    """Build Hunyuan 4. RoPE pairs adjacent elements in llama.cpp and in the authors' vLLM, but pairs the two
+    halves in transformers."""
     k = m.keys
     n, shared = k["block_count"], k["rope.dimension_count"]
     config = transformers.HYV4Config(

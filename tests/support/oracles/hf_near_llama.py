@@ -93,8 +93,8 @@ def plamo(m: Fixture) -> tuple[Any, State]:
 
 @builder("plamo3")
 def plamo3(m: Fixture) -> tuple[Any, State]:
-    """Build Gemma 3 with another activation. Gemma multiplies embeddings by sqrt(n_embd), and norms by 1 +
-    weight."""
+    """Build Gemma 3 with a different activation function. Gemma multiplies embeddings by sqrt(n_embd), and
+    norms by 1 + weight."""
     k = m.keys
     period = k["attention.sliding_window_pattern"]
     config = transformers.Gemma3TextConfig(
@@ -135,7 +135,8 @@ def plamo3(m: Fixture) -> tuple[Any, State]:
 
 @builder("openelm")
 def openelm(m: Fixture) -> tuple[Any, State]:
-    """Build Qwen3 with equal layers, whose further heads and columns of the FFN are 0."""
+    """Build Qwen3, whose layers have equal sizes. Heads and FFN columns that a layer of the fixture lacks are
+    0."""
     heads, n_ff = m.keys["attention.head_count"], max(m.keys["feed_forward_length"])
     dim, most = m.keys["attention.key_length"], max(heads)
     sizes = {"attention.head_count": most, "attention.head_count_kv": most // 2, "feed_forward_length": n_ff}

@@ -87,7 +87,8 @@ def processor(config: VisionConfig, min_tokens: int = 0, max_tokens: int = 0) ->
 
 
 def n_frames(config: VisionConfig) -> int:
-    """Return how often the limits count a pixel. GLM's limits count a picture as a video of two frames."""
+    """Return the factor by which the limits count each pixel. GLM's limits count a picture as a video of two
+    frames."""
     return 2 if config.projector == "glm4v" else 1
 
 

@@ -56,7 +56,7 @@ def dense_or_sparse(m: Fixture) -> list[str]:
 
 @builder("bailingmoe2")
 def bailingmoe2(m: Fixture) -> tuple[Any, State]:
-    """Build GLM-4.5, whose graph is the same. transformers lacks Ling 2."""
+    """Build GLM-4.5, which computes the same graph, because transformers lacks Ling 2."""
     k = m.keys
     config = transformers.Glm4MoeConfig(
         **common(m, rope_parameters=rope(m, partial_rotary_factor=0.5), num_hidden_layers=m.n_layer),

@@ -170,7 +170,7 @@ def phimoe(m: Fixture) -> tuple[Any, State]:
 
 @builder("grovemoe")
 def grovemoe(m: Fixture) -> tuple[Any, State]:
-    """Build Qwen3-MoE, whose experts contain the columns of their group's second expert."""
+    """Build Qwen3-MoE. Each expert also contains the columns of its group's additional expert."""
     k = m.keys
     config = transformers.Qwen3MoeConfig(**common(m), **experts_of(m), norm_topk_prob=True)
     config.moe_intermediate_size += k["expert_chunk_feed_forward_length"]

@@ -21,7 +21,7 @@ class DeciConfig(transformers.LlamaConfig):
 
 
 class _Mixer(torch.nn.Module):
-    """Replaces the attention of a layer by nothing, or by one matrix."""
+    """Replaces the attention of a layer by zeros or by one matrix."""
 
     def __init__(self, n_embd: int, mixes: bool) -> None:
         super().__init__()

@@ -61,7 +61,8 @@ def sizes(m: Fixture) -> dict[str, int]:
 def renamed(
     m: Fixture, layers: str, names: Mapping[str, str], outer: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Return the fixture's tensors under transformers' names. `layers` is the prefix of the layers there."""
+    """Return the fixture's tensors under transformers' names. `layers` is the prefix of transformers' layer
+    names."""
     state = {}
     for name, values in m.tensors.items():
         stem, _, kind = name.rpartition(".")
@@ -74,7 +75,7 @@ def renamed(
 
 
 def load(network: Any, state: Mapping[str, np.ndarray], vision: tuple[str, ...]) -> Any:
-    """Load the tensors. Every parameter of the modules in `vision` must be among them."""
+    """Load the tensors. `state` must contain every parameter of the modules in `vision`."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
     left = network.load_state_dict(tensors, strict=False)
     missing = [name for name in left.missing_keys if name.startswith(vision)]

@@ -39,7 +39,8 @@ QWEN = {
 
 
 def qwen_patches(m: Fixture) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the patches as Qwen's preprocessing does, twice as frames, and the grid."""
+    """Return the patches and the grid as Qwen's preprocessing does. Each patch contains the picture twice, as
+    two frames."""
     p, (height, width) = size(m, "patch_size"), GRIDS[m.name]
     squares = pixels_of(m.name, p).reshape(height // 2, 2, p, width // 2, 2, p, 3)
     cut = squares.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, 3, 1, p, p)
@@ -47,7 +48,7 @@ def qwen_patches(m: Fixture) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def qwen_state(m: Fixture, names: Mapping[str, str], outer: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Join the two convolutions of frames."""
+    """Join the convolutions of the two frames."""
     second = m.tensors.pop("v.patch_embd.weight.1")
     state = renamed(m, "blocks", names, outer)
     name = "patch_embed.proj.weight"

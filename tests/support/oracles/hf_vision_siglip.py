@@ -95,8 +95,8 @@ def llava(m: Fixture) -> tuple[Any, Inputs]:
 
 @torch.no_grad()
 def resampled(m: Fixture, image: torch.Tensor) -> np.ndarray:
-    """Return MiniCPM-V's rows of an image [1, 3, height, width]. transformers has the encoder. The resampler
-    is Qwen-VL's, with torch's attention."""
+    """Return MiniCPM-V's rows of an image [1, 3, height, width]. The encoder is from transformers. The
+    resampler is Qwen-VL's, computed with torch's attention."""
     t = {name: torch.from_numpy(m.tensors.pop(name)) for name in [*m.tensors] if name.startswith("resampler")}
     config = tf.SiglipVisionConfig(
         **sizes(m), image_size=448, patch_size=56, hidden_act="gelu_pytorch_tanh", vision_use_head=False

@@ -128,8 +128,9 @@ KIMI |= {"attn_out": "attn.proj"}
 
 
 def kimi_of(m: Fixture, permuted: bool) -> tuple[Any, Inputs]:
-    """transformers has Kimi K2.5, whose encoder of a still image is Kimi-VL's. There, RoPE is half-split.
-    Pairs of columns and of lines alternate, except in files with `permuted` rows of q and k."""
+    """transformers has Kimi K2.5, which encodes a still image with Kimi-VL's encoder. In transformers, RoPE
+    is half-split. RoPE pairs of columns and of lines alternate, except in files with `permuted` rows of q and
+    k."""
     vision = {**sizes(m), "patch_size": 14, "pos_emb_height": 8, "pos_emb_width": 8}
     text = {"model_type": "deepseek_v3", **TEXT, "num_key_value_heads": 4}
     ids = {"image_token_id": 0, "video_token_id": N_VOCAB - 1}

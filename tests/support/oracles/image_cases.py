@@ -13,7 +13,7 @@ from oracles.vision import GRIDS as PATCHES
 from oracles.vision import build as build_projector
 
 GRIDS = (3, 4), (5, 4)  # Height and width; 20 rows exceed the windows of the Gemma models.
-N_TEXT = 20, 3, 5  # tokens before, between and after the images
+N_TEXT = 20, 3, 5  # the tokens before, between and after the images
 BOTH_WAYS = "gemma3", "gemma4"
 DEEPSTACK = {"qwen3vl": 2}
 NAMES = "qwen2vl", "qwen3vl", "gemma3", "gemma4", "gemma4+shared"
@@ -25,13 +25,13 @@ TEXT_OF = {
     "kimivl": "deepseek2", "kimik25": "deepseek2",
 }  # fmt: skip
 BREAK = N_VOCAB - 1  # the token [IMG_BREAK] of Pixtral's text models
-SLICED = 900, 900  # the size of a picture that MiniCPM-V cuts into 2 x 2 slices
+SLICED = 900, 900  # size of a picture that MiniCPM-V cuts into 2 x 2 slices
 MARKS = {"<image>": 120, "</image>": 121, "<slice>": 122, "</slice>": 123, "\n": 124}  # tokens
 
 
 @dataclass(frozen=True)
 class Case:
-    """`tokens` has 0 in the rows of images. `images` maps the first row to float32 [n, n_embd * tables], and
+    """`tokens` is 0 at the rows of images. `images` maps the first row to float32 [n, n_embd * tables], and
     `grids` to the height and width in rows."""
 
     fixture: Fixture

@@ -100,7 +100,7 @@ def deepseek2_softmax(m: Fixture) -> None:
 
 @fixture("minicpm3")
 def minicpm3(m: Fixture) -> None:
-    """Build a model whose file lacks muP's factors, because the program knows them."""
+    """Build a model whose file lacks muP's factors. The program knows these factors."""
     n_head = 4
     base(
         m, 3, n_kv=n_head, attention__q_lora_rank=24, attention__kv_lora_rank=LATENT,
@@ -274,7 +274,8 @@ def deepseek4_layers(m: Fixture, ratios: list[int], n_hashed: int = 2) -> None:
 
 @fixture("deepseek4")
 def deepseek4(m: Fixture) -> None:
-    """Build a model whose long blocks exceed the prompt, because llama.cpp has no others."""
+    """Build a model whose blocks of 128 positions are longer than the prompt, because llama.cpp has no other
+    size of long blocks."""
     deepseek4_layers(m, [0, 4, 128, 4])
     m.unread = ("blk.2.attn_compressor",)
 

@@ -103,7 +103,7 @@ def _library() -> Any:
 
 
 def write_vocabulary(name: str, path: Path) -> Path:
-    """Write a text model without tensors: byte tokens and the family's marks."""
+    """Write a text model without tensors. Its vocabulary has byte tokens and the family's special tokens."""
     arch, keys = TEXTS[name]
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in visible]

@@ -1,5 +1,6 @@
-"""Makes a file as llama.cpp's test-llama-archs does: every key that llama.cpp knows, and random tensors that
-llama.cpp names itself. Then removes what real files do not have, and computes llama.cpp's logits.
+"""Makes a file as llama.cpp's test-llama-archs does. It has every key that llama.cpp knows, and random
+tensors whose names come from llama.cpp. Then removes keys and tensors that real files lack, and computes
+llama.cpp's logits.
 
     PYTHONPATH=tests/support python tests/support/oracles/llama_archs.py ARCHITECTURE FILE.gguf
 
@@ -26,11 +27,11 @@ LATENT = {
     "bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm5-next", "hy_v4", "kimi-k3",
     "kimi-linear", "mistral4",
 }  # fmt: skip
-RECURRENT = {  # in the second layer, which has no heads
+RECURRENT = {  # in these models the second layer has no heads
     "bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe",
     "nemotron_h", "nemotron_h_moe",
 }  # fmt: skip
-# llama.cpp does not save these, or leaves keys out. Their files have only the keys below.
+# llama.cpp does not save these models, or omits keys. Their files have only the keys below.
 NOT_SAVED = {"apertus", "bitnet", "gemma3n", "gemma4", "step35"}
 READS_FACTORS = {"gemma4"}
 WINDOWS_BY_LAYER = {"cohere2moe", "gemma4", "granite_swa", "mimo2", "muse-glimmer", "step35"}
@@ -47,15 +48,17 @@ SIZES = {  # (columns of the residual, heads, kv heads, FFN columns, layers)
     "step35": (160, 2, 2, 384, 2),
     **dict.fromkeys(LATENT, (128, 1, 1, 192, 2)),
 }
-# What real files do not have, as expressions for keys and tensors. Most scales belong to NVFP4. Saved files
-# state the keys of other architectures as off.
+# Regular expressions for keys and tensors that real files lack. Most scales belong to NVFP4. Saved files also
+# contain keys of other architectures, with values that disable them.
 SCALES, ROPE_FACTORS = r"^(blk\..*|output)\.(input_)?scale$", r"^rope_(freqs|factors)"
 SCALES_BUT_EXPERTS = r"^blk\..*\.input_scale$|^blk\..*(?<!ffn_gate_inp)(?<!ffn_down_exps)\.scale$"
 OFF = r"clamp_kqv|max_alibi_bias|\.logit_scale|q_lora_rank|kv_lora_rank|indexer|residual_scale"
-QKV_BIAS, UNREAD_NORM = r"attn_[qkv]\.bias", r"expert_weights_norm"  # which llama.cpp does not add, and read
+# llama.cpp does not add the former and does not read the latter
+QKV_BIAS, UNREAD_NORM = r"attn_[qkv]\.bias", r"expert_weights_norm"
 WINDOW = r"sliding_window"
-DENSE_FIRST = r"blk\.0\..*(_exps|_shexp|ffn_gate_inp|exp_probs_b)"  # in a layer that keys call dense
-DENSE_SECOND = r"blk\.1\.ffn_(gate|up|down)\.weight"  # in a layer with experts
+# experts in a layer that is dense according to the keys
+DENSE_FIRST = r"blk\.0\..*(_exps|_shexp|ffn_gate_inp|exp_probs_b)"
+DENSE_SECOND = r"blk\.1\.ffn_(gate|up|down)\.weight"  # a dense FFN in a layer with experts
 UNREAL = {
     "qwen3next": r"blk\.0\.attn_(gate|qkv)\.weight",
     "gemma4": r"expert_shared",
@@ -103,7 +106,7 @@ def keys(arch: str, has_experts: bool) -> dict[str, Any]:
     if arch in RECURRENT:
         heads = {key: [0 if il == 1 else n_head for il in range(n_layer)] for key in heads}
     feeds_by_layer = arch.startswith("nemotron_h")
-    if feeds_by_layer:  # of attention, a scan and an FFN, a layer has one
+    if feeds_by_layer:  # a layer has attention, a scan or an FFN
         heads = {key: [n_head, 0, 0] for key in heads}
     values = {
         "vocab_size": N_VOCAB, "context_length": N_CTX, "embedding_length": n_embd,

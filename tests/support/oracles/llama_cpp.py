@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 F32, F16 = 0, 1  # Numbers of types in ggml.
-# Offset of each parameter: (default, value here).
+# offset of a parameter -> (default, value here)
 CONTEXT = {
     0: (512, 64),
     4: (2048, 64),

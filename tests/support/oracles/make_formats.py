@@ -42,8 +42,8 @@ def decoded(dtype: str, raw: np.ndarray) -> np.ndarray:
 
 def values() -> np.ndarray:
     """Return float32 [N_BLOCKS, 32]: magnitudes from below F16's subnormals to above its maximum, blocks of
-    one magnitude, a constant block and zeros. A value of -127 in a block makes integers and halves fall
-    between its codes."""
+    one magnitude, a constant block and zeros. A value of -127 makes a block's scale 1, so some integers and
+    halves are in the middle between two codes."""
     rng = np.random.default_rng(2)
     x = rng.standard_normal((N_BLOCKS, 32)) * np.exp2(rng.uniform(-22, 16, (N_BLOCKS, 1)))
     x[:16] = np.exp2(rng.uniform(-27, 17, (16, 32))) * rng.choice([-1, 1], (16, 32))

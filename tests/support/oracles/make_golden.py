@@ -1,5 +1,5 @@
 """Makes `golden/*.npz`, the logits of every fixture, on which two independent programs must agree. If
-transformers lacks a model, llama.cpp alone makes its logits.
+transformers lacks a model, only llama.cpp computes its logits.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]  # Writes the files.
 
@@ -96,7 +96,7 @@ def least(
     fixture: Fixture, logits: np.ndarray, stepped: Sequence[float], of: Callable[[Fixture], np.ndarray]
 ) -> dict[str, object]:
     """Check that single steps equal a batch, and that every tensor changes the logits. `of` returns a
-    fixture's logits. Return the tensor that changes them least."""
+    fixture's logits. Return the tensor with the smallest effect on the logits."""
     assert max(stepped) <= bounds(fixture)[1], f"{fixture.name}: steps differ from a batch, NMSE {stepped}"
     change, tensor = min((change, tensor) for tensor, change in changes(fixture, logits, of).items())
     assert change > MATTERS, f"{fixture.name}: without {tensor} the logits change by {change:.1e} only"

@@ -47,7 +47,7 @@ def character_map(replaced: Mapping[str, str]) -> bytes:
         free = (
             b for b in range(1, 1 << 16) if b not in bases and all((b ^ c) not in units for c in children)
         )
-        # each node has its own base, so the byte at an entry identifies its parent node
+        # bases of nodes are distinct, so the byte at an entry identifies the parent node
         bases.add(base := next(free))
         for label, child in children.items():
             leaf = label == 0

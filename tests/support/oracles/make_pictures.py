@@ -4,8 +4,8 @@ random pictures per family, and the sizes that they choose for 500 large picture
     PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py [TYPE ...]  # Writes the file.
     PYTHONPATH=tests/support python tests/support/oracles/make_pictures.py --table  # Compares all pixels.
 
-With projector types, only their pictures are computed; others are kept. Needs transformers, torch,
-torchvision and Pillow.
+With TYPE, only the pictures of these projector types are computed, and other entries remain. Needs
+transformers, torch, torchvision and Pillow.
 """
 
 from __future__ import annotations

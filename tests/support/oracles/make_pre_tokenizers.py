@@ -1,5 +1,4 @@
-"""Makes `golden/pre-tokenizers.json`: ids of random lines for each pre-tokenizer with a distinct way to
-split.
+"""Makes `golden/pre-tokenizers.json`: ids of random lines for all pre-tokenizers that split differently.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py  # Writes the file.
 
@@ -53,9 +52,9 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
         _CASED % (_SUFFIX, _SUFFIX, r"\p{N}"),
     ),
 }
-# llama.cpp deviates on lines that match these expressions. llama.cpp treats wide spaces as white space in
-# character classes. llama.cpp also groups deepseek-llm's digits, and joins characters before a number with
-# its first digits.
+# llama.cpp's ids differ on lines that match these expressions. llama.cpp treats wide spaces as white space in
+# character classes. For deepseek-llm llama.cpp also groups digits, and for afmoe it joins characters before a
+# number with the number's first digits.
 DEVIATING = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
     "deepseek-coder": r"[\u2000-\u3000]",

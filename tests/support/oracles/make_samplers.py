@@ -5,8 +5,8 @@
 
 Each line of the table shows one case. The first column counts the random rows of 2,000 logits for which both
 samplers keep the same tokens. The other columns are the largest difference of a probability, and chi-square
-of our draws from one row. Chi-square uses 100,000 draws, or 10,000 draws if at least 500 tokens remain. Needs
-xllamacpp.
+of vkbackend's draws from one row. Chi-square uses 100,000 draws, or 10,000 draws if at least 500 tokens
+remain. Needs xllamacpp.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def kimi_k2() -> dict[str, Any]:
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # Training on windows of five characters produces tokens that cross the expression's splits.
+    # Training on windows of five characters produces tokens that cross the splits of the regular expression.
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

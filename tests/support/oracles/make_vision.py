@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_vision.py [NAME ...]
 
-Needs torch, transformers and xllamacpp. With names, only these fixtures are computed; others keep their rows.
-Both programs must agree if libmtmd implements the same computation. In two encoders it does not: it runs
-quick GELU in Gemma 4's, and reads InternVL's table of positions from the second row.
+Needs torch, transformers and xllamacpp. With NAME, only these fixtures are computed, and other fixtures keep
+their rows. Both programs must agree if libmtmd implements the same computation. libmtmd differs in two
+encoders: it uses quick GELU in Gemma 4's, and reads InternVL's table of positions from the second row.
 """
 
 from __future__ import annotations

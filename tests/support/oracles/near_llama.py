@@ -97,7 +97,7 @@ def plamo(m: Fixture) -> None:
 
 @fixture("plamo3")
 def plamo3(m: Fixture) -> None:
-    """Build a model with another RoPE base in the layers with windows, and YaRN in the layer without a
+    """Build a model with a different RoPE base in the layers with windows, and YaRN in the layer without a
     window."""
     base(
         m, 4, attention__sliding_window=12, attention__sliding_window_pattern=3, rope__freq_base_swa=500.0,

@@ -15,7 +15,7 @@ INVOCATION = (7, 3)
 
 @dataclass(frozen=True)
 class PeftCase:
-    """`config` are fields of PEFT's LoraConfig. The prompt contains INVOCATION."""
+    """`config` contains fields of PEFT's LoraConfig. The prompt contains INVOCATION."""
 
     fixture: str
     modules: tuple[str, ...] = MODULES

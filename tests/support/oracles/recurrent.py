@@ -183,7 +183,8 @@ def time_mix(m: Fixture, il: int, n: int) -> None:
     for name in ("receptance", "key", "value", "output"):
         m.matrix(p + name, n, n)
     for name, rank in zip("wavg", RANKS.values(), strict=True):
-        rank = RANKS["iclr"] if name == "v" and il == 0 else rank  # the file's, which nothing reads
+        # the rank in the file, although no program reads this tensor
+        rank = RANKS["iclr"] if name == "v" and il == 0 else rank
         if name != "g":
             m.put(f"{p}{name}0.weight", m.normal(f"{p}{name}0", n))
         m.matrix(f"{p}{name}1", rank, n, gain=1.5)

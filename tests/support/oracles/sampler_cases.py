@@ -1,4 +1,4 @@
-"""Cases for our sampler and llama.cpp's: options, logits, history."""
+"""Cases for vkbackend's sampler and llama.cpp's: options, logits, history."""
 
 from __future__ import annotations
 

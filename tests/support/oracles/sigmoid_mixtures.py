@@ -1,4 +1,4 @@
-"""Fixtures with experts that a sigmoid plus a bias chooses."""
+"""Fixtures whose experts are chosen by a sigmoid plus a bias."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fuse_qkv(m: Fixture, il: int) -> None:
 
 
 def ahead(m: Fixture, il: int, last: str = "nextn.shared_head_norm") -> None:
-    """Add a multi-token prediction head's tensors to layer `il`, which does not change the logits."""
+    """Add the tensors of a multi-token prediction head as layer `il`. The head does not change the logits."""
     m.unread = (f"blk.{il}.",)
     m.matrix(f"blk.{il}.nextn.eh_proj", N_EMBD, 2 * N_EMBD)
     for name in ("nextn.enorm", "nextn.hnorm", last):

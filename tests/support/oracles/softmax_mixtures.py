@@ -1,4 +1,4 @@
-"""Fixtures with experts that a softmax chooses."""
+"""Fixtures whose experts are chosen by a softmax."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from oracles.parts import HEAD_DIM, N_EMBD, N_FF, attention, base, feed_forward,
 
 @fixture("deci")
 def deci(m: Fixture) -> None:
-    """Build attention with 2 and 1 kv heads, a matrix instead of attention, a layer without attention, and a
-    layer without both."""
+    """Build six different layers. Three have attention with 2, 1 and 4 kv heads, one has a matrix in place of
+    attention, one has only an FFN, and one has neither attention nor FFN."""
     heads, n_kv, widths = [4, 4, 0, 4, 0, 4], [2, 0, 0, 1, 0, 4], [N_FF, N_FF, 64, N_FF, 0, 32]
     base(m, 6)
     m.unsteered = (4,)

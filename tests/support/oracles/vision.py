@@ -37,7 +37,7 @@ def pixels_of(name: str, patch: int) -> np.ndarray:
 
 
 def lines_of(m: Fixture) -> int:
-    """Return into how many lines the rows of a Pixtral encoder's result are divided."""
+    """Return the number of lines of rows that a Pixtral encoder produces."""
     return GRIDS[m.name][0] // m.keys.get("vision.spatial_merge_size", 1)
 
 

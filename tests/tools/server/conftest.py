@@ -40,7 +40,7 @@ def address(model: ScriptedModel) -> Iterator[Address]:
 @pytest.fixture(scope="module")
 def shared_page(opened: Any, address: Address) -> Iterator[Any]:
     with page_of(opened, address.port) as page:
-        page.goto("/page/icon.svg")  # this file has the page's origin but loads none of its modules
+        page.goto("/page/icon.svg")  # this file has the page's origin, but does not load the page's modules
         yield page
 
 

@@ -285,7 +285,7 @@ def test_images_wait_in_the_queue(address: Address, llm: LLM, monkeypatch: pytes
 def test_streams_with_images_continue_after_the_engine_is_killed(
     models: Path, tmp_path: Path, expected: Any
 ) -> None:
-    """The new engine gets the rows that the first one computed."""
+    """The new engine gets the rows that the first engine computed."""
     projector = write_projector(tmp_path / "mmproj.gguf", 64)
     command = Command("-m", str(models / "stories-narrow-F16.gguf"), "--mmproj", str(projector), "-c", "512")
     body = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 24, "temperature": 0,

@@ -142,7 +142,7 @@ def test_embeddings_are_computed_again_by_the_next_engine() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
-    """If a request gets 503, the model will be opened again, even while the lost model still closes."""
+    """After a request gets 503, the model is opened again, even if the lost model is still closing."""
     go = threading.Event()
 
     class Closing(FakeModel):

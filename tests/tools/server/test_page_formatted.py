@@ -110,7 +110,7 @@ def test_an_answer_with_too_many_elements_is_plain_text(page: Any) -> None:
 
 
 def test_a_text_that_takes_too_long_remains_plain(page: Any) -> None:
-    """A worker that does not answer is ended at its deadline; the next text has a new worker."""
+    """A worker that does not answer is ended at its deadline. The next text gets a new worker."""
     page.route("**/page/worker.js", lambda route: route.fulfill(body=STUCK, content_type="text/javascript"))
     page.reload()
     ask(page, "two formulas")

@@ -14,7 +14,7 @@ from serving import Command, until
 pytestmark = pytest.mark.no_vulkan
 
 N, N_ALL = 12, 10_000
-MOST = 500  # One body of /completion in 14 is valid.
+MOST = 500  # One in 14 bodies of /completion is valid.
 
 
 @pytest.fixture(scope="module")

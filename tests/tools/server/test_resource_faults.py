@@ -1,5 +1,5 @@
-"""Servers whose disk is full, whose files or memory run out, whose engine stops, or whose clock jumps.
-Answers stay right, errors have a type, and the server recovers."""
+"""Test servers with a full disk, without free descriptors or memory, with a stopped engine, or with a jumping
+clock. Answers remain right, errors are typed, and the server recovers."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def descriptors(command: Command) -> int:
 
 @pytest.mark.wide
 def test_more_clients_than_file_descriptors(expected: str) -> None:
-    """The server refuses connections before it lacks descriptors. When the clients leave, it answers as
-    before, also with a new engine."""
+    """The server refuses connections before descriptors run out. When the clients leave, the server answers
+    as before, also with a new engine."""
     command = Command("-c", "256", limits={resource.RLIMIT_NOFILE: 64})
     text_of(command.address)
     before = descriptors(command)
@@ -122,7 +122,7 @@ def is_refused(client: socket.socket) -> bool:
 
 @pytest.mark.wide
 def test_file_descriptors_run_out(expected: str) -> None:
-    """The server's descriptors are used up by something else. New clients wait, and the log gets one line."""
+    """Other files use all of the server's descriptors. New clients wait, and the log gets one line."""
     command = Command("-c", "256")
     text_of(command.address)
     soft, hard = resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE)

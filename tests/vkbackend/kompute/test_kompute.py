@@ -80,9 +80,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", pytest.param("submit", marks=pytest.mark.wide)])
 def test_order(order: str) -> None:
-    """Without barriers, synchronization validation reports hazards of execution and of memory. If a
-    submission ends at every barrier, it reports none. If a word is copied, it reports only hazards of memory.
-    These reports are false, because the drivers flush all memory at a barrier (see kompute/device.py)."""
+    """Without barriers, synchronization validation reports execution hazards and memory hazards. If a
+    submission ends at every barrier, validation reports no hazards. If a word is copied in place of a
+    barrier, validation reports only memory hazards. These reports are false, because the drivers flush all
+    memory at a barrier (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],

@@ -114,7 +114,7 @@ def test_experts(
 
 
 def test_tiles_fit_the_registers() -> None:
-    """With 8 x 8 values per thread, a lane of a narrow subgroup would spill its 128 registers."""
+    """In narrow subgroups a lane has 128 registers, too few for 8 x 8 values."""
     size = Size(4096, 4096, 512)
     narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
     assert [dot_tiles(narrow, size).consts["RN"], dot_tiles(wide, size).consts["RN"]] == [4, 8]

@@ -49,7 +49,7 @@ def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list
 @pytest.mark.parametrize(
     ("name", "n"),
     [
-        p if p.values[0] != "gemma3" else wide(p)  # gemma4 has the same fusions, and more
+        p if p.values[0] != "gemma3" else wide(p)  # gemma4 has all fusions of this model, and more
         for p in covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2])
     ],
 )
@@ -263,7 +263,7 @@ def test_different_products_are_not_fused(difference: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_norm_and_quantization_are_fused(read: bool) -> None:
-    """The fused op takes the norm's place, so a command between norm and quantization may read the
+    """The fused op runs at the norm's position, so a command between norm and quantization may read the
     residual."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), stored(256, 64), scratch(2, 32), scratch(2, 32)
     out, z = replace(scratch(2, 40), shape=(2, 32), dtype="q8"), scratch(2, 32)

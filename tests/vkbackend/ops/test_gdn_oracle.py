@@ -124,8 +124,8 @@ if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
 
     @pytest.mark.parametrize(("rows", "width"), covering(LENGTHS, [1, 32]))
     def test_another_oracle_agrees(rows: int, width: int) -> None:
-        """The other oracle, which follows ggml's sources, uses the sequence as its first dimension, and
-        states [values, keys]."""
+        """The other oracle follows ggml's sources. Its first dimension is the sequence, and its states are
+        [values, keys]."""
         spec = spec_from_file_location("gdn_oracle", THEIRS)
         assert spec and spec.loader
         spec.loader.exec_module(theirs := module_from_spec(spec))

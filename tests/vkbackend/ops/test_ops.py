@@ -1,12 +1,13 @@
 """Every op case runs on a Vulkan device and must equal the numpy twins.
 
-A case can run with the device's constants, and with the constants of the smallest GPU and folded grids. With
---all, cases run in both ways on every driver. Each case of the wide sweep runs only in one way on one driver;
-ways and drivers alternate. By default, only the first case of each op runs in both ways. Other drivers run
-only this case, because they keep no compiled code. Cases of every weight type run in one way, because
-compiling them takes long. Two of three pairs of an op and a weight type also need --all. By default each type
-still runs with several ops. This command runs one case: pytest tests/vkbackend/ops/test_ops.py --all --case
-"MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its seed.
+There are two ways to run a case: with the device's constants, or with the smallest GPU's constants and folded
+grids. With --all, cases run in both ways on every driver. Each case of the wide sweep runs in only one way on
+one driver. Ways and drivers alternate. By default, only the first case of each op runs in both ways. Other
+drivers run only this case, because they keep no compiled code. Cases of every weight type run in one way,
+because compiling them takes long. Two thirds of the pairs of an op and a weight type run only with --all. By
+default each type still runs with several ops. This command runs one case: pytest
+tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure
+with its seed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     params = []
     devices = device_params()
     for number, case in enumerate((*CASES, *WIDE_CASES) if every else CASES):
-        turn = number + number // 8  # a sweep lists 8 numbers of rows in sequence
+        turn = number + number // 8  # a sweep has 8 consecutive cases with different numbers of rows
         kind = type(case), any(str(value).startswith(CODEBOOKS) for value in vars(case).values())
         first = kind not in kinds
         kinds.add(kind)

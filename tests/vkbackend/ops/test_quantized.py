@@ -24,7 +24,7 @@ DOTS = Limits(features=frozenset(ops.OPS["mat_dot"].needs), choices=CHOICES)
 
 
 def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
-    """Return the NMSE for normally distributed activations, of which a tenth is 4 times as large."""
+    """Return the NMSE for normally distributed activations. A tenth of them is multiplied by 4."""
     rng, n, k = np.random.default_rng(n_rows), 33, 768
     raw = np.ascontiguousarray(weights(rng, kind, n, k).raw).reshape(-1).view(np.uint8)
     x = rng.normal(size=(n_rows, k)) * rng.choice([1, 4], (n_rows, k), p=[0.9, 0.1])

@@ -15,7 +15,7 @@ from vkbackend.tools.op_cases.attention import AttnDecode, AttnDecodeCoop
 from vkbackend.tools.op_cases.setup import Placed
 
 CHOOSES_DEVICES = True
-# Runs that cross a border of blocks at different rows, among them incomplete tiles.
+# Runs that cross a border between blocks at different rows. Some have incomplete tiles.
 RUNS = ((2, 27, 8), (0, 0, 3), (3, 94, 1), (1, 60, 6))
 CASES = [AttnDecode(RUNS, 4, 2, 32, 32, 3, "f16", "q8_0", window=40)]
 MORE = [

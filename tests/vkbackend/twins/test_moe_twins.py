@@ -153,7 +153,7 @@ def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
 
 
 def test_small_sums_are_not_scaled_up() -> None:
-    """The sum of the sigmoids of -20 is less than 2^-14, so 2^-14 is the divisor."""
+    """The sum of the sigmoids of -20 is less than 2^-14, so the weights are divided by 2^-14."""
     _, weights = topk(
         np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
     )

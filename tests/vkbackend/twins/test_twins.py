@@ -123,7 +123,8 @@ def test_kv_store(dtype: type) -> None:
 
 @pytest.mark.parametrize("half_split", [False, True])
 def test_kv_load_moves_and_rotates(half_split: bool) -> None:
-    """Rows stored at positions 30 to 33 are read for positions 5 to 8, and rotated like rope's rows."""
+    """Rows that were stored at positions 30 to 33 are read for positions 5 to 8, and rotated as `rope`
+    rotates rows."""
     x, cos_sin = f32(4, 16), f32(4, 3, 2)
     cache: np.ndarray = np.full((160, 16), np.nan, np.float32)
     sizes = {"width": 16, "n_rows": 4, "blocks_per_slot": 2}

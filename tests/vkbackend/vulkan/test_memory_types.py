@@ -122,7 +122,7 @@ def test_next_heap_is_used_if_the_first_is_full() -> None:
 
 @pytest.mark.parametrize("home", [Home.WEIGHTS, Home.HOST, Home.STAGING])
 def test_a_small_bar_is_never_used(home: Home) -> None:
-    """Other programs' and the driver's host-visible buffers need these 256 MiB."""
+    """These 256 MiB remain for the host-visible buffers of the driver and of other programs."""
     full = nvidia(MIB, MIB, 256 * MIB)
     with pytest.raises(OutOfDeviceMemory):
         full.allocate(100 * MIB, home)

@@ -34,7 +34,7 @@ NAME = "me/demo:Q8_0"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield the folder of --models-dir, where the Hub is fake and its cache empty."""
+    """Yield the folder of --models-dir. The Hub is fake, and its cache is empty."""
     with fake_hub(tmp_path / "hf") as environment:
         for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN", "HF_HUB_DISABLE_XET", "NO_PROXY", "no_proxy"):
             monkeypatch.setenv(name, environment[name])

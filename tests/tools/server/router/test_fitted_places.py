@@ -62,7 +62,8 @@ def test_the_context_follows_what_is_left(models: Path, machine: Machine) -> Non
     assert placed({"fast": less}) == [("slow", 512)]  # a longer context has priority over a faster card
     [(device, n_ctx), *_] = placed({"fast": less, "slow": MIB})
     assert device == "fast" and 256 <= n_ctx < 512
-    # No device has enough memory, so the shortest context determines how much memory other models must free.
+    # No device has enough memory for the longer context. So other models must free enough for the shortest
+    # context.
     assert placed({"fast": MIB, "slow": MIB}) == [("fast", 256), ("slow", 256)]
 
 

@@ -41,7 +41,7 @@ def test_the_least_recently_used_model_makes_room() -> None:
 
 
 def test_no_model_with_a_request_makes_room() -> None:
-    """The request for c waits until a request has ended, and takes that model's place."""
+    """The request for c waits until a model's request has ended. Then c replaces this model."""
     machine = FakeMachine()
 
     async def test() -> None:
@@ -307,7 +307,7 @@ def test_equal_devices_get_a_model_each() -> None:
 
 
 def test_a_small_model_waits_behind_a_large_one_only_for_the_same_device() -> None:
-    """Otherwise small models would take the memory that a large model waits for."""
+    """This order keeps small models from taking the memory that a large model waits for."""
     machine = FakeMachine(nbytes={"a": 2, "b": 2}, speeds={"gpu0": 1.0, "gpu1": 1.0})
     entries = [entry("a", devices=("gpu0",)), entry("b", devices=("gpu0",)), entry("c", devices=("gpu0",))]
     entries.append(entry("d", devices=("gpu1",)))

@@ -47,7 +47,7 @@ def actions(seed: int, n: int, pool: Pool, machine: FakeMachine) -> Callable[[],
         finally:
             ended += 1
 
-    cut: set[Model | None] = set()  # A request to unload a model may end its other requests.
+    cut: set[Model | None] = set()  # models whose requests may be ended by a request to unload the model
 
     async def unload(name: str) -> None:
         cut.add(pool.tenants[name].model)

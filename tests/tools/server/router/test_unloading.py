@@ -98,7 +98,7 @@ def test_idle_models_sleep() -> None:
 
 
 def test_a_model_that_dies_is_opened_again() -> None:
-    """The request that runs keeps its place, and later requests wait."""
+    """The running request continues to hold the model's memory, and later requests wait."""
     machine = FakeMachine()
 
     async def test() -> None:
@@ -124,7 +124,8 @@ def test_a_model_that_dies_is_opened_again() -> None:
 
 
 def test_a_model_that_dies_and_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file was removed while it was loaded. Its requests end, and its place becomes free."""
+    """The model's file was removed while the model was loaded. Its requests end, and its memory becomes
+    free."""
     monkeypatch.setattr(model, "FIRST_WAIT_S", 0.001)
     machine = FakeMachine(errors={"a": []})
 
