@@ -19,8 +19,8 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
     return -(-nbytes // align) * align
 
 
-# Kinds of pinned host memory for Home.HOST: the driver's memory that the processor caches or combines writes
-# to, or pages of the process that the driver imports.
+# Kinds of pinned host memory for Home.HOST: memory that the driver allocates, with cached reads or combined
+# writes, or pages of this process that the driver imports.
 CACHED_KIND, COMBINED_KIND, IMPORTED_KIND = "cached", "write-combined", "imported"
 
 
@@ -34,7 +34,7 @@ class Home(Enum):
     STREAM = "stream"  # Like HOST, but for weights that the host writes while a step runs (meta/streams.py).
     STAGING = "staging"  # Host-visible memory that the host reads and writes, HOST_CACHED if available.
     PAGES = "pages"  # Pinned host pages that the device imports.
-    SLOTS = "slots"  # Device local. Shares of sums that copies move.
+    SLOTS = "slots"  # Device local. The slots of all-reduces whose shares are moved by copies.
     VISIBLE = "visible"  # Device local and mapped, for data that the host writes and the device reads.
     MAPPED = "mapped"  # Pages of a model file that a CPU device imports read-only.
 
@@ -103,7 +103,7 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """Return rows `begin`..`end`. If `begin` > 0, a row must be a multiple of 4 bytes."""
+        """Return rows `begin`..`end`. If `begin` > 0, the bytes of a row must be a multiple of 4."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

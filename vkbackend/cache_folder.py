@@ -90,7 +90,7 @@ def _folder(*, make: bool) -> Iterator[Folder | None]:
     path, folder = env.cache_dir(), None
     try:
         if path is not None:
-            # Change the mode of the default folder only. A folder that the user named may be shared.
+            # Change the mode only of the default folder, because a folder that the user named may be shared.
             tighten = path == env.default_cache_dir()
             folder = trusted_files.open_folder(path, make=make, tighten=tighten)
         elif env.caches():

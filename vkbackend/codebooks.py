@@ -1,6 +1,7 @@
 """Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M), which dequant_iq.glsl reads from descriptor set 1.
 
-Lavapipe would need 2 ms per word to compile a constant array, and would fill it again in every invocation.
+They are not constant arrays of the shaders, because compiling a constant array takes lavapipe 2 ms per word,
+and every invocation would fill the array again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 
 def codebook_of(op: str, variant: str) -> str | None:
-    """Return the format whose codebook a shader variant reads, or None."""
+    """Return the format whose codebook a shader variant reads, or None if the variant reads no codebook."""
     owners = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
     return owners[0] if owners else None
 
 
 def owner_of(dtype: str) -> str | None:
-    """Return the format whose codebook `dtype` uses, or None."""
+    """Return the format whose codebook `dtype` uses, or None if `dtype` uses no codebook."""
     return _OWNERS.get(dtype, dtype) if dtype in FORMATS else None
 
 

@@ -12,7 +12,7 @@ from vkbackend.limits import Limits, MatrixUnits
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """`budget` is the bytes that this process may use, or 0 if the driver reports none."""
+    """`budget` is how many bytes this process may use, or 0 if the driver reports no budget."""
 
     nbytes: int
     device_local: bool

@@ -53,7 +53,7 @@ def disabled() -> frozenset[str]:
 
 def without_gpu() -> bool:
     """Return whether Mesa's RADV compiles shaders without an AMD GPU. In this mode, RADV of Mesa 25.0 crashes
-    on queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
+    if it is asked for the memory budget (GFX1201, GFX1151, NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
@@ -153,7 +153,7 @@ def as_gpu() -> bool:
 
 
 def exact() -> bool:
-    """Return whether to compute activations in F32 only, like the flag --exact."""
+    """Return whether activations stay in F32, as with the flag --exact."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 

@@ -16,7 +16,7 @@ from vkbackend import env
 
 @dataclass(slots=True)
 class Fault:
-    """Makes the Vulkan function `call` return `result` on `device`, from the `nth` call on."""
+    """From the `nth` call on, the Vulkan function `call` returns `result` on `device`."""
 
     device: str
     call: str

@@ -1,5 +1,5 @@
-"""Makes objects raise ForkedProcess in a forked child, because their threads, driver state and pipes belong
-to the parent."""
+"""Makes objects raise ForkedProcess in a forked child, because the objects' threads, driver state and pipes
+belong to the parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own(thing: Owned) -> None:
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear`, which empties a cache, in every forked child."""
+    """Call `clear` in every forked child, to empty a cache."""
     in_every_child(clear)
 
 
@@ -42,7 +42,7 @@ def refusal(subject: str) -> ForkedProcess:
 def exit_before_drivers() -> None:
     """Make this forked child end before the exit handlers of drivers run. Otherwise, with NVIDIA's driver
     (580), the child crashed and the parent's model gave wrong results."""
-    with suppress(AttributeError, OSError):  # only glibc has on_exit, which passes on the exit code
+    with suppress(AttributeError, OSError):  # only glibc has on_exit, whose handlers get the exit code
         libc = ctypes.CDLL(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
         # The last handler runs first.

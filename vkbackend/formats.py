@@ -13,7 +13,7 @@ import numpy as np
 
 _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
 NEWER = {42: ("q2_0", 64, 18)}  # GGUF's types that the package `gguf` lacks: id -> (name, elements, bytes)
-_AT_ONCE = 1 << 16  # elements that `dequantize` converts at once, so that intermediate arrays fit a cache
+_AT_ONCE = 1 << 16  # elements that `dequantize` converts at once; their intermediate arrays fit a cache
 
 
 @cache
@@ -58,8 +58,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
-    """Quantize float32 [n, 32] to blocks of IQ4_NL, uint8 [n, 18], with the sums in ggml's order. If a sum
-    could overflow or lose bits, d is not fitted, because it is 0 or inf in F16."""
+    """Quantize float32 [n, 32] to blocks of IQ4_NL, uint8 [n, 18], with the sums in ggml's order. The scale d
+    is not fitted if a sum could overflow or lose bits, because then d is 0 or inf in F16 anyway."""
     from gguf.quants import IQ4_NL
 
     levels = np.array(IQ4_NL.kvalues, np.float32)

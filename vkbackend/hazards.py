@@ -1,8 +1,8 @@
-"""Checks a recording's barriers and reports unordered conflicts. Two accesses conflict if they overlap and
-one is a write.
+"""Checks a recording's barriers, and reports conflicts that no barrier orders. Two accesses conflict if they
+overlap and one is a write.
 
-The check shares no code with derive_barriers. Unlike validation layers, the check covers write after write,
-in-place updates, reused scratch memory, and host memory around exchanges.
+The check shares no code with derive_barriers. Validation layers do not check writes after writes, in-place
+updates, reused scratch memory, and host memory around exchanges. This check does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vkbackend.recording import (
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """`kind` is for example read-after-write."""
+    """`kind` is, for example, read-after-write."""
 
     kind: str
     first: str
@@ -69,7 +69,7 @@ class _Access:
 def check(recording: Recording) -> list[Hazard]:
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # Device writes that the host cannot see yet.
+    # device writes to host memory since the last TO_HOST barrier
     host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written since the last FROM_HOST barrier
 
@@ -123,7 +123,7 @@ def check(recording: Recording) -> list[Hazard]:
 
 def check_copies(recording: Recording, copies: Sequence[Copy], by_table: Sequence[View] = ()) -> list[Hazard]:
     """Return a recording's conflicts with copies that run at the same time. Reads of the views in `by_table`
-    do not conflict, because a table selects the parts to read (meta/expert_slots.py)."""
+    do not conflict, because a step reads only the slots that its table names (meta/expert_slots.py)."""
     hazards, tables = [], set(ranges(by_table))
     for index, command in enumerate(recording.commands):
         if not isinstance(command, Dispatch | Copy):

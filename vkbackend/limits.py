@@ -36,9 +36,9 @@ class Limits:
     host_import_align: int = 4096  # Alignment of an imported range's address and size, at least one page.
     subgroup_size: int = 1
     is_cpu: bool = False
-    # Measured ops for each class of row counts (ops/measured.py).
+    # The measured order of ops for each class of row counts (ops/measured.py).
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    # A row has the same bits in every decoding step of 1 to MAX_VEC_ROWS rows (ops/matrix.py).
+    # If set, a row has the same bits in every decoding step of 1 to MAX_VEC_ROWS rows (ops/matrix.py).
     batch_invariant: bool = False
     matrix_units: MatrixUnits = _COMMON  # Valid only if `features` contains "matrix_units".
     # Features that shaders may use, as named in capabilities.py.

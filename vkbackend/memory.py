@@ -16,8 +16,8 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The result of `pack`: the bytes of each chunk, and for each size the chunk and the byte offset in
-    it."""
+    """The result of `pack`: `chunks` lists the bytes of each chunk, and `places` the (chunk, byte offset in
+    the chunk) of each size."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
@@ -70,9 +70,9 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
     """Return the byte offset of each virtual value and the total bytes.
 
     A command's outputs never overlap its inputs. Without `reuse`, values do not share memory, so every value
-    can be read after the step. With `reuse`, the same value of several layers has the same offset, so the
-    offsets of equal layers repeat. The largest values are placed first, each at the lowest offset that is
-    free while the value lives (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288).
+    can be read after the step. With `reuse`, a value has the same offset in every equal layer. The largest
+    values are placed first, each at the lowest offset that is free while the value lives (greedy by size;
+    Pisarchyk and Lee 2020, arXiv:2001.03288).
     """
     lives = sorted(lifetimes(recording).items(), key=lambda item: item[1])
     if not reuse:
@@ -94,8 +94,9 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
 
 
 class _Place(NamedTuple):
-    """Identifies the offset that a value has in every layer: by the value's name in a layer, its number among
-    values of this name, its size, and its number among values that live at the same time."""
+    """A range of scratch memory, which equal values of several layers share. `name` is the value's name in
+    its layer, `number` counts values with the same label, and `lane` distinguishes values that live at the
+    same time."""
 
     name: str
     number: int
@@ -106,7 +107,8 @@ class _Place(NamedTuple):
 def _shared_offsets(
     lives: Sequence[tuple[Virtual, tuple[int, int]]],
 ) -> tuple[dict[Virtual, _Place], dict[_Place, set[_Place]]]:
-    """Return the place of each value, and for each place the places that are in use at the same time."""
+    """Return the place of each value, and for each place the set of places that are in use at the same
+    time."""
     shared: dict[Virtual, _Place] = {}
     beside: dict[_Place, set[_Place]] = {}
     alive: dict[_Place, int] = {}  # the last use

@@ -49,7 +49,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # The last page has zeros past the end of the file.
+        # Past the end of the file, the last page has zeros.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

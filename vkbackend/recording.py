@@ -44,9 +44,9 @@ class Dispatch:
     variant: str
     args: tuple[View, ...]
     written: tuple[int, ...]  # Indices of the args that the shader writes.
-    # Named push constants, which follow the word offsets of the args.
+    # (name, value) of each push constant after the word offsets of the args.
     push: tuple[tuple[str, int | float], ...]
-    consts: tuple[tuple[str, int], ...]  # Named specialization constants in the order of their ids.
+    consts: tuple[tuple[str, int], ...]  # (name, value) of each specialization constant, in order of ids.
     groups: tuple[int, int, int]
     step: View | None = None
     label: str = ""
@@ -119,7 +119,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """The commands that a barrier orders: the writers before, and the readers after."""
+    """The writers before a barrier -> the readers after it."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -128,9 +128,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Makes later commands wait for earlier commands. Both stage masks include the compute stage. A mask
-    includes the transfer stage only if its side of the barrier has copies, because an unused stage makes some
-    GPUs wait longer."""
+    """Makes later commands wait for earlier commands. Both stage masks include the compute stage. The mask of
+    earlier or of later commands includes the transfer stage only if these commands have copies, because an
+    unused stage makes some GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -250,9 +250,9 @@ class Pace:
 
     @property
     def flops(self) -> float:
-        """Estimate FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of 15
-        (integrated, with one channel of DDR4) to 80 FLOP per byte. Products with many rows reach two thirds
-        of the peak."""
+        """Estimate the FLOP/s as 10 FLOP per byte of memory bandwidth. GPUs without matrix units have peaks
+        of 15 (integrated, with one channel of DDR4) to 80 FLOP per byte. Products with many rows reach two
+        thirds of the peak."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
@@ -271,8 +271,8 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """Insert Cuts so that each submission's estimated time is below SUBMISSION_S. A longer dispatch is split
-    by heads if its op allows."""
+    """Insert Cuts so that each submission's estimated time is below SUBMISSION_S. If a single dispatch takes
+    longer, it is split by heads, provided that its op allows."""
     divided = in_parts(recording, pace)
     commands: list[Command] = []
     begin = 0
@@ -283,8 +283,8 @@ def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
 
 
 def cut_positions(commands: Iterable[tuple[Command, float]]) -> list[int]:
-    """Return the indices of the commands before which a submission ends. Each command has its estimated
-    seconds. A submission ends before the barriers of the first command that does not fit."""
+    """Return the indices of the commands before which a submission ends. `commands` has the estimated seconds
+    of each command. A submission ends before the barriers of the first command that does not fit."""
     positions: list[int] = []
     spent, n_barriers = 0.0, 0
     for at, (command, cost) in enumerate(commands):
@@ -307,7 +307,7 @@ def seconds_of(command: Command, pace: Pace) -> float:
 
 
 def in_parts(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """Split dispatches that take longer than SUBMISSION_S by heads, if their op allows."""
+    """If a dispatch takes longer than SUBMISSION_S, split it by heads, provided that its op allows."""
     return Recording(
         recording.name, list(chain.from_iterable(_in_parts(c, pace) for c in recording.commands))
     )
@@ -327,11 +327,11 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
-    barrier, or writes a range read since then. Dispatches that are `apart` need none between their writes. A
-    segment begins with a FROM_HOST barrier. This barrier also makes earlier segments' writes visible, because
-    waiting for a segment orders only execution. A segment that writes host memory ends with a TO_HOST
-    barrier. A barrier waits for copies only if a copy was recorded since the previous barrier. A barrier
-    delays copies only if a copy follows in the segment.
+    barrier, or writes a range read since then. Dispatches with the same number `apart` need no barrier
+    between their writes. A segment begins with a FROM_HOST barrier. This barrier also makes earlier segments'
+    writes visible, because waiting for a segment orders only execution. A segment that writes host memory
+    ends with a TO_HOST barrier. A barrier waits for copies only if a copy was recorded since the previous
+    barrier. A barrier delays copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)

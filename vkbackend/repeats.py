@@ -1,4 +1,4 @@
-"""A recording in which ranges of commands repeat with other views, such as the commands of a model's equal
+"""A recording that repeats ranges of commands with other views, such as the commands of a model's equal
 layers. A range is stored once, with the views of its repeats."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vkbackend.recording import (
 
 @dataclass(eq=False, slots=True)
 class Places:
-    """The place of one array in each repeat. The stored range has `base`, and repeat i has `views[i]`. Only
-    the runtime interprets `handles`."""
+    """The views of one array, such as a layer's weight, in each repeat. The stored commands use `base`, and
+    repeat i uses `views[i]`. Only the runtime interprets `handles`."""
 
     base: View
     views: tuple[View, ...]
@@ -36,8 +36,8 @@ class Places:
 
     @property
     def is_alike(self) -> bool:
-        """Return whether the views differ only in address: offsets differ by multiples of every alignment, so
-        push constants are equal, and the memory is of the same kind."""
+        """Return whether all views have memory of the same kind, and offsets that differ by multiples of
+        every alignment. Then push constants are equal."""
         base = self.base
         return all(
             isinstance(v.buffer, Buffer)
@@ -50,10 +50,10 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`n` repeats of the stored commands `begin`..`end`, which follow these commands. `moves` has the places
-    of each view that differs between repeats, by the index of the command and of the view. The views of a
-    dispatch are its args, and those of a copy its source and target. `sections` has the name of each layer
-    in the range, and its names in the repeats."""
+    """The stored commands `begin`..`end` are followed by `n` repeats of them. `moves` maps (index of the
+    command, index of the view) to the places of each view that differs between repeats. The views of a
+    dispatch are its args. The views of a copy are its source and target. `sections` maps the name of each
+    layer in the range to the layer's names in the repeats."""
 
     begin: int
     end: int
@@ -81,7 +81,7 @@ class Repeat:
 
 
 def section_of(label: str) -> str:
-    """Return the first two words of a label, the name of a layer."""
+    """Return the name of the layer, the first two words of a label."""
     return ".".join(label.split(".", 2)[:2])
 
 
@@ -91,13 +91,13 @@ def name_in_layer(label: str) -> str:
 
 
 def moved(view: View, base: View, to: View) -> View:
-    """Return the range of `to` that corresponds to `view`, a range of `base`."""
+    """Return the view at the same offset in `to` as `view` has in `base`."""
     return View(to.buffer, to.offset + view.offset - base.offset, view.shape, view.dtype)
 
 
 class RepeatingRecording(Recording):
-    """`stored` has the commands without Cuts and repeats. `cuts` has the positions among all commands before
-    which a submission ends."""
+    """`stored` has the commands without Cuts and repeats. `cuts` has the indices, among all commands, of the
+    commands before which a submission ends."""
 
     __slots__ = ("_stored", "cuts", "repeats")
 

@@ -12,7 +12,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 SCALINGS = ("none", "linear", "yarn")
-MAX_SECTIONS = 1 << 30  # Counts of a damaged file may exceed an int64.
+MAX_SECTIONS = 1 << 30  # The counts in a damaged file may exceed an int64.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class RopeTable:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    ext_factor: float = 1.0  # YaRN's weight of the unscaled angle in pairs above `beta_fast`
+    ext_factor: float = 1.0  # YaRN's weight of the unscaled angle, for pairs above `beta_fast`
     temperature: float = 0.0
     temperature_length: int = 1
     temperature_offset: int = 0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
-    shift: int = 0  # positions are counted from here
-    skipped: int = 0  # The first of the n_rot dimensions, which do not turn. The formula counts the others.
+    shift: int = 0  # subtracted from each position
+    skipped: int = 0  # the first dimensions of n_rot do not turn; the formula counts only the others
 
     def __post_init__(self) -> None:
         if self.n_rot < 2 or self.n_rot % 2:

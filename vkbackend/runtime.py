@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from vkbackend.pages import Pages
 
 
-# Semaphores signal to the host that a segment has ended, and to a segment that it may begin. A flag in host
-# memory can replace the signal to the host, and an event can replace the signal to a segment.
+# How a segment and the host signal each other. A semaphore signals to the host that a segment has ended, or
+# to a segment that it may begin. Instead, a flag in host memory can signal to the host, and an event to a
+# segment.
 SIGNALS = ("semaphore", "flag", "event", "flag+event")
 
 
@@ -49,7 +50,7 @@ class Queue(ABC):
     submitted: int = 0  # Number of the last submitted segment.
     joined: int = 0  # Number of the last segment whose end the host has seen in a step.
     signals: tuple[str, ...] = SIGNALS[:1]  # The SIGNALS that the queue supports.
-    signal: str = SIGNALS[0]  # Used by executables that are built later.
+    signal: str = SIGNALS[0]  # The signal of executables that are built from now on.
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
@@ -60,8 +61,8 @@ class Queue(ABC):
         """Return the number of the last finished segment. Raises DeviceLost."""
 
     def arrived(self, number: int) -> bool:
-        """Return whether the host may read what segment `number` wrote. If a flag signals this, the driver is
-        not called. The segment may still hold its command buffers. Raises DeviceLost."""
+        """Return whether the host may read what segment `number` wrote. If the queue uses a flag, the driver
+        is not called. The segment's command buffers may still be in use. Raises DeviceLost."""
         return self.completed() >= number
 
     @abstractmethod
@@ -86,8 +87,8 @@ class RecordedCopies(ABC):
 
     @abstractmethod
     def follow(self) -> None:
-        """Run the copies before the segments that the host allows next. These segments may be submitted ahead
-        only if copies have a queue of their own (`Device.copies_apart`)."""
+        """Run the copies before the segments that the host allows next. If copies share the queue (not
+        `Device.copies_apart`), these segments must not have been submitted yet."""
 
     @abstractmethod
     def close(self) -> None:
@@ -201,15 +202,15 @@ class Device(ABC):
         """Compile a recording's pipelines. Several devices may compile concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Start to compile pipelines in the background. Pipelines that are requested later are compiled
-        first. Requesting a pipeline raises its compile error."""
+        """Start to compile pipelines in the background. Pipelines that `compile` or `build` requests
+        meanwhile are compiled first. A compile error is raised when the pipeline is requested."""
 
     def has_compiled(self, recording: Recording) -> bool:
         """Return whether the recording's pipelines, which were passed to `compile_ahead`, are ready."""
         return True
 
     def stop_compiling(self) -> None:  # noqa: B027 - as above
-        """Forget pipelines of `compile_ahead` whose compilation has not begun."""
+        """Drop the pipelines of `compile_ahead` whose compilation has not begun."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
@@ -224,7 +225,7 @@ class Device(ABC):
         self.run(recording)
 
     def copies_ended(self) -> bool:
-        """Return whether the copies have ended, without waiting. If so, later steps may use the targets."""
+        """Without waiting, return whether the copies have ended. If so, later steps may use the targets."""
         return True
 
     def recorded_copies(self, copies: Sequence[Copy]) -> RecordedCopies:

@@ -10,8 +10,8 @@ from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, 
 
 
 def by_depth(recording: Recording) -> Recording:
-    """Sort each segment by depth, stably. A command's depth is 1 + the largest depth of the commands that it
-    must wait for, or 0 without such commands."""
+    """Sort each segment by depth. The sort is stable. A command's depth is 1 + the largest depth of the
+    commands that it must wait for, or 0 without such commands."""
     commands: list[Command] = []
     marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):

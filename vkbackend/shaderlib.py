@@ -60,7 +60,7 @@ def types_of(op: str) -> frozenset[str]:
 
 
 def weight_types() -> tuple[str, ...]:
-    """Return the weight formats that embed and every matrix op support."""
+    """Return the weight formats that the op embed and every matrix op support."""
     return tuple(_variants_toml()["weights"])
 
 
@@ -83,7 +83,7 @@ def sources(op: str) -> list[Path]:
     """Return the op's `.comp` file and all files that it includes, also indirectly."""
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
-    for path in paths:  # the loop also visits the files that it appends
+    for path in paths:  # the loop also visits files that it appends
         for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
             if (include := root / name) not in paths:
                 paths.append(include)

@@ -16,7 +16,7 @@ import numpy as np
 
 MAX_ROWS = 4096  # per micro-batch.
 MAX_RUNS = 128  # per micro-batch.
-FEW_ROWS = 8  # rows of a step of Mix.FEW, at most
+FEW_ROWS = 8  # maximum number of rows of a step of Mix.FEW
 FEW_RUNS = 5  # For fewer runs, a Python loop is faster than numpy.
 NEVER = (1 << 32) - 1
 MAX_SNAPSHOTS = 64  # Recurrent states per slot.
@@ -37,9 +37,9 @@ class Run:
     of its rows. `adapters` are the ids and scales of the rows' adapters. In an encoder, positions from
     `second` on belong to the second text of a pair (0: no pair).
 
-    `states` are cells of the recurrent state, by default the cell with the slot's number: first the cell that
-    the run reads, then the cell of the state after the last row. In a step of Mix.FEW, a cell for the state
-    after each row may replace the second.
+    `states` lists cells of the recurrent state: the cell that the run reads, then the cell for the state
+    after the last row. By default, both are the cell with the slot's number. In a step of Mix.FEW, the second
+    may be replaced by a cell for each row, for the state after the row.
     """
 
     slot: int
@@ -50,10 +50,10 @@ class Run:
     undoes: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     second: int = 0
-    # The end position of an encoder's text or picture if the run is a part of it (0: the run is the complete
-    # text). In a causal step, rows attend to later rows up to this position.
+    # If the run is a part of an encoder's text or picture, the end position of the text or picture (0: the
+    # run is complete). In a causal step, rows attend to later rows up to this position.
     end: int = 0
-    begin: int = 0  # The first position to which the rows of an encoder's window attend.
+    begin: int = 0  # For an encoder with windows, the first position to which the run's rows attend.
 
 
 class Mix(IntEnum):
@@ -63,7 +63,7 @@ class Mix(IntEnum):
     DECODE = 1  # Only runs of one row.
     PREFILL = 2  # Only longer runs.
     BOTH = 3  # Runs of one row, then longer runs.
-    FEW = 4  # Few rows, several from one run. Uses DECODE's kernels; attention reads K and V once per run.
+    FEW = 4  # Few rows, and a run of several rows. DECODE's kernels; attention reads K and V once per run.
 
     @property
     def decodes(self) -> bool:
@@ -98,8 +98,8 @@ def _cells_after(run: Run) -> Sequence[int]:
 
 
 class StepParams:
-    """Numpy views of the block and its rows. `words` is uint32 [step_words(n_rows)], by default for MAX_ROWS,
-    and may be mapped device memory."""
+    """Numpy views of the uniform block and the rows. `words` is uint32 [step_words(n_rows)], and may be
+    mapped device memory. The default is new memory for MAX_ROWS rows."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(step_words(MAX_ROWS), np.uint32) if words is None else words
@@ -109,7 +109,8 @@ class StepParams:
         self.states = self.words[_STATES:_ROWS].reshape(
             MAX_RUNS, 4
         )  # State cells to read and to write; end and beginning of the text.
-        # In a step of Mix.FEW, the cell that gets the state after each row, in entries that no run uses.
+        # In a step of Mix.FEW, the cell for the state after each row. Such a step has fewer runs, so no run
+        # uses these entries.
         self.cells_after = self.states[FEW_ROWS : 2 * FEW_ROWS, 0]
         self.rows = self.words[_ROWS:].reshape(-1, 4)  # Position, slot, token, and two halves:
         self.outputs = self.rows.view(np.uint16)[:, 6]  # the row index of each output, and
@@ -145,7 +146,7 @@ class StepParams:
         typed: bool = False,
         ends: bool = False,
     ) -> None:
-        """`tokens` lists a token per row, `runs` cover the rows in order, and `outputs` are the rows that
+        """`tokens` lists a token per row, `runs` covers the rows in order, and `outputs` lists the rows that
         need logits. If `mix` is Mix.BOTH, the decode kernels compute the leading runs of one row. If `typed`,
         a row has type 1 in the second text of a pair and 0 otherwise, and each run stores the beginning and
         the end of its text. If `ends`, the attention of the step is causal, and runs store their `end`."""

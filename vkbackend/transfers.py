@@ -71,7 +71,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # Recordings have barriers only for HOST_HOMES.
+            if buffer.home not in HOST_HOMES:  # Recordings make only HOST_HOMES visible to the host.
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
@@ -84,7 +84,7 @@ class Transfers(ABC):
         return out
 
     def read_many(self, views: Sequence[View]) -> list[np.ndarray]:
-        """Read several views. Mapped buffers need one wait, and copies to the staging buffer share a
+        """Read several views. If all are mapped, wait only once. Otherwise, copy to the staging buffer in one
         submission."""
         buffers = {view.buffer for view in views if isinstance(view.buffer, Buffer)}
         if views and all(buffer.host is not None for buffer in buffers):

@@ -58,7 +58,7 @@ def read(folder: Folder, name: str, kind: bytes, most_nbytes: int) -> bytes:
         if status.st_size > head_nbytes(kind) + most_nbytes:
             raise Untrusted(f"it has {status.st_size} bytes, more than it can have")
         with open(descriptor, "rb", closefd=False) as file:
-            # `read` allocates the requested size, so only the file's size is requested. A file that grew
+            # Request only the file's size, because `read` allocates the requested size. A file that grew
             # meanwhile has another checksum.
             head, data = file.read(head_nbytes(kind)), file.read(status.st_size)
     finally:

@@ -2,9 +2,9 @@
 
 Kompute's Python package `kp` records no barriers between dispatches. So each barrier of a recording becomes a
 copy of one word to the host. The copy waits for earlier dispatches, and the next dispatch waits for the copy
-(Vulkan 1.3, 7.2, execution dependencies). The copy's buffer barriers make all writes visible only if the
-driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at
-every barrier, because a fence covers all memory.
+(Vulkan 1.3, 7.2, execution dependencies). The barriers of the copy name only its own buffers. They make all
+writes visible only if the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other
+drivers a submission ends at every barrier, because a fence covers all memory.
 
 Waiting in `kp` holds the GIL and has no timeout, so every device has a worker process (worker.py). The worker
 copies between the staging buffers, which are shared memory, and device memory.
@@ -126,7 +126,7 @@ class KomputeDevice(Device):
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """Send a request and return its number. Answers arrive in the order of requests."""
+        """Send a request and return its number. Answers arrive in the order of the requests."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
@@ -185,12 +185,13 @@ class KomputeDevice(Device):
         return buffer
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
-        """Raise OutOfDeviceMemory if a buffer does not fit, which kp does not report."""
+        """Raise OutOfDeviceMemory if a buffer does not fit, because kp does not report this."""
         hosts = (*SHARED, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of a physical device share its heaps. A single heap serves buffers of every purpose.
+        # Logical devices of a physical device share its heaps. If there is a single heap, it serves buffers
+        # of every purpose.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -241,7 +242,7 @@ class KomputeDevice(Device):
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):
-                # A barrier at the start is not needed, because submissions run one after the other.
+                # Omit a barrier at the start, because submissions run one after the other.
                 if command.scope is Scope.DEVICE and commands:
                     commands.append(None)
                 continue
@@ -297,7 +298,7 @@ class KomputeDevice(Device):
     def settle(self) -> bool:
         try:
             if self.abandoned or not self.queue.wait(self.queue.submitted, ANSWER_S):
-                self._process.kill()  # killing a worker process is safe
+                self._process.kill()  # the worker process can be killed safely
         except VkbackendError:
             pass
         return True

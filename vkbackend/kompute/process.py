@@ -17,7 +17,7 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # seconds for answers in addition to VKBACKEND_TIMEOUT, and for closing
+ANSWER_S = 5.0  # seconds that answers may take in addition to VKBACKEND_TIMEOUT, and that closing may take
 
 
 class Process:
@@ -59,7 +59,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # after an incomplete message, the worker would misread the next
+        except BaseException:  # after an incomplete message, the worker would misread the next message
             self.kill()
             raise
         return self._sent

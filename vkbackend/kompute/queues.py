@@ -156,8 +156,8 @@ def is_between(command: Any) -> bool:
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Return the words of shared tensors that a segment reads and writes, as two lists of (tensor, first,
-    end)."""
+    """Return the words of shared tensors that a segment reads, and the words that it writes, as two lists of
+    (tensor, first, end)."""
     accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
     return (
         _merged(r for command in accesses for r in command.reads),

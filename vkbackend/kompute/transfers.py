@@ -20,7 +20,7 @@ class KomputeTransfers(Transfers):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         n = -(-nbytes // 4)
-        if nbytes % 4 and src is self._upload:  # fill the last word with the bytes in dst
+        if nbytes % 4 and src is self._upload:  # complete the last word with the bytes that dst holds
             spare = src.nbytes - 4
             self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
             end = src_at + nbytes
@@ -37,7 +37,8 @@ class KomputeTransfers(Transfers):
         pass  # the worker answers a request only when its work is done
 
     def check(self) -> None:
-        """Raise OutOfDeviceMemory if canary words did not arrive, because kp ignores failed allocations."""
+        """kp ignores failed allocations, so read the canary words, and raise OutOfDeviceMemory if one has
+        another value."""
         for buffer, (offset, wanted) in self.canaries.items():
             got = bytes(self.read(View(buffer, offset, (1,), "u32")))
             if got != wanted:

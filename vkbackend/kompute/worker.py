@@ -120,8 +120,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors when it submits and waits, so each sequence ends with a copy of a new number
-            # to another word. If the number does not arrive, the sequence did not run.
+            # kp ignores errors when it submits and waits. So each sequence ends with a command that copies a
+            # new number from one word to another. If the number does not arrive, the sequence did not run.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()
@@ -131,7 +131,7 @@ class Worker:
             self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
 
     def times(self, number: int) -> list[list[int]]:
-        """Return each submission's timestamps of the last run, at its start and after every command."""
+        """Return the last run's timestamps of each submission: at its start and after every command."""
         return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
 
     def drop(self, number: int) -> None:

@@ -66,7 +66,7 @@ def _group(q: View, k: View) -> int:
 def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
-    """Check the views. Returns (push constants, head_k, specialization constants of the cache types)."""
+    """Check the views. Return (push constants, head_k, specialization constants of the cache types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -96,7 +96,8 @@ class AttentionOps(Target):
         first: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attention of each row to positions `first`..pos of its slot.
+        """Compute attention of each row to positions `first`..pos of its slot, where pos is the row's
+        position.
 
         Shapes: q [n_rows, n_heads, head_k], k [n_cells, n_kv * head_k], v [n_cells, n_kv * head_v]. The
         caches `k` and `v` have types in CACHE_TYPES. `part` f32 [n_rows, n_heads, head_v] is the result. If
@@ -113,8 +114,8 @@ class AttentionOps(Target):
 
         `first` is less than CELL_BLOCK, and all rows are at positions from `first` on.
 
-        If a run has several rows, pass their number or more as `run_rows`. Then a workgroup reads K and V
-        once for several rows. The result has the same bits for any `run_rows`.
+        `run_rows` is at least the largest number of rows of a run. If it is above 1, a workgroup reads K and
+        V once for several rows. The result has the same bits for any `run_rows`.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group, run_rows)
@@ -135,8 +136,8 @@ class AttentionOps(Target):
         first: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attn_decode without slopes on matrix units, rounding `q`, `k`, `v` and probabilities to
-        F16. The q heads of a KV head are a matrix's rows."""
+        """Compute attn_decode on matrix units, without slopes. `q`, `k`, `v` and probabilities are rounded to
+        F16. The q heads of a KV head are the rows of a matrix."""
         assert how.get("slopes") is None, "attn_decode has slopes"
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
@@ -227,7 +228,7 @@ class AttentionOps(Target):
     def attn_prefill_coop(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]
     ) -> None:
-        """Compute attn_prefill on matrix units, with the rounding of attn_decode_coop."""
+        """Compute attn_prefill on matrix units. Values are rounded as in attn_decode_coop."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"

@@ -9,11 +9,11 @@ from vkbackend.limits import Limits
 from vkbackend.ops.matrix import MAX_VEC_ROWS
 from vkbackend.ops.spec import SPECS
 
-CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
-MAX_TILE = 1536  # Floats of q in a tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
+CELL_BLOCK = 32  # Positions per entry of the cell table, as in shaders/lib/step.glsl.
+MAX_TILE = 1536  # The most floats of q in a tile of attn_decode (6 KiB); scores and sums take 8 KiB.
 MAX_TILE_QUERIES = 8  # heads times rows
 MAX_SPLITS = 64  # With 64 splits, a row with 4 KV heads has 256 workgroups.
-MAX_UNIT_HEAD = 256  # Largest head on matrix units: its output is in a subgroup's registers.
+MAX_UNIT_HEAD = 256  # Largest head on matrix units, because a subgroup keeps the output in registers.
 MIN_UNIT_GROUP = 4  # Minimum number of q heads per KV head for attn_decode_coop.
 # Minimum number of lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block
 # spills up to 370 registers.
@@ -30,9 +30,9 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_QUERIES,
 ) -> int:
-    """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
+    """Return the number of key splits. The splits fill a GPU with workgroups. A split has at least 4 blocks
     of keys. If a row's bits must not depend on the number of rows, a step of few rows uses as many splits as
-    a one-row step."""
+    a step of one row."""
     if limits.batch_invariant and n_rows <= MAX_VEC_ROWS:
         n_rows = 1
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
@@ -47,8 +47,8 @@ def batch_of(limits: Limits) -> int:
 
 
 class RowsCut(NamedTuple):
-    """How attn_decode divides the q heads of a KV head: `tiles` workgroups of `heads` heads and `local`
-    threads. A workgroup computes the heads of up to `rows` rows."""
+    """How attn_decode divides the q heads of a KV head among `tiles` workgroups of `local` threads. A
+    workgroup computes `heads` heads of up to `rows` rows."""
 
     tiles: int
     heads: int
@@ -86,9 +86,9 @@ def tile_of_rows(limits: Limits, head_k: int) -> Tile:
 def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
-    """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if
-    matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by
-    n_rows and shared memory. A prefill group has as few subgroups as can hold the output in registers. A
+    """Return the tile of attn_prefill_coop or attn_decode_coop. Return None if the device lacks matrix units,
+    or if their size does not divide heads, keys or subgroups. A tile has up to four groups of rows, limited
+    by n_rows and shared memory. A prefill group has as few subgroups as can hold the output in registers. A
     decode group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
@@ -97,7 +97,7 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # Registers per lane for a subgroup's output: half as many for subgroups of 16 lanes or fewer (Intel).
+    # Registers per lane for a subgroup's output. Subgroups of 16 lanes or fewer (Intel) have half as many.
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
     in_row = units.lanes // units.m  # invocations per row, each with at least four keys
     able = [
@@ -134,15 +134,16 @@ def tile_of_units(
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Return whether to use attn_prefill_coop, which needs a GPU whose matrix sizes divide the heads."""
+    """Return whether to use attn_prefill_coop. It needs a GPU with matrix units whose size divides the
+    heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def units_cut(
     limits: Limits, group: int, head_k: int, head_v: int, run_rows: int = 1
 ) -> tuple[Tile, int] | None:
-    """Return the tile of attn_decode_coop and the rows of a run per workgroup, which divide the tile. Return
-    None like `tile_of_units`. For more rows, a tile has more groups, but a group adds in the same order."""
+    """Return the tile of attn_decode_coop, and how many rows of a run share the tile. Return None like
+    `tile_of_units`. If more rows share a tile, it has more groups, but each group adds in the same order."""
     single = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
     for rows in (8, 4, 2):
         if single and rows <= run_rows:

@@ -27,14 +27,14 @@ def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
 
 @cache  # recording a large model calls this 100,000 times
 def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
-    if limits.batch_invariant and rows == "one":  # measurements may prefer different ops for few rows
+    if limits.batch_invariant and rows == "one":  # one row must not use another op
         rows = "few"
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
         # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, dot products
-        # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py), because 16 rows fill at most half of a
-        # tile, and converting w to F16 takes longer than multiplying.
+        # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). 16 rows fill at most half of a tile of
+        # matrix units, and converting w to F16 takes longer than multiplying.
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 
@@ -60,10 +60,10 @@ def experts_operand_type(
 ) -> str:
     """Return the type of x that `mat_id` needs.
 
-    - The type is f16s if a matrix would use matrix units, the tiles of `groups` fit the units, and rows of x
-      are complete. An incomplete row has no scale.
-    - Otherwise the type is q8 if the device has q8 ops for experts, and has fast integer dot products or
-      would use q8 for a matrix.
+    - The type is f16s if a matrix product would use matrix units, the tiles of `groups` fit the units, and
+    rows of x are complete. An incomplete row has no scale.
+    - Otherwise the type is q8 if the device has q8 ops for experts, and either has fast integer dot products
+    or would use q8 for a matrix product.
     - Otherwise the type is f32.
     """
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]

@@ -70,13 +70,13 @@ class ChosenOps(Target):
         first: int = 0,
         overlap: bool = False,
     ) -> None:
-        """Write to y [n_rows, head] the mean of a block's keys, for each row whose position is the last of a
-        block of `block` positions. The keys are the elements from `first` on of the cache `k` [n_cells,
-        width]. With `bias` f32 [block, head], gates follow the keys, and the mean is weighted. An element's
-        weights are the softmax over the block's positions of gate + bias. With `overlap`, a position has two
-        keys and two gates, and bias is [block, 2 * head]. The mean is then over the first keys of the block
-        before, if there is one, and the second keys of the block (DeepSeek-AI 2026). Other rows get zeros.
-        `k` has a float type."""
+        """For each row whose position is the last of a block of `block` positions, write the mean of the
+        block's keys to y [n_rows, head]. The keys are the elements from `first` on of the cache `k` [n_cells,
+        width]. With `bias` f32 [block, head], gates follow the keys, and the mean is weighted. The weights of
+        each element are softmax(gate + bias) over the block's positions. With `overlap`, a position has two
+        keys and two gates, and bias is [block, 2 * head]. The mean is then over the second keys of the block
+        and the first keys of the block before it, if any (DeepSeek-AI 2026). Other rows get zeros. `k` has a
+        float type."""
         (n_rows, head), series = y.shape, 1 + overlap
         width = k.shape[1]
         assert first + (2 if bias else 1) * series * head <= width, (k, bias, y, first)
@@ -103,9 +103,9 @@ class ChosenOps(Target):
         n_local: int,
         first_row: int = 0,
     ) -> None:
-        """Compute y[r, h, b] = maximum of q[r, h] . k[p] over the positions p of block b up to pos. Row r is
-        row first_row + r of the step, and pos its position. The block of pos and the n_local - 1 blocks
-        before it get the largest number instead. Later blocks of y do not change.
+        """Compute y[r, h, b] = maximum of q[r, h] . k[p] over the positions p <= pos of block b. Row r is row
+        first_row + r of the step, and pos its position. The block that contains pos and the n_local - 1
+        blocks before it get the largest finite float instead. Later blocks of y do not change.
 
         Shapes: q [n_rows, n_heads, head], y [n_rows, n_heads, n_blocks]. The cache `k` [n_cells, head] has a
         type in CACHE_TYPES.
@@ -141,10 +141,10 @@ class ChosenOps(Target):
         block: int = 1,
         tail: bool = False,
     ) -> None:
-        """Write the numbers of the k largest values of list x[r * n_lists + i, 0..b] in ascending order. Row
-        r is row first_row + r of the step, and b is the block of `block` positions that contains the row's
-        position. Of equal values the lower number is chosen. NaN is the largest value. With `tail`, only
-        complete blocks are chosen, k - 1 of them, and the row's own block follows if it is incomplete.
+        """For each list x[r * n_lists + i, 0..b], write the indices of the k largest values in ascending
+        order. Row r is row first_row + r of the step, and b is the block of `block` positions that contains
+        the row's position. Of equal values, the one with the lower index is chosen. NaN is the largest value.
+        With `tail`, k - 1 complete blocks are chosen, and the row's own block follows if it is incomplete.
 
         Shapes: x [n_rows * n_lists, n_blocks], ids u32 [n_rows * n_lists, k]. If there are fewer blocks than
         k, the last ids do not change.
@@ -175,9 +175,10 @@ class ChosenOps(Target):
         block: int = 1,
         tail: bool = False,
     ) -> None:
-        """Compute attn_decode for every row of the step, over the blocks of `block` positions in `chosen` u32
-        [n_rows * n_lists, n_chosen] up to the row's position. There is a list for all kv heads or one for
-        each. `tail` is as in index_top_k. Without `tail`, the row's own block must be chosen."""
+        """Compute attn_decode for every row of the step, over the positions up to the row's own in the blocks
+        that `chosen` u32 [n_rows * n_lists, n_chosen] lists. A block has `block` positions. A row has one
+        list for all kv heads, or one for each. `tail` is as in index_top_k. Without `tail`, the row's own
+        block must be chosen."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
@@ -216,10 +217,11 @@ class ChosenOps(Target):
         q_first: int = 0,
     ) -> None:
         """Compute attn_decode for every row of the step over the last `window` positions, including the row's
-        own, and entries of complete blocks of `block` positions. `kv` [n_cells, 2 * head] has the vector that
-        is both key and value of a position, then the entry of the block that ends there. `chosen` u32
-        [n_rows, n_chosen] lists up to n_chosen - 1 complete blocks, as index_top_k with `tail` writes them.
-        Without it, a row attends to the entries of all complete blocks."""
+        own, and over entries. Each complete block of `block` positions has an entry. A cell of `kv` [n_cells,
+        2 * head] holds two vectors: first the vector that is both key and value of the position, then the
+        entry of the block that ends at this position. `chosen` u32 [n_rows, n_chosen] lists up to n_chosen -
+        1 complete blocks, as index_top_k with `tail` writes them. Without `chosen`, a row attends to the
+        entries of all complete blocks."""
         cut = rows_cut(self.limits, q.shape[2], group)
         head, final = q.shape[2], len(part.shape) == 3
         both = kv.reshape(2 * kv.shape[0], head)

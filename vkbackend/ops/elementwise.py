@@ -25,10 +25,10 @@ class ElementwiseOps(Target):
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
         `gelu` is the tanh approximation, and `relu` is max(gate, 0). `swiglu_oai` is (clamp(up, -7, 7) + 1) *
-        g * sigmoid(1.702 * g) for g = min(gate, 7). The others do not read `up`: `gelu_alone` is gelu(gate),
-        `relu2_alone` is max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone` gate * (1 + erf(gate /
-        sqrt(2))) / 2, `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and Gimpel 2016,
-        arXiv:1606.08415), and `sigmoid_alone` sigmoid(gate).
+        g * sigmoid(1.702 * g) for g = min(gate, 7). Functions whose names end with _alone do not read `up`:
+        `gelu_alone` is gelu(gate), `relu2_alone` max(gate, 0)^2, `silu_alone` silu(gate), `gelu_erf_alone`
+        gate * (1 + erf(gate / sqrt(2))) / 2, `gelu_quick_alone` gate * sigmoid(1.702 gate) (Hendrycks and
+        Gimpel 2016, arXiv:1606.08415), and `sigmoid_alone` sigmoid(gate).
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
@@ -110,7 +110,7 @@ class ElementwiseOps(Target):
         self.record("columns", "f32", (x, y), push, {"LOCAL": 128}, groups)
 
     def copy_words(self, src: View, dst: View) -> None:
-        """Copy `src` to `dst` of equal size, on runtimes that cannot copy a byte range."""
+        """Copy `src` to `dst` of equal size with a shader, because some runtimes cannot copy a byte range."""
         n = src.nbytes // 4
         assert dst.nbytes == src.nbytes, (src, dst)
         groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1

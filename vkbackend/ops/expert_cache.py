@@ -1,8 +1,8 @@
-"""The op of an expert cache: copies of some experts in device memory, in slots. Other experts are read from
-host memory.
+"""The op of an expert cache. The cache holds copies of some experts in slots of device memory, and shaders
+read the other experts from host memory.
 
 A product with experts becomes two `mat_id`: the cached experts with `hits`, and the others with `misses`. An
-id of NONE is in no piece of a stack and in no group, so each product skips the pairs of the other.
+id of NONE is in no piece of a stack and in no group, so each product skips the other product's pairs.
 """
 
 from __future__ import annotations

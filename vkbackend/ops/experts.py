@@ -11,7 +11,7 @@ If axis=COLUMNS (down), w consists of consecutive matrices [n, starts[e + 1] - s
 complete blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
 `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
-storage binding, each dispatch gets experts first..first + count and skips pairs of other experts.
+storage binding, each dispatch computes only the pairs of experts first..first + count.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from vkbackend.ops.units import subgroups, unit_consts
 ROWS, COLUMNS = 0, 1
 LANE_TILE = MAX_VEC_ROWS  # (row, expert) pairs per thread of mat_lane_id
 
-# How a shader reads (row, expert) pairs: in the order of ids, grouped by expert, or in either way.
+# How a shader reads (row, expert) pairs: in the order of ids, grouped by expert, or in either order.
 SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """(row, expert) pairs that moe_group sorted by expert: `order` u32 [n_pairs], and `tiles` u32 [n_tiles,
-    3] of at most `tile` pairs."""
+    """(row, expert) pairs that moe_group sorted by expert. `order` u32 [n_pairs] lists the pairs, and `tiles`
+    u32 [n_tiles, 3] describes tiles of at most `tile` pairs."""
 
     order: View
     tiles: View
@@ -58,11 +58,11 @@ class ExpertsOp:
     """
 
     name: str
-    # The grid for the widest expert and a tile's pairs.
+    # Returns the grid for the widest expert and the pairs of a tile.
     grid: Callable[[Limits, Size], Grid]
     consts: str  # Names of the grid's constants, in order.
     pairs: str  # SINGLE, GROUPED or EITHER.
-    suits: Predicate  # Whether a device uses this op in place of later entries.
+    suits: Predicate  # Whether a device prefers this op to later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
 
@@ -131,8 +131,8 @@ class ExpertsOp:
             {name: values[name] for name in spec.consts},
             (*target.fold(grid.along_w), n_tiles),
             flops=2 * min(n_rows * n_used, n_tiles * tile) * x_stride * y_stride,
-            # Products with other experts write other rows of y. The validation layer sees only ranges, which
-            # overlap.
+            # Dispatches for other experts write other rows of y, so they may run together. The validation
+            # layer sees only that the ranges overlap.
             apart=0 if env.validation() else y.buffer.uid,
         )
 
@@ -153,6 +153,6 @@ def pairs_by_units(limits: Limits, size: Size) -> Grid:
 
 
 def pairs_by_lanes(limits: Limits, size: Size) -> Grid:
-    """Return a grid in which a thread computes an expert's row for all pairs of a tile."""
+    """Return a grid in which a thread computes one row of an expert for all pairs of a tile."""
     assert size.n_rows <= LANE_TILE, size
     return rows_by_lanes(limits, size)

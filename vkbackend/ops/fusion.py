@@ -1,4 +1,4 @@
-"""Fuses a dispatch with the only dispatch that reads its result, which is then not written to memory.
+"""Fuses a dispatch with the only dispatch that reads its result. The result is then not written to memory.
 
 A fusion rule examines a dispatch and the producers of its inputs.
 """
@@ -30,8 +30,8 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The commands, and the indices of the commands that use each value. A command that was fused into
-    another is None."""
+    """`commands` has None for a command that was fused into another. `touched` has the indices of the
+    commands that use each value."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -55,8 +55,8 @@ class _Fusing:
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
         """Return the index of the dispatch that produces input `name` of dispatch `at`, or None if fusion is
-        impossible. The producer's op must be in `ops`, and its result must be the same at position `at`. Only
-        dispatch `at` and, if `others_later`, later commands may use the value."""
+        impossible. The producer's op must be in `ops`, and must have the same result if it runs at position
+        `at`. Only dispatch `at` may use the value, or if `others_later`, also later commands."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]
@@ -124,8 +124,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse a glu with the two products that produce its inputs. Both products must read x, and one storage
-    binding must span both matrices."""
+    """Fuse a glu with the two products that produce its inputs. Both products must read the same x, and one
+    storage binding must span both matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -148,8 +148,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """Fuse an add and the rms_norm of its sum into an add_partials with one partial sum. Later commands may
-    read the sum."""
+    """Replace an add and the rms_norm of its sum by an add_partials with one partial sum. Later commands may
+    also read the sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -172,8 +172,8 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
-    """Fuse quantize_q8 into the norm that produces its input. The fused dispatch takes the norm's position,
-    because commands between both may read the norm's residual."""
+    """Fuse quantize_q8 into the norm that produces its input. The fused dispatch is at the norm's position,
+    because commands between the two may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -28,8 +28,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """Concatenate each row of `a` [n, n_a] with a row of `b` [n / times, n_b] to y [n, n_a + n_b].
-        `times` adjacent rows of `a` share a row of `b`."""
+        """Concatenate row i of `a` [n, n_a] and row i // times of `b` [n / times, n_b] to row i of y [n, n_a
+        + n_b]."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

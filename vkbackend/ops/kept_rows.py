@@ -1,4 +1,4 @@
-"""Rows of earlier steps: each slot keeps the rows of its last positions."""
+"""Ops on rows of earlier steps. Each slot keeps the rows of its last positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from vkbackend.ops.target import Target, rows_of
 
 class KeptRowOps(Target):
     def rows_before(self, x: View | None, kept: View, y: View, step: View) -> None:
-        """Copy the previous row of r's sequence to row r of y: the row before r in x, or if r is the first
-        row of a run, the row that the slot kept. A row at position 0 becomes zero.
+        """For each row r, copy the row before it in its sequence to row r of y. If r is the first row of its
+        run, this is the row that the slot kept, otherwise row r - 1 of x. A row at position 0 gets zeros.
 
         Shapes: x and y [n_rows, n], kept [n_slots, n_kept, n]. Without `x`, every run has one row.
         """

@@ -17,7 +17,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """An RMS norm of each head with weight `w`, f32 [head_dim] or None."""
+    """An RMS norm of each head. The weight `w` is f32 [head_dim] or None."""
 
     w: View | None
     eps: float
@@ -60,8 +60,8 @@ class CacheOps(Target):
         parts: int = 1,
     ) -> None:
         """Apply `norm`, if given, and RoPE to x [n_rows, n_heads, head_dim]. Dimensions from n_rot on are
-        copied. The first n_rot dimensions consist of `parts` equal parts, each of which pairs its own
-        elements, and cos_sin lists the pairs by part. `y` may be `x`."""
+        copied. The first n_rot dimensions consist of `parts` equal parts. The elements of a pair are in the
+        same part, and cos_sin lists the pairs by part. `y` may be `x`."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
@@ -83,8 +83,9 @@ class CacheOps(Target):
         inverse.
 
         The shapes are x [n_rows, n_heads, head] and y [n_rows, n_heads, head_out]. If `head` is not a
-        multiple of 32, the last block ends with zeros. y may contain or omit these elements. Rounding to a
-        quantized type then changes large elements less (Ashkboos et al. 2024, arXiv:2404.00456).
+        multiple of 32, the last block is padded with zeros. `y` may contain or omit the padding. The product
+        is then quantized with a smaller error, because it has fewer outliers (Ashkboos et al. 2024,
+        arXiv:2404.00456).
         """
         (n_rows, n_heads, head), head_out = x.shape, y.shape[-1]
         assert y.shape == (n_rows, n_heads, head_out) and head % 4 == head_out % 4 == 0, (x.shape, y.shape)
@@ -144,8 +145,8 @@ class CacheOps(Target):
     ) -> None:
         """Read a cell of `cache` to row r of `y` f32 [n_rows, width], and rotate the row's heads.
 
-        The field `token` of row r's StepParams holds the position to read. kv_store then writes the row at
-        row r's position. The two ops move cells to other positions. `head_dim` is a multiple of 4.
+        StepParams' token of row r is the position to read. If kv_store then writes the row at row r's
+        position, the two ops have moved a cell to another position. `head_dim` is a multiple of 4.
         """
         width = math.prod(cache.shape[1:])
         n_rows = rows_of(y, width)

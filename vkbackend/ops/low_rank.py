@@ -1,4 +1,5 @@
-"""The ops for low-rank adapters (Hu et al. 2021, arXiv:2106.09685), which change y = W x to W x + s B A x."""
+"""Ops for low-rank adapters (Hu et al. 2021, arXiv:2106.09685). An adapter changes y = W x to y = W x + s B A
+x."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ class LowRankOps(Target):
         """Compute y[p, i] = x[p, i] + sum over u of scales[p / n_used, s_first + u] * (B_e t[p, u])[i] for
         the adapters e = ids[p, u] and i < n. `y` may be `x`.
 
-        Row p of x and y starts at element p * y_stride, by default the width of y. If y_stride is larger than
-        n, x and y are slices of wider rows. If t_stride (by default the width of t) is larger than `rank`, t
-        is a slice of wider rows, too.
+        Row p of x and y starts at element p * y_stride. The default stride is the width of y. If y_stride is
+        larger than n, x and y are slices of wider rows. In the same way, t is a slice of wider rows if
+        t_stride, by default the width of t, is larger than `rank`.
 
         Shapes: ids u32 [n_rows, n_terms], t [n_rows, n_terms, rank], scales f32 [n_rows / n_used, any]. `b`
         contains floats of any type.

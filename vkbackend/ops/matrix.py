@@ -13,7 +13,7 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # Maximum number of rows of x for mat_vec, and per thread of mat_lane.
+MAX_VEC_ROWS = 8  # Maximum number of rows of x of mat_vec, and of rows of x per thread of mat_lane.
 BUSY_TILES = 64  # The workgroups that occupy a GPU, one or two per core.
 ROW_CLASSES = {
     "one": 1,
@@ -56,7 +56,7 @@ class MatrixOp:
     suits: Predicate  # Whether a device without measurements prefers this op to later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
-    gates: Predicate | None = None  # Whether a device fuses gate, up and glu, or None if the shader cannot.
+    gates: Predicate | None = None  # Whether a device fuses gate, up and glu. None: the shader cannot.
     gpus_only: bool = False  # `tune` skips this op on CPUs, where it is slow.
 
     @cached_property
@@ -107,8 +107,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # If WIDE, the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. For q8
-        # this means that k is a multiple of 64.
+        # If WIDE is set, the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes.
+        # For q8, k must then be a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
@@ -134,8 +134,8 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """Return a grid in which TPR threads compute a row of w. On a CPU, one thread computes a row, so no sums
-    are combined, except for a gated product. On a GPU each thread has 8 elements or more."""
+    """Return a grid in which TPR threads compute a row of w. On a CPU, TPR is 1, so no sums must be combined,
+    except for a gated product. On a GPU each thread has 8 elements or more."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
@@ -166,13 +166,14 @@ def tiles_of_64(limits: Limits, size: Size) -> Grid:
 
 
 def fills(n_rows: int, tile: int) -> bool:
-    """Return whether n_rows fit one tile, or padding to complete tiles adds at most a quarter."""
+    """Return whether n_rows fit one tile, or grow by at most a quarter if padded to complete tiles."""
     return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """Return the grid of `tiles_of_64`, or one with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. With 64 rows, subgroups of 16 lanes or fewer (Intel) spilled up to 67 registers per lane (of 128)."""
+    """Return the grid of `tiles_of_64`. If enough tiles remain to occupy a GPU, return a grid with 64 rows of
+    x per tile. With 64 rows, subgroups of 16 lanes or fewer (Intel) spilled up to 67 registers per lane (of
+    128)."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

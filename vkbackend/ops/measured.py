@@ -1,4 +1,4 @@
-"""Stores the measured speed order of matrix ops (`vkbackend tune`) in the cache folder.
+"""Stores the order of matrix ops by speed in the cache folder, as `vkbackend tune` measured it.
 
 Each driver version has one table, so all devices of a driver run the same ops and compute identical bits. A
 device uses the first op that it supports for the weight type (choice.py).
@@ -14,7 +14,7 @@ from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
-Table = dict[str, tuple[str, ...]]  # fastest first, by class of row counts
+Table = dict[str, tuple[str, ...]]  # the ops of each class of row counts, fastest first
 _FORMAT = 3
 
 
@@ -24,7 +24,8 @@ def entry_name(info: DeviceInfo) -> str:
 
 
 def load(info: DeviceInfo) -> Table:
-    """Return the driver's table without unknown ops, or an empty table if nothing was measured."""
+    """Return the driver's table, without ops that this version lacks. The table is empty if nothing was
+    measured."""
     try:
         stored = cache_folder.read_json(entry_name(info)) or {}
         table = stored["ops"] if stored.get("format") == _FORMAT else {}

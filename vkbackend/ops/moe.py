@@ -1,7 +1,7 @@
 """Ops of a mixture of experts.
 
 A layer records moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for down, and moe_sum.
-If experts have biases, add_id follows each mat_id. See experts.py for `starts`.
+If experts have biases, an add_id follows each mat_id. See experts.py for `starts`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from vkbackend.ops.experts import Groups, tile_count
 from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
-UNNORMED = -1.0  # As moe_topk's `eps`: the router reads the residual without a norm.
+UNNORMED = -1.0  # A value of moe_topk's `eps`: the router reads the residual without a norm.
 # In the order of shaders/moe_topk.comp.
 GATINGS = ("softmax", "sigmoid", "softmax_weight", "sparse_mixer", "root_softplus")
-LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
+LOGITS_LOCAL = 32  # Fixed, so that every device adds in the same order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,12 @@ class Gating:
 
     Probabilities are softmax(l), sigmoid(l) or, if `root_softplus`, sqrt(ln(1 + e^l)). If `softmax_weight`,
     probabilities are l, and weights are the softmax over the chosen experts' l. If `sparse_mixer`,
-    probabilities are l too. The weight of an expert with the logit m is then its softmax over the experts
-    that are not better and have m - l <= 0.02 max(|l|,
-    m) (Liu et al. 2024, arXiv:2409.12136). Experts with the largest probability + `select` are chosen.
-    `select` does not change the weights. If experts have groups, only experts of the n_group_used best groups
-    are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
-    sum, 2^-14), except for `sparse_mixer`. `scale` then multiplies the weights. The id of expert e is e //
-    per_id.
+    probabilities are l, too. The weight of a chosen expert with the logit m is then its softmax over the
+    experts that were not chosen before it and have m - l <= 0.02 max(|l|, m) (Liu et al. 2024,
+    arXiv:2409.12136). Experts with the largest probability + `select` are chosen. `select` does not change
+    the weights. If experts have groups, only experts of the n_group_used best groups are chosen. A group's
+    score is the sum of its two best experts. `norm_w` divides the weights by max(their sum, 2^-14), except
+    for `sparse_mixer`. `scale` then multiplies the weights. The id of expert e is e // per_id.
     """
 
     kind: str = "softmax"
@@ -51,8 +50,8 @@ class MoeOps(Target):
         device.
 
         `h` [n_rows, n_embd] is the residual before the RMS norm with weight w_norm [n_embd]. `w` is f32
-        [n_experts, n_embd]. `logits` [n_rows, n_experts] are not divided by rms(h), which does not change
-        their order.
+        [n_experts, n_embd]. `logits` [n_rows, n_experts] are not divided by rms(h), because this does not
+        change their order.
         """
         n_experts, n_embd = w.shape
         n_rows = rows_of(h, n_embd)
@@ -88,8 +87,8 @@ class MoeOps(Target):
 
         `logits` [n_rows, n_experts] are moe_logits of `h`. The router's `bias`, `select` and `gain` are f32
         [n_experts]. `gain` multiplies the weights. An `eps` of UNNORMED means that the router reads `h`
-        without a norm. The bits are identical on every device and driver. With `given` f32 [n_rows, n_used],
-        these experts are chosen, in their order.
+        without a norm. The bits are identical on every device and driver. If `given` f32 [n_rows, n_used] is
+        set, it contains the ids of the chosen experts in order.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
@@ -144,8 +143,8 @@ class MoeOps(Target):
         """Compute y[r, u] = x[r, u] + b[ids[r, u]]. Shapes: x [n_rows, n_used, n], b f32 [n_experts, n]. `y`
         may be `x`.
 
-        If `starts` is given, expert e's biases are the at most n elements starts[e]..starts[e + 1] of b.
-        Other elements of y[r, u] are not written.
+        If `starts` is given, the biases of expert e are the elements starts[e]..starts[e + 1] of b, at most
+        n. Elements of y[r, u] without a bias are not written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (

@@ -1,8 +1,8 @@
 """Converts activations to the types q8 and f16s, once for all products with the same input.
 
 `q8` consists of blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products
-read q8, for weights whose codes fit int8. `f16s` consists of rows of F16 with a scale
-(shaders/lib/half_rows.glsl). Matrix units read f16s, and weights rounded to F16. Weights above 65,504 are
+read q8 if the codes of the weights fit int8. `f16s` consists of rows of F16 with a scale
+(shaders/lib/half_rows.glsl). Matrix units read f16s and round the weights to F16. Weights above 65,504 are
 clipped, and weights below 6e-5 lose precision. Sums are f32.
 """
 

@@ -20,7 +20,7 @@ CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gat
 
 
 def tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound for the number of tiles. Each run's last tile may be incomplete."""
+    """Return an upper bound for the number of tiles. The last tile of each run may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
@@ -143,7 +143,8 @@ class RecurrentOps(Target):
         g = bound * sigmoid(|decay| * (a + dt)), which is above `bound`.
 
         Shapes: b and beta [n_rows, n_heads], a and g [n_rows, n_heads * width], dt [n_heads * width], decay
-        [n_heads]. The width is 1 for gates per head, or the head size for gates per key channel.
+        [n_heads]. With one gate per head, the width is 1. With one gate per key channel, the width is the
+        head size.
         """
         n_heads = decay.shape[0]
         width = dt.shape[0] // n_heads
@@ -210,7 +211,8 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """Compute the part of delta_net that does not depend on the state, for all chunks in parallel."""
+        """Compute, for all chunks in parallel, the intermediate results of delta_net that do not depend on
+        the state."""
         n_rows, n_heads = work.shape[:2]
         kda = g.shape[-1] > 1
         size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5

@@ -10,7 +10,7 @@ from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 TOKENS, OUTPUTS, POSITIONS, TYPES, CHOSEN = range(5)  # Values of embed's `ids`.
 NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # Candidates per row for sampling.
-MAX_SLOTS = 32  # A push constant holds a bit for each partial sum.
+MAX_SLOTS = 32  # A push constant of 32 bits has a bit for each partial sum.
 
 
 def _activation(y: View) -> str:
@@ -19,8 +19,8 @@ def _activation(y: View) -> str:
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """Return (LOCAL, BATCH) of a shader with a workgroup per row of n elements. In a step of one row, the
-    only workgroup must overlap its reads, because a read takes 0.5 us, or 1 to 2 us over a bus."""
+    """Return (LOCAL, BATCH) of a shader with a workgroup per row of n elements. A thread starts BATCH reads
+    at once. A step of one row has only one workgroup, and each read takes 0.5 us, or 1 to 2 us over a bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
@@ -43,13 +43,13 @@ class RowOps(Target):
         first: int = 0,
         chosen: View | None = None,
     ) -> None:
-        """Copy row id(r) of the table w to row r of y. The id is the token of row r (ids=TOKENS), the row
-        index of output r (OUTPUTS), the position of row r (POSITIONS) or its type (TYPES). With `chosen` u32
-        [n_rows], the id is chosen[r].
+        """Copy row id(r) of the table w to row r of y. `ids` selects id(r): the token of row r (TOKENS), the
+        row index of output r (OUTPUTS), the position of row r (POSITIONS), or the type of row r (TYPES). With
+        `chosen` u32 [n_rows], the id is chosen[r].
 
         Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. A row of y is zero if its id is
-        not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order. A
-        piece begins at the table's row `first`.
+        not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order.
+        `first` is the piece's first row in the table.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -110,7 +110,7 @@ class RowOps(Target):
         self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
 
     def row_moments(self, x: View, y: View) -> None:
-        """Write each row's sum and sum of squares to y [n_rows, 2], for x [n_rows, n]."""
+        """Write the sum and the sum of squares of each row of x [n_rows, n] to y [n_rows, 2]."""
         n_rows, n = x.shape
         assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
@@ -175,8 +175,8 @@ class RowOps(Target):
         (wire="f16"). Bit s of `writers` is set if slot s holds a partial sum. The op reads this device's
         partial sum from `own`, not from slot own_index. For f32 and bf16, `own` is f32. For bf16, the op
         rounds `own`. For f16, `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be
-        q8. If `slot_stride` is given, `slots` is one-dimensional and ends where the last slot's partial sum
-        ends.
+        q8. If `slot_stride` is given, `slots` is one-dimensional and ends at the end of the last slot's
+        partial sum.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -228,8 +228,8 @@ class RowOps(Target):
         mask: View | None = None,
         chunk: int,
     ) -> None:
-        """Find the k largest values of each chunk of x [n_rows, n] in descending order. Of equal values the
-        lower position is first. NaN is the largest value.
+        """Write the k largest values of each chunk of x [n_rows, n] to `values`, in descending order. Of
+        equal values the lower position is first. NaN is the largest value.
 
         `ids` u32 and `values` f32 are [n_rows, n_chunks, k], with k at most MAX_TOP_K. `ids` are positions,
         or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] holds
@@ -250,8 +250,8 @@ class RowOps(Target):
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
-        """Write each chunk's maximum and sum of exp(x - maximum) to y [n_rows, n_chunks, 2], for x [n_rows,
-        n]. The sum is NaN if the chunk contains NaN or +inf. `log_of_sums` combines the chunks."""
+        """Write the maximum and the sum of exp(x - maximum) of each chunk of x [n_rows, n] to y [n_rows,
+        n_chunks, 2]. The sum is NaN if the chunk contains NaN or +inf. `log_of_sums` combines the chunks."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

@@ -18,17 +18,17 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    # Push constants after the args' word offsets: (name, "u" or "f").
+    # (name, "u" or "f") of each push constant after the args' word offsets.
     push: tuple[tuple[str, str], ...]
     consts: tuple[str, ...] = ("LOCAL",)
     step: bool = False  # Whether the shader reads StepParams, the binding after the args.
     rows: bool = False  # Whether the shader reads the step's rows, the last binding.
     needs: tuple[str, ...] = ()  # Optional features that the shader needs.
-    twin: str = ""  # Another op with the same numpy twin, or "".
+    twin: str = ""  # The op whose numpy twin this op also uses, or "" for a twin of its own.
 
     @cached_property
     def addressed(self) -> bool:
-        """Return whether the shader gets 64-bit addresses of the args in place of bindings."""
+        """Return whether the shader gets 64-bit addresses of the args instead of bindings."""
         return "buffer_address" in self.needs
 
     @cached_property

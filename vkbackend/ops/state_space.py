@@ -9,8 +9,8 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, floor_pow2, low_bit, rows_of
 from vkbackend.step import MAX_RUNS
 
-MAX_SSM_STATE = 256  # Values of B or C per head, limited by registers.
-# Values of B per tile and rows per tile. A tile needs up to 14 KiB of shared memory.
+MAX_SSM_STATE = 256  # The most values of B or C per head, limited by registers.
+# The most values of B per tile, and rows per tile. A tile takes up to 14 KiB of shared memory.
 TILE_VALUES, MOST_ROWS = 1024, 8
 
 
@@ -100,7 +100,7 @@ class StateSpaceOps(Target):
         )
         assert d.shape == (width,) and a.dtype == state.dtype == "f32", (a, d)
         assert state.shape[1:] == (width, n) and n % 4 == 0 and n <= MAX_SSM_STATE, (state, a)
-        # A thread keeps up to 16 values of a state, on a GPU 4 if the state is small.
+        # A thread keeps up to 16 values of a state. On a GPU, it keeps 4 if the state is small.
         most, parts = (32, n // 16) if self.limits.is_cpu else (128, max(n // 16, 4))
         parts = min(floor_pow2(parts), low_bit(n // 4))
         columns = most // parts
@@ -126,7 +126,7 @@ class StateSpaceOps(Target):
     ) -> None:
         """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. If `z` is given,
         (silu(z) x)^2 replaces x^2. `x` and `z` [n_rows, width] are columns first..first + width of complete
-        rows. The first `skip` columns of x are excluded, because another device adds them."""
+        rows. The first `skip` columns of x are excluded, because another device adds their squares."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (

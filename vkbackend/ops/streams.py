@@ -2,8 +2,8 @@
 
 In AltUp (Baykal et al. 2023, arXiv:2301.13310) each stream is predicted from all streams. The layer reads the
 first stream, and the layer's result corrects all predictions. In hyper-connections (Zhu et al. 2024,
-arXiv:2409.19606) a part of a layer reads a weighted sum of all streams, and its result is added to each
-stream with a weight."""
+arXiv:2409.19606), attention or FFN reads a weighted sum of all streams, and adds its result to each stream
+with a weight."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class StreamOps(Target):
         self, x: View, a: View, mixes: View, scale: View, base: View, y: View, *, n_turns: int, eps: float
     ) -> None:
         """Compute y_i = 2 sigmoid(scale[1] mixes[r, m + i] + base[m + i]) a + sum over streams j of w_ji x_j
-        for each stream i of row r. The rows and columns of w [m, m] sum to 1 (Sinkhorn and Knopp 1967). It
-        begins as the softmax over i of scale[2] mixes[r, 2 m:] + base[2 m:], plus eps. In each of `n_turns`
+        for each stream i of row r. The rows and columns of w [m, m] sum to 1 (Sinkhorn and Knopp 1967). At
+        first, w is the softmax over i of scale[2] mixes[r, 2 m:] + base[2 m:], plus eps. In each of `n_turns`
         turns, rows (except in the first turn) and then columns are divided by their sums plus eps. Shapes: x
         and y [n_rows, m, n], a [n_rows, n], mixes [n_rows, 2 m + m^2], scale [3], base [2 m + m^2]."""
         n, n_rows = a.shape[-1], mixes.shape[0]
@@ -126,10 +126,10 @@ class StreamOps(Target):
         )
 
     def ngram_ids(self, x: View, table: View, ids: View, *, end: int) -> None:
-        """Hash the n-grams of 2 to `longest` tokens that end at each row, to rows of a table (ids). x[r, k]
-        is the token k positions before minus `end`, the end-of-text token. After an end of text, earlier
-        tokens count as ends of text. The hash of an n-gram is the exclusive or of token * factor over its
-        tokens, in 64 bits. Each length has the same number of heads, and id = hash % size + offset.
+        """Hash the n-grams of 2 to `longest` tokens that end at each row. The hashes are `ids` of rows of a
+        table. x[r, k] is the token k positions before row r, minus the end-of-text token `end`. Tokens before
+        an end of text count as ends of text. The hash of an n-gram is the exclusive or of the 64-bit products
+        token * factor of its tokens. Each length has equally many heads. A head's id is hash % size + offset.
 
         Shapes: x f32 [n_rows, longest], ids u32 [n_rows, n_heads], `table` u32 [2 * (longest + n_heads)]: the
         low and high words of the factors, the sizes (below 2^31), the offsets."""

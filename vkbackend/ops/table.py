@@ -65,8 +65,8 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """Add FUSED to a grid's specialization constants. FUSED is 1 on GPUs with dot product instructions, on
-    which fma rounds only once."""
+    """Add FUSED to a grid's specialization constants. It is 1 on GPUs with dot product instructions, because
+    their fma rounds only once."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -76,8 +76,8 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Int8 matrix units must be four times as fast as F16, because int8 products must scale every block
-    (docs/measurements/kernels.md)."""
+    """Prefer int8 matrix units only if they are four times as fast as F16, because int8 products scale every
+    block (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
@@ -127,7 +127,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
             gpus_only=True,
         ),
         MatrixOp("mat_mul_dot", fused(dot_tiles), "RN FUSED", MANY, fast_dots, "q8", DOTS),
-        # A mat_mul with more operands in registers.
+        # Like mat_mul, but with more operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
     )

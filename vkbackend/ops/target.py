@@ -15,7 +15,7 @@ MAX_GROUPS = 65_535  # workgroups per axis that Vulkan guarantees
 class Target:
     recording: Recording
     limits: Limits
-    label: str = ""  # If "", commands are labelled with the op's name.
+    label: str = ""  # The commands' label; if "", the op's name.
 
     def record(
         self,
@@ -60,7 +60,7 @@ class Target:
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Return workgroups (x, y) within the limits, whose product is at least `count`."""
+        """Return workgroups (x, y) within the device's limits with x * y >= count."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 

@@ -8,12 +8,13 @@ from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per slice in mat_mul_coop.
 UNIT_TILE = "M N K FM FN SM SN LANES"  # After LOCAL, from unit_consts.
-# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, registers remain
-# for matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, enough registers
+# remain for matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
-_MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
-_ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
-# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes of padding, and 2 floats for each of 2 blocks.
+_MAX_SUBGROUPS = 64  # The most subgroups per workgroup on Intel.
+_ROW_NBYTES = 2 * _TK + 16  # Bytes of shared memory per row of a tile in mat_mul_coop.
+# Bytes of shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes of padding, and 2 floats for each of
+# 2 blocks.
 _INT8_ROW_NBYTES = 96
 
 
@@ -34,8 +35,8 @@ def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
     """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. A
-    tile must fit shared memory, and n_rows must fill more than half of the tile's rows of x. The largest size
-    also needs enough tiles to occupy a GPU, with little padding."""
+    tile must fit shared memory, and n_rows must fill more than half of the tile's rows of x. The largest tile
+    is used only if the tiles occupy a GPU and need little padding."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
@@ -67,7 +68,7 @@ def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down:
 
 def usable(units: MatrixUnits) -> bool:
     """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, k must
-    divide 32, and the results must fit Vulkan's guaranteed shared memory."""
+    divide 32, and the results must fit the shared memory that Vulkan guarantees."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
 

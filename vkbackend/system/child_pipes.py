@@ -1,4 +1,4 @@
-"""The parent's ends of the pipes that are a child's stdin and stdout. Every wait has a time limit.
+"""The parent's ends of a child's stdin and stdout pipes. Every wait has a time limit.
 
 Windows cannot wait for a pipe with a time limit, so threads read and write there.
 """
@@ -104,7 +104,7 @@ else:
     import fcntl
     import select
 
-    LARGE_PIPE = 1 << 20  # bytes; with 64 KiB, a reply of 1 MB takes a sixth more CPU time
+    LARGE_PIPE = 1 << 20  # bytes; with pipes of 64 KiB, a reply of 1 MB takes a sixth more CPU time
 
     class Pipes:
         """Pipes that the calling thread polls."""
@@ -154,7 +154,7 @@ else:
             return os.write(descriptor, data)
         except BrokenPipeError:
             if sys.platform != "darwin":
-                signal.sigtimedwait({signal.SIGPIPE}, 0)  # take the signal that is pending
+                signal.sigtimedwait({signal.SIGPIPE}, 0)  # take the pending signal
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

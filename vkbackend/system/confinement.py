@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-SLACK_S = 1.5  # RLIMIT_CPU counts whole seconds, and its signal should come first.
+SLACK_S = 1.5  # RLIMIT_CPU counts whole seconds, and its signal should arrive before the parent acts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ else:
     import os
     import signal
 
-    OVER_CPU = -signal.SIGXCPU  # The exit code, as in Popen, of a process at its limit of CPU time.
+    OVER_CPU = -signal.SIGXCPU  # The exit code in Popen of a process that reached its limit of CPU time.
     _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
     def use_of(process: subprocess.Popen[Any]) -> Use | None:
@@ -117,12 +117,12 @@ class Confinement:
             self._job = Job(process, memory)
 
     def begin(self) -> None:
-        """Begin a request, whose CPU time counts from the first call of `excess`."""
+        """Begin a request. The first call of `excess` begins to count its CPU time."""
         self._most_cpu_s = None
 
     def excess(self, cpu_s: float) -> str:
-        """Return "cpu" or "memory" if the child has used more than `cpu_s` seconds in this request, or more
-        than its memory, and otherwise ""."""
+        """Return "cpu" if the child has used more than `cpu_s` seconds in this request, "memory" if it uses
+        more than its memory, and otherwise ""."""
         if (use := use_of(self._process)) is None:
             return ""
         if self._most_cpu_s is None:

@@ -18,7 +18,7 @@ if sys.platform == "win32":
         return os.read(descriptor, n_bytes)
 
     def replace(source: StrPath, target: StrPath) -> None:
-        """Replace a file. Windows refuses while another program has the target open, so try for a second."""
+        """Replace a file. Windows fails while another program has the target open, so retry for a second."""
         deadline = time.monotonic() + REPLACE_S
         while True:
             try:
@@ -29,7 +29,7 @@ if sys.platform == "win32":
                 time.sleep(RETRY_S)
 
     def text_of(data: bytes) -> str:
-        """Return the text of a UTF-8 file, with lines that end with a line feed alone. Raises ValueError."""
+        """Return the text of a UTF-8 file, with CR LF replaced by LF. Raises ValueError."""
         return data.decode().replace("\r\n", "\n")
 
     def user_cache() -> Path | None:

@@ -1,6 +1,7 @@
 """An open folder, whose files are opened, replaced and removed by name.
 
-On Linux, names are resolved in the open folder, so that another user cannot replace it by a link meanwhile.
+On Linux, names are resolved in the open folder, so another user cannot replace the folder by a link
+meanwhile.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ else:
             return os.access(".", os.W_OK | os.X_OK, dir_fd=self._descriptor)
 
         def tighten(self) -> None:
-            """Remove the permissions of others from this user's folder."""
+            """Remove other users' permissions from this user's folder."""
             status = os.fstat(self._descriptor)
             if status.st_uid == os.geteuid() and status.st_mode & 0o077:
                 os.fchmod(self._descriptor, 0o700)

@@ -1,4 +1,4 @@
-"""Memory whose pages devices import, and pages that are mapped before their first use."""
+"""Allocates memory that devices import, and maps pages before their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard streams: their encoding, and the end of their reader."""
+"""The standard streams: their encoding, and errors if their reader has ended."""
 
 import errno
 import sys

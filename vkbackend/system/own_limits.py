@@ -18,8 +18,8 @@ else:
     import resource
 
     def restrict(memory: int) -> None:
-        """Allow `memory` bytes of address space and no core file. Signals that the parent blocks or handles
-        get their default effect."""
+        """Allow `memory` bytes of address space and no core file. Also restore the default effect of signals
+        that the parent blocks or handles."""
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _limit(resource.RLIMIT_CORE, 0)

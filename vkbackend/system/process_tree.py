@@ -1,4 +1,5 @@
-"""Child processes that a Ctrl-C of the caller does not reach, and that end with all their children."""
+"""Starts child processes that the caller's Ctrl-C does not reach, and ends them with all processes that they
+started."""
 
 from __future__ import annotations
 

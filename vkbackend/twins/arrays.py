@@ -28,8 +28,8 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """Return (words [n_blocks, 1 + width / 2], slice of elements) of the full blocks and of a shorter last
-    block."""
+    """Return (words [n_blocks, 1 + width / 2], slice of elements) of the complete blocks, then of a shorter
+    last block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
@@ -54,7 +54,7 @@ def f16_bits(values: Array, biases: Array) -> Array:
     value's block."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)
-    share, exponent = np.frexp(np.abs(finite))  # 2048 * share is 0, or at least 1024 and below 2048.
+    share, exponent = np.frexp(np.abs(finite))  # 2048 * share is 0 or in [1024, 2048).
     at_top = (biases.view(np.int32) >> 23) + 30  # The exponent of the block's largest element.
     places = np.where(finite == 0, 0, exponent + 126 - at_top + 30)
     codes = np.where(places >= 1, np.rint(2048 * share) + 1024 * (places - 1), 0).astype(np.uint16)

@@ -14,7 +14,7 @@ NEG_LARGE = -1.0e30
 
 
 def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int, end: int = 0) -> Array:
-    """Return the cells of positions 0 to the row's own position, or to `end` - 1."""
+    """Return the cells of positions 0 to `end` - 1, by default up to the row's own position."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(end or position + 1)
     return (
@@ -39,7 +39,7 @@ def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
 
 
 def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int, parts: int = 1) -> Array:
-    """Rotate each of the `parts` of the first n_rot dimensions by itself."""
+    """Rotate each of the `parts` of the first n_rot dimensions separately."""
     if parts > 1:
         cut, pairs = n_rot // parts, n_rot // 2 // parts
         table, out = cos_sin.reshape(len(heads), n_rot // 2, 2), heads.copy()
@@ -187,14 +187,14 @@ def attn_prefill(
     chunk: int, first_head: int, causal: int, scale: float, softcap: float, head_k: int, head_v: int,
     groups: tuple[int, int, int], has_sinks: int = 0, has_slopes: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Rows outside runs become zeros. Rows that attn_decode computes and heads of other dispatches are
-    unchanged."""
+    """Rows outside runs become zeros. The rows that attn_decode computes and the heads of other dispatches do
+    not change."""
     heads = slice(first_head, first_head + groups[1])
     queries = f64(q, n_rows, n_heads, head_k)[:, heads]
     q_first += first_head
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
-    gathered: dict[int, tuple[int, Array, Array]] = {}  # by slot: (number, K, V) of its first positions
+    gathered: dict[int, tuple[int, Array, Array]] = {}  # by slot: (n, K, V) of the slot's first n positions
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         position, slot, (begin, end) = int(step.rows[row, 0]), int(step.rows[row, 1]), _text_of(step, row)
         end = (end, position + 1, max(end, position + 1), step.n_rows)[causal]
@@ -239,8 +239,8 @@ def cached(cache: Array, at: Array, n_kv: int) -> Array:
 def scores_of(
     query: Array, keys: Array, values: Array, group: int, q_first: int, scale: float, softcap: float
 ) -> tuple[Array, Array]:
-    """Return a row's scores [n_heads, n_keys] and values [n_keys, n_heads, head_v], given the keys and values
-    of all KV heads."""
+    """Return a row's scores [n_heads, n_keys] and each q head's values [n_keys, n_heads, head_v], from the
+    keys and values of all KV heads."""
     kv_head = (q_first + np.arange(len(query))) // group
     score = scale * np.einsum("hd,jhd->hj", query, keys[:, kv_head])
     return softcap * np.tanh(score / softcap) if softcap else score, values[:, kv_head]

@@ -108,7 +108,7 @@ class HostQueue(Queue):
 
     def __init__(self, device: HostDevice) -> None:
         self._device = device
-        # queued segments: (whether to wait for `allow`, commands)
+        # queued segments: (waits for `allow`, commands)
         self._pending: list[tuple[bool, list[Any]]] = []
         self.submitted = self._done = self._allowed = 0
 

@@ -35,7 +35,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
 
 
 def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
-    """Compute in float32, where the product is rounded once."""
+    """Compute in float32, because a single product is rounded only once."""
     y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n] if c else 0.0
 
 

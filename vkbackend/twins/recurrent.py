@@ -10,7 +10,8 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield each run as (first row, number of rows, cell to read, cell to write, whether at position 0)."""
+    """Yield each run as (first row, number of rows, cell to read, cell to write, whether its first position
+    is 0)."""
     runs = zip(step.runs[: step.n_runs].tolist(), step.states.tolist(), strict=False)
     for (_, first, n, position), (read, written, *_) in runs:
         yield first, n, read, written, position == 0

@@ -1,9 +1,9 @@
 """Copies during steps, on a transfer queue if the device has one.
 
-No step waits for a copy, because the host polls a fence. On a transfer queue, a copy waits for the steps
-submitted before it. Steps submitted after `ended` wait for a timeline semaphore, which the copy has signalled
-by then. Without a transfer queue, copies run on the compute queue between steps, with a barrier before and
-after them.
+No step waits for a copy: the host polls a fence, and uses the targets only after the copy has ended. On a
+transfer queue, a copy waits for the steps submitted before it. When `ended` has returned True, later steps
+wait for a timeline semaphore that the copy has already signalled. Without a transfer queue, copies run on the
+compute queue between steps, with a barrier before and after them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ POISON = 0xFFFFFFFF
 
 
 class BackgroundCopies:
-    """One batch of copies at a time. A batch that could not be submitted never ends. With VKBACKEND_POISON,
-    targets are NaN until the first poll, so a step that reads a target too early computes NaN."""
+    """Runs one batch of copies at a time. A batch that could not be submitted never ends. With
+    VKBACKEND_POISON, targets are NaN until the first poll, so a step that reads a target too early computes
+    NaN."""
 
     def __init__(self, device: LogicalDevice, queue: TimelineQueue | Any) -> None:
         self._device, self._queue = device, queue
@@ -33,7 +34,7 @@ class BackgroundCopies:
         self._semaphore = ffi.new("VkSemaphore *")
         self._command: Any = None
         self._n_signalled = 0
-        self._pending: Sequence[Copy] = ()  # copies that follow their poison
+        self._pending: Sequence[Copy] = ()  # copies to submit after their targets are poisoned
         self.busy = self._failed = False
         try:
             self._create()
@@ -108,7 +109,7 @@ class BackgroundCopies:
         device.check(lib.vkEndCommandBuffer(command[0]), "vkEndCommandBuffer")
         info = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)
         if device.transfer_family is not None:
-            # Timeline semaphores order the two queues. The steps have ended, so nothing waits long.
+            # Timeline semaphores order the two queues. The steps have ended, so waiting takes little time.
             self._n_signalled += 1
             timeline = new(
                 "VkTimelineSemaphoreSubmitInfo",

@@ -48,8 +48,8 @@ def extensions_of(physical: Any) -> set[str]:
 
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
-_NEVER = 1 << 32  # The extension is in no core version.
-# Property structs by our name: (Vulkan's name, first core version, extension for earlier versions).
+_NEVER = 1 << 32  # No core version contains the extension.
+# Property structs by this module's name: (Vulkan's name, first core version, extension for earlier versions).
 _PROPERTIES = {
     "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
     "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
@@ -177,16 +177,16 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
     """Return the subgroup size for pipelines, if the driver offers a choice.
 
-    Intel's driver reports 32, with which shaders run out of registers, so this function returns 16.
+    Intel's driver reports 32. With 32 lanes, shaders run out of registers, so return 16 for Intel.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Return whether products in int8 on matrix units are faster than in F16. On a GeForce, int8 is four
+    """Return whether int8 products on matrix units are faster than F16 products. On a GeForce, int8 is four
     times as fast as F16 with F32 sums. On an H100, products were 1.02 (Q4_K) to 1.45 times as fast. Only the
-    name identifies them."""
+    device's name distinguishes the two."""
     return any(fast in name for fast in ("GeForce RTX", "H100", "H200"))
 
 
@@ -200,7 +200,7 @@ def _chain(head: Any, structs: list[Any]) -> None:
         head = struct
 
 
-# Feature structs by name: (first core version, extension for earlier versions, {our name: field}).
+# Feature structs by name: (first core version, extension for earlier versions, {this module's name: field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
     "VkPhysicalDevice8BitStorageFeatures": (
@@ -229,7 +229,8 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Return the feature structs that the device knows: {struct name: (struct, {our name: field})}."""
+    """Return the feature structs that the device knows: {struct name: (struct, {this module's name:
+    field})}."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -240,8 +241,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Return (struct name, field values) of each struct with an enabled feature, and the set of `extensions`
-    that no enabled feature needs."""
+    """Return (struct name, field values) of each struct with an enabled feature. Also return the set of
+    `extensions` that no enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}

@@ -125,7 +125,7 @@ class VulkanExecutable(Executable):
         return uses
 
     def _dispatching(self, use: Use, first: int) -> Emit:
-        """Return a function that records one use of a dispatch into a command buffer."""
+        """Return a function that records use i of a dispatch into a command buffer."""
         dispatch, layout, point = use.dispatch, use.layout.pipeline_layout, C.VK_PIPELINE_BIND_POINT_COMPUTE
         stage, pipeline, groups, pushes = (
             C.VK_SHADER_STAGE_COMPUTE_BIT,
@@ -163,7 +163,8 @@ class VulkanExecutable(Executable):
         return lambda cmd, i: lib.vkCmdCopyBuffer(cmd, *regions[i])
 
     def _record(self, s: int, parts: Sequence[Sequence[tuple[int, int]]], stored: Sequence[Command]) -> Any:
-        """Record the submissions of segment s, which list the index and the use of each command."""
+        """Record the submissions of segment s. A submission lists (index, number of the use) of its
+        commands."""
         device, emits = self._device, self._emits
         buffers = device.command_buffers(len(parts))
         self._buffers.append((buffers, len(parts)))
@@ -184,7 +185,7 @@ class VulkanExecutable(Executable):
         return _CommandBuffers(buffers, len(parts))
 
     def _pushes(self, use: Use) -> list[bytes]:
-        """Return the push constants of each use, or of all uses if they are equal."""
+        """Return the push constants of each use, or only one element if they are equal."""
         dispatch = use.dispatch
         if not dispatch.addressed:
             return [self._push(dispatch, [(v.offset - base_of(self._device, v)) // 4 for v in dispatch.args])]

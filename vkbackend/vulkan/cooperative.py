@@ -1,5 +1,5 @@
-"""Queries the sizes of matrix units with VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix, for F16 with
-F32 sums and int8 with int32 sums."""
+"""Queries the matrix sizes of a device's matrix units, for F16 with F32 sums and for int8 with int32 sums.
+Uses VK_KHR_cooperative_matrix or VK_NV_cooperative_matrix."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """Return 16 x 16 x 16 (native on most GPUs) if possible, or else the largest usable size. `int8_k` is the
-    largest int8 k for this m and n."""
+    """Return 16 x 16 x 16 if possible, because it is native on most GPUs, and otherwise the largest usable
+    size. `int8_k` is the largest int8 k for this m and n."""
     able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None

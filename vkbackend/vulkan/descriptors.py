@@ -30,8 +30,8 @@ assert ffi.sizeof("VkWriteDescriptorSet") == _WRITE.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A stored dispatch, which a recording has `n` times. `places` has the places of the args that differ in
-    repeats, whose first use is the stored dispatch."""
+    """A stored dispatch and its `n` uses: the dispatch itself, then its repeats. `places` has the places of
+    the args that differ between uses."""
 
     dispatch: Dispatch
     pipeline: Any
@@ -139,5 +139,5 @@ class DescriptorSets:
 
 
 def shifts(places: Places) -> np.ndarray:
-    """Return the differences of the repeats' offsets to the stored offset, modulo 2^64."""
+    """Return the repeats' offsets minus the stored offset, modulo 2^64."""
     return np.array([view.offset - places.base.offset for view in places.views], np.int64).view(np.uint64)

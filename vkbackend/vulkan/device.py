@@ -41,7 +41,7 @@ class VulkanDevice(LogicalDevice, Device):
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
         features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        # Addresses in place of bindings are faster only on CPUs.
+        # Addresses are faster than bindings only on CPUs.
         features["buffer_address"] = info.is_cpu and bool(features.get("buffer_address"))
         features["executable_info"] = captures and bool(features.get("executable_info"))
         have = limits_of(info)
@@ -214,8 +214,8 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """Return the first of `info.matrix_units` that is enabled and has a supported subgroup size and a shader,
-    or None."""
+    """Return the first of `info.matrix_units` that is enabled, whose subgroup size is supported and for which
+    there is a shader, or None."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")

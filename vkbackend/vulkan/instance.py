@@ -135,7 +135,7 @@ class Instance:
 
 def missing_driver_file() -> str | None:
     """Return a sentence that names the missing file of VK_DRIVER_FILES or VK_ICD_FILENAMES, or None."""
-    # the Vulkan loader reads the first variable that is set
+    # of these variables, the loader reads the first that is set
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
         if missing := [path for path in paths if not os.path.exists(path)]:
@@ -159,8 +159,8 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """Return this process's instance. Raises UnsupportedFeature without a loader or driver, and ForkedProcess
-    in a forked child, where drivers do not work."""
+    """Return this process's instance. Raises UnsupportedFeature without a loader or driver. Raises
+    ForkedProcess in a forked child, because drivers do not work there."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
@@ -192,7 +192,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Return a device's index in the loader's order, which other Vulkan programs use."""
+    """Return a device's index in the order of the loader and of other Vulkan programs."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"

@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def has_visible(self) -> bool:
-        """Return whether the host can write all memory of a device's heap (a resizable BAR)."""
+        """Return whether the host can write all memory of a device-local heap (resizable BAR)."""
         every = (1 << len(self._types)) - 1
         return bool(memory_types.suitable(self._types, every, Home.VISIBLE))
 
@@ -142,7 +142,7 @@ class Memory:
         usage = _USAGE | (ADDRESS_USAGE if self._addresses else 0)
         info = new("VkBufferCreateInfo", chain, size=nbytes, usage=usage)
         if len(families := self._device.families) > 1:
-            # Background copies use buffers on the transfer queue while steps use them.
+            # Background copies use a buffer on the transfer queue while steps use it on the compute queue.
             indices = ffi.new("uint32_t[]", families)
             info.sharingMode, info.queueFamilyIndexCount = C.VK_SHARING_MODE_CONCURRENT, len(families)
             info.pQueueFamilyIndices = indices
@@ -179,7 +179,8 @@ class Memory:
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            # Memory types must be coherent, because Vulkan can flush only memory that it mapped.
+            # Memory types of imported pages must be coherent, because Vulkan can flush only memory that it
+            # mapped.
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)

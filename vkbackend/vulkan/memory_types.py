@@ -1,7 +1,8 @@
 """Chooses a buffer's memory types by its purpose and the types' flags (VkMemoryPropertyFlagBits).
 
-Types with flags other than the four below are not used. Lazily allocated memory is for images. Protected
-memory and vendors' types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
+Only types without other flags than the four below are used. Other flags mark memory for images (lazily
+allocated), or memory that needs extra features (protected, AMD's device coherent and uncached, NVIDIA's
+RDMA).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from vkbackend.buffer import CACHED_KIND, COMBINED_KIND, Home
 
 LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
 _PLAIN = LOCAL | VISIBLE | COHERENT | CACHED
-MAPPED = (Home.STAGING, Home.HOST, Home.STREAM, Home.VISIBLE)  # the host reads and writes these buffers
+MAPPED = (Home.STAGING, Home.HOST, Home.STREAM, Home.VISIBLE)  # buffers that the host reads and writes
 
 Types = Sequence[tuple[int, int]]  # (flags, heap) by type
 
@@ -69,8 +70,8 @@ def suitable(types: Types, allowed: int, home: Home, host_kind: str = "") -> lis
 
 
 def _small_bars(types: Types) -> set[int]:
-    """Return the heaps whose types are all host-visible device memory, if another heap has device memory that
-    the host does not see."""
+    """If the host does not see all device memory, return the heaps that contain only host-visible device
+    memory."""
     plain = [(flags, heap) for flags, heap in types if is_plain(flags)]
     hidden = {heap for flags, heap in plain if flags & LOCAL and not flags & VISIBLE}
     visible = {heap for flags, heap in plain if flags & LOCAL and flags & VISIBLE}

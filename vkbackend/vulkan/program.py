@@ -38,8 +38,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Return the pool of compiling threads, which never end, because compilers leak memory when a thread
-    ends."""
+    """Return the pool of compiling threads. The threads never end, because compilers leak memory when a
+    thread ends."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -63,17 +63,17 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Queue pipelines for compilation in the background. A caller that waits in `pipelines` goes
-        first."""
+        """Queue pipelines for compilation in the background. Pipelines that `pipelines` needs meanwhile are
+        compiled first."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def are_ready(self, dispatches: Sequence[Dispatch]) -> bool:
-        """Return whether the dispatches wait for no pipeline. A pipeline may have failed to compile."""
+        """Return whether all pipelines of the dispatches have been compiled, or have failed to compile."""
         keys = {key for key, _ in self._used(dispatches)} - self._pipelines.keys()
         return all(key in self._begun and self._begun[key][1].done() for key in keys)
 
     def stop(self) -> None:
-        """Forget queued pipelines whose compilation has not begun."""
+        """Drop queued pipelines whose compilation has not begun."""
         self._begun = {key: begun for key, begun in self._begun.items() if not begun[1].cancel()}
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
@@ -89,7 +89,8 @@ class Programs:
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
-        # Queue the SPIR-V modules first, or all threads could wait for modules that no thread compiles.
+        # Queue the SPIR-V modules first, because otherwise all threads could wait for modules that no thread
+        # compiles.
         modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
         code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
         for key, layout in missing.items():
@@ -122,8 +123,8 @@ class Programs:
 
     def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
         """Cancel pipelines that have not started, wait for the others and store the compiled ones. Returns
-        the CPU seconds and the first error. `check` and `made` are not thread-safe, so they are called
-        here."""
+        the CPU seconds and the first error. `check` and `made` are not thread-safe, so only this thread calls
+        them."""
         device, cpu_s, first = self._device, 0.0, None
         for future in futures.values():
             future.cancel()

@@ -59,7 +59,7 @@ class TimelineQueue(Queue):
         # A portability driver (Metal) may lack events.
         can_wait = "VK_KHR_portability_subset" not in device.extensions
         self.signals = SIGNALS if can_wait else SIGNALS[:2]
-        self.following: Any = None  # copies that signal `go` in the host's place
+        self.following: Any = None  # copies that signal `go` instead of the host
         self._by_events = False  # whether the submitted executable waits for events
         self._flagged = range(0)  # the numbers of segments that the flag counts
         self._held: deque[tuple[int, int]] = deque()  # segments that wait for events: (number, segment)
@@ -75,7 +75,7 @@ class TimelineQueue(Queue):
         return self._semaphores + 1
 
     def ends(self) -> Ends:
-        """Return the flag and the events that the next executable records for `signal`. Raises
+        """Return the flag and the events that the next executable records, as `signal` requires. Raises
         UnsupportedFeature."""
         ways = self.signal.split("+")
         if "flag" in ways and self._flag is None:
@@ -85,7 +85,8 @@ class TimelineQueue(Queue):
         return Ends(self._flag if "flag" in ways else None, self._events if "event" in ways else None)
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """Create a VkSubmitInfo for each command buffer, in which `submit` changes only semaphore values."""
+        """Create a VkSubmitInfo for each command buffer. Later, `submit` changes only the semaphore
+        values."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -126,9 +127,10 @@ class TimelineQueue(Queue):
                 self._held.append((number, s))
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # Each submission is a call. If one call submitted all, an H100 (driver 580) used stale cache lines of
-        # host memory that the host had written before it signaled `go`. Barriers and volatile reads did not
-        # help. Also, drivers may merge the submissions of a call, which undoes cuts.
+        # Submit each command buffer with a call of its own. If one call submitted all of them, an H100
+        # (driver 580) used stale cache lines of host memory that the host had written before it signaled
+        # `go`. Barriers and volatile reads did not help. Also, drivers may merge the submissions of a call,
+        # which undoes Cuts.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 result = self._submit(self.device.vk_queue, 1, infos + at, NULL)

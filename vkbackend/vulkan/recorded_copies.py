@@ -1,7 +1,7 @@
 """Copies between a device and host memory that are recorded once, on a transfer queue if the device has one.
 
-After `follow`, the segments that the host allows next wait for the copies on the device: the copies signal
-the semaphore `go` in the host's place. Without a transfer queue, copies run on the compute queue, in front of
+After `follow`, the segments that the host allows next wait for the copies on the device, because the copies,
+not the host, signal the semaphore `go`. Without a transfer queue, copies run on the compute queue, before all
 segments that are submitted later.
 """
 
@@ -21,7 +21,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 _EVERY = C.VK_ACCESS_MEMORY_READ_BIT | C.VK_ACCESS_MEMORY_WRITE_BIT
 _STAGES = C.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | C.VK_PIPELINE_STAGE_HOST_BIT
-SLICE_S = 0.05  # A lost device is noticed within this time.
+SLICE_S = 0.05  # Notice a lost device within this time.
 
 
 class VulkanCopies(RecordedCopies):
@@ -63,7 +63,7 @@ class VulkanCopies(RecordedCopies):
 
     def _submission(self, *, signals: bool) -> Any:
         """Return a submission that waits for the semaphore `done`, and may signal `go`. On the compute queue,
-        the order of submissions replaces both."""
+        it needs no semaphore, because submissions run in order."""
         how: dict[str, Any] = {"commandBufferCount": 1, "pCommandBuffers": self._command}
         if self._device.transfer_family is None:
             return new("VkSubmitInfo", **how)
@@ -125,7 +125,8 @@ class VulkanCopies(RecordedCopies):
 
 
 def _barrier(cmd: Any) -> None:
-    """Order the copies after and before everything else, with host memory visible to both sides."""
+    """Record a barrier before or after the copies. It orders all commands, and makes writes of the device and
+    of the host visible to both."""
     every = _EVERY | C.VK_ACCESS_HOST_READ_BIT | C.VK_ACCESS_HOST_WRITE_BIT
     memory = new("VkMemoryBarrier", srcAccessMask=every, dstAccessMask=every)
     lib.vkCmdPipelineBarrier(cmd, _STAGES, _STAGES, 0, 1, memory, 0, NULL, 0, NULL)

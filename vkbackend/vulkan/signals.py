@@ -24,9 +24,9 @@ def _barrier(cmd: Any, source: int, written: int, target: int, used: int) -> Non
 
 
 class Flag:
-    """A word in coherent host memory: how many segments of the running executable have ended. The host may
-    read what a segment wrote to coherent memory when the flag counts the segment, because a barrier orders
-    these writes before the write of the flag. Raises UnsupportedFeature without such memory."""
+    """A word in coherent host memory that counts how many segments of the running executable have ended. When
+    the flag counts a segment, the host may read what the segment wrote to coherent memory, because a barrier
+    orders these writes before the write of the flag. Raises UnsupportedFeature without such memory."""
 
     def __init__(self, device: Any) -> None:
         self._buffer = device.memory.buffer(4, Home.STAGING, "flag")

@@ -1,5 +1,5 @@
-"""Timestamps of an executable (DEBUG=2). A timestamp after a command waits for all work so far. Commands may
-overlap, so a command's time is the difference from the previous timestamp."""
+"""Timestamps of an executable (DEBUG=2). A timestamp after a command waits for all earlier work, and commands
+may overlap. So a command's time is the difference from the previous timestamp."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The Vulkan binding: `ffi` and `lib` of the `vulkan` package, with helpers for results and structs.
 
-The package's Python wrapper is not used, because it frees memory that structs nested by value point to.
-Objects from `new` keep this memory alive.
+The package's Python wrapper is not used. It frees memory to which structs point that are nested in other
+structs by value. Objects from `new` keep this memory alive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ffi, lib = C.ffi, C.lib
 NULL = ffi.NULL
 API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 
-# Vulkan values that the `vulkan` package lacks.
+# Vulkan constants that the `vulkan` package lacks.
 ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT.
 ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT.
 FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT.
