@@ -27,7 +27,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # The tests of each column. A name without a file is in TESTS.
+PROOFS = {  # The tests of each column. A test name without a file is in the file TESTS.
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",

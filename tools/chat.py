@@ -181,7 +181,7 @@ class Conversation:
             path, words = rest, [rest]
         if os.path.exists(rest):
             path, words = rest, [rest]
-        image_of("/image", path)  # refuses a file that cannot be read
+        image_of("/image", path)  # raises an error if the file cannot be read
         self.images.append(path)
         if text := " ".join(words[1:]):
             self.send(text)
@@ -255,7 +255,7 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Yield a list. The first Ctrl-C only adds an entry to it, so the current step can finish. The second
+    """Yield a list. The first Ctrl-C only appends to this list, so the current step can finish. The second
     Ctrl-C raises KeyboardInterrupt."""
     pressed: list[int] = []
 

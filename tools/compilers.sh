@@ -1,7 +1,7 @@
 # Functions that unpack a lavapipe with matrix units, and compilers for GPUs that this machine lacks.
-# The compilers are the drivers ANV (Intel) and NVK (NVIDIA). A shim replaces each kernel driver. RADV (AMD)
-# needs no shim, so drivers.sh unpacks it. setup.sh sources this file after drivers.sh, whose function
-# private_apt is used here.
+# The compilers are the drivers ANV (Intel) and NVK (NVIDIA). A shim replaces each kernel driver.
+# RADV (AMD) needs no shim, so drivers.sh unpacks it.
+# setup.sh sources this file after drivers.sh, whose function private_apt is used here.
 
 # These Debian suites have suitable versions of mesa-vulkan-drivers.
 # Each driver runs with the libc of its suite.
@@ -47,9 +47,9 @@ take_shim() {
 
 unpack_anv() { take_driver "$1" "$2" libvulkan_intel.so 'intel_icd*.json' && take_shim "$1" "$2" intel; }
 
-# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: unpack a later suite's driver and its libraries. The
-# libraries include the suite's libc, whose ld.so starts programs. PACKAGE's program of the same name is
-# unpacked too.
+# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: unpack a later suite's driver and its libraries.
+# The libraries include the suite's libc, whose ld.so starts programs.
+# PACKAGE's program of the same name is unpacked too.
 unpack_suite() {
     local work=$1 out=$2 suite=$3 library=$4 manifest=$5 program=${6:-} own=$1/$3
     local uri codename found="" packages lib dirs name path

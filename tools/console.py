@@ -60,7 +60,7 @@ class _Console(Console):
         return Group(*lines)  # without trailing blanks
 
     def on_broken_pipe(self) -> None:
-        """Raise, because main() handles a closed stdout. Rich would exit here."""
+        """Raise the error, because main() handles a closed stdout. Rich would exit here."""
         raise BrokenPipeError
 
 
@@ -202,8 +202,8 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 def byte_progress(
     out: Console, label: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar for bytes. Yield a function of the done and total bytes. After the last byte,
-    `then` replaces the label."""
+    """Show a progress bar for bytes. Yield a function that takes the number of finished bytes and of all
+    bytes. After the last byte, `then` replaces the label."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(label), total=None)

@@ -164,9 +164,9 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
-# A missing browser is not an error, because the tests that need it skip. Debian's headless shell takes half of
-# Chromium's CPU time. If another browser is present, only root installs the shell, because sudo may want a
-# password.
+# A missing browser is not an error, because the tests that need it skip.
+# Debian's headless shell takes half of Chromium's CPU time.
+# If another browser is present, only root installs the shell, because sudo may want a password.
 browser_for_tests() {
     local name shell=chromium-headless-shell present=""
     [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0

@@ -37,7 +37,8 @@ console = Console(stderr=True, highlight=False)
 
 
 def vocabulary(seed: int) -> Vocabulary:
-    """Return tokens of all words of the sentences and questions, and the marks around a picture."""
+    """Return a vocabulary with all words of the sentences and questions, and with the control tokens around a
+    picture."""
     rng = random.Random(seed)
     texts = [training_scene(rng).sentence for _ in range(3000)] + [*QUESTIONS] * 50
     return learned_vocabulary(1024, texts, (FAKE, GLOBAL))

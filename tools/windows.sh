@@ -1,7 +1,8 @@
 # Functions that unpack Wine and Windows Python into .windows/, to run the tests of Windows on Linux.
 # setup.sh sources this file after drivers.sh, whose functions private_apt, mirrors and fetch are used here.
-# Nothing is installed: wine/ has Debian's packages and their libc, python/ has Windows Python with the wheels
-# of all dependencies, prefix/ is Wine's C: drive, and site/ has links to this checkout.
+# Nothing is installed on the system. wine/ has Debian's packages and their libc.
+# python/ has Windows Python with the wheels of all dependencies.
+# prefix/ is Wine's C: drive, and site/ has links to this checkout.
 
 driver_dir=$root/.drivers
 windows_dir=$root/.windows
@@ -96,7 +97,7 @@ make_prefix() {
     cp "$windows_dir/wine/usr/x86_64-w64-mingw32/lib/zlib1.dll" "$windows_dir/prefix/drive_c/windows/system32/"
 }
 
-# link_site: link this checkout as an installed package, and Wine's missing functions of complex numbers.
+# link_site: link this checkout as an installed package, and add functions of complex numbers that Wine lacks.
 link_site() {
     local site=$windows_dir/site source
     rm -rf "$site" && mkdir -p "$site/vkbackend"

@@ -92,7 +92,7 @@ def work_of(step: Step) -> list[object]:
 def _shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, shape in SHAPES.items():
         monkeypatch.setitem(synthetic.SHAPES, name, shape)
-    # Without this, the suite computes exactly, and partial sums are F32.
+    # The suite's default is exact computation with F32 partial sums.
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     monkeypatch.setenv(env.CACHE, "off")  # the speed of simulated devices cannot be measured
 

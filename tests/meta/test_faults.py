@@ -28,7 +28,8 @@ from vkbackend.recording import Recording
 from vkbackend.step import Run
 
 TWO, THREE, DRIVERS = (next(p for p in MULTI if p.id == devices) for devices in ("0,0", "0,0,0", "0,1"))
-# test_kompute.py kills a process of a device by default.
+# By default, these tests run only on the native runtime, and test_kompute.py tests the loss of a kompute
+# process.
 EVERY_IF_ALL = for_every_runtime(TWO, wide=True)
 
 

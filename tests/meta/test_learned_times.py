@@ -34,7 +34,8 @@ def devices(n: int) -> list[NumpyDevice]:
 
 
 def test_layers_and_cuts_are_learned() -> None:
-    """A layer takes 10 us beyond reading, and an exchange 5 us beyond its 30 us."""
+    """A layer takes 10 us more than reading its weights, and an exchange takes 5 us more than the measured 30
+    us."""
     one, two = devices(1), devices(2)
     assert layer_seconds(two) == cut_seconds(two) == 0.0
     for read_s in (1e-3, 2e-3, 4e-3):

@@ -159,7 +159,7 @@ def test_layers_in_different_allocations_repeat(shapes: None) -> None:
 
 
 def test_a_layer_that_differs_is_recorded(shapes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sixth layer has another scale, which is not stored in an array."""
+    """The sixth layer has a different scale, which is a number in the layer's configuration."""
     load = loading.load_model
 
     def scaled(*how: Any) -> Any:

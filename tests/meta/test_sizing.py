@@ -102,7 +102,8 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # With uneven shares, only every third layer has an equal plan.
+    # With uneven shares, the layers' plans repeat with a period of three.
+    assert commands(built) > 1.25 * n_short
 
 
 def commands(graphs: list[Graph]) -> int:

@@ -1,4 +1,4 @@
-"""Test the choice of a way to exchange sums by their size, the requirements of a way, and sums in pieces."""
+"""Test which way to exchange sums is chosen for a size, what each way requires, and sums in pieces."""
 
 from __future__ import annotations
 

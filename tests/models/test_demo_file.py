@@ -131,8 +131,8 @@ def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
     """Wrong layouts increase the loss: 3.8 nats if RoPE pairs the two halves of a head, and 0.27 nats if one
-    layer's KV heads are reversed. The recalled words are words at positions where the grammar allows no other
-    word. A word counts if each of its tokens has the largest logit."""
+    layer's KV heads are reversed. The test also counts recalled words, at positions where the grammar allows
+    no other word. A word counts if each of its tokens has the largest logit."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []

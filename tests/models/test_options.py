@@ -1,4 +1,5 @@
-"""Keywords, fields and flags of the options agree. Values are plain, and errors suggest similar names."""
+"""Keywords, fields and flags of the options agree. Values have plain types, and errors suggest similar
+names."""
 
 from __future__ import annotations
 

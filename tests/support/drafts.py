@@ -1,4 +1,4 @@
-"""Drafters for tests, which know the right tokens."""
+"""Drafters for tests. These drafters know the right tokens."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ def check_least_probability(path: Path, head: Mapping[str, Any]) -> None:
 def check_choice_on_devices(
     path: Path, devices: list[str], head: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a large vocabulary, the devices return the best token and the sum for its probability."""
+    """With a large vocabulary, the devices return the best token, and the sum from which its probability is
+    computed."""
     drafts = []
     for on_devices in (False, True):
         if on_devices:

@@ -1,5 +1,5 @@
-"""A program on node 0 that uses a group of nodes and prints JSON lines. Before an interrupt, the program
-waits for a line on stdin."""
+"""A program on node 0 that uses a group of nodes and prints JSON lines. The program waits for a line on stdin
+before it may be interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws weights and splits them over numpy devices, with any split, format and bytes."""
+"""Draws random weights of any format, and splits them over numpy devices in any way."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # CPython handles signals after
 
 def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[str, ...] = ANYWHERE) -> bool:
     """Run `call`, and raise KeyboardInterrupt before bytecode `n` of functions that `where` selects. Only
-    bytecodes that follow one of `after_ops` count. Return False if `call` executes fewer of these
+    bytecodes that follow one of `after_ops` count. Return False if `call` executes fewer than `n` of these
     bytecodes."""
     left, last = n, dict[FrameType, str]()
 

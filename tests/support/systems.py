@@ -1,4 +1,4 @@
-"""Differences between operating systems that tests meet."""
+"""Differences between operating systems that matter to tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A projector without a model. The rows of an image contain its mean color, and the number of rows is its
-height."""
+"""A projector without a model. The rows of an image contain the image's mean color, and the number of rows is
+the image's height."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN, END = "<|user|>", "<|system|>"  # special tokens of chat_words
 
 @dataclass
 class VisionDouble:
-    """Counts its calls. Each image has two tiles, with marks around and between them."""
+    """Counts its calls. Each image has two tiles, with control tokens around and between them."""
 
     width: int = 4
     decoded: list[bytes] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""One thread that ends the process if a test exceeds its time limit. pytest-timeout would start a thread per
-test, which takes 0.8 ms of CPU time."""
+"""A thread ends the process if a test exceeds its time limit. pytest-timeout would start a thread per test,
+which takes 0.8 ms of CPU time."""
 
 from __future__ import annotations
 

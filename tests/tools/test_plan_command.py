@@ -84,7 +84,7 @@ def test_plan_equals_loading(
     assert totals["padding"] == sum(row["padding"] for row in report["devices"]) > 0
 
 
-# 600 tokens exceed a step of 512 rows, but an encoder's step is larger
+# 600 tokens are more than a step of 512 rows holds, but an encoder's step holds them
 @pytest.mark.parametrize("n_ctx", [64, 600])
 def test_plan_equals_loading_of_an_encoder(
     n_ctx: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

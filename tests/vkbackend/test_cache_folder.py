@@ -191,7 +191,7 @@ def test_parent_is_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that other users may write, such as /tmp, is not used, and its mode is not changed."""
+    """A folder in which other users may write, such as /tmp, is not used, and its mode is not changed."""
     entry.parent.chmod(mode)
     folder_is_unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
     assert stat.S_IMODE(entry.parent.stat().st_mode) == mode

@@ -86,7 +86,7 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
             yield path
 
 
-# Python's `tokenize` takes ten times as long.
+# Python's `tokenize` takes ten times as long as this expression.
 STRING_OR_COMMENT = re.compile(
     r"""(?P<quotes>\"{3}|'{3})(?:\\.|(?!(?P=quotes)).)*(?P=quotes)"""
     r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)""",

@@ -1,4 +1,4 @@
-"""Walk syntax trees. `ast.walk` takes three times as long."""
+"""Walk syntax trees. `ast.walk` takes three times as long as these functions."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# `hosts run` sets the group of nodes and its devices in node 0's process.
+# In node 0's process, `hosts run` sets the group of nodes and the group's devices.
 group: Group | None = None
 places: tuple[str, ...] = ()
 

@@ -83,7 +83,7 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _predicted(self, runner: Runner, measured_s: float) -> Row:
-        """Predict the token from measured speeds and the tokens of earlier cases."""
+        """Predict a token's time from measured speeds and from the times of tokens in earlier cases."""
         token = TokenTime(runner, measures=True)
         if token.rate is None or token.times is None:
             return {}

@@ -116,7 +116,7 @@ def _text_of(name: str, given: Any) -> str:
 async def _computed(service: Service, request: Request, llm: LLM, job: Job[T]) -> T:
     """Compute the job, and cancel it if the client disconnects. Raises Refusal (429) and the engine's
     errors."""
-    # The texts of a request wait in this request and not in the engine's queue, so they count once.
+    # The engine gets only a few of a request's texts at a time, so the request counts as one sequence.
     with service.admission.enter(1, streams=False):
         request.state.tokens = job.n_tokens, 0
         async with streams.while_connected(request.receive):

@@ -84,7 +84,7 @@ def resolved(host: str) -> str:
 
 
 def _shut(secure: ssl.SSLSocket) -> None:
-    """Make a connection's reads in other threads end."""
+    """End all reads of a connection that wait in other threads."""
     with suppress(OSError):
         secure.shutdown(socket.SHUT_RDWR)
 

@@ -11,7 +11,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.system import socket_files
 
 BACKLOG = 256
-SUFFIX = ".sock"  # ends the name of a Unix socket's file, as in llama-server
+SUFFIX = ".sock"  # suffix of a Unix socket's file name, as in llama-server
 
 
 def is_file(host: str) -> bool:

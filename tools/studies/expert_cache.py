@@ -37,7 +37,7 @@ RESERVED_GB = 24 * 0.02 + 1.5  # for the driver, scratch memory and a KV cache
 
 @dataclass(frozen=True)
 class Shape:
-    """A published mixture. `other_gb` are the weights besides experts."""
+    """A published mixture. `other_gb` is the size of all weights that are not experts."""
 
     name: str
     n_layer: int

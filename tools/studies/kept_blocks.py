@@ -1,8 +1,8 @@
 """Measures blocks of the KV cache in host memory and files: `python -m vkbackend.tools.studies.kept_blocks -m
 model.gguf -dev 0`.
 
-A prompt is computed, restored from host memory after others have evicted it, and restored from files by a new
-`LLM`. Then texts are generated while each full block evicts another.
+A prompt is computed, restored from host memory after other prompts have evicted it, and restored from files
+by a new `LLM`. Then texts are generated while each full block evicts another.
 """
 
 from __future__ import annotations

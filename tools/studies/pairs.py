@@ -91,8 +91,8 @@ class PairRates(Rates):
 
 
 XTX_2070, MI50 = ("7900 XTX", "RTX 2070"), ("MI50", "MI50")
-# lc#25051's tensor split, measured by ccarokh on 11 September 2026. The RTX 2070 cannot hold 27B, so its rate
-# there is in proportion to 9B.
+# llama.cpp's tensor split (pull request 25051), measured by ccarokh on 11 September 2026. The RTX 2070 cannot
+# hold 27B, so its rate there is in proportion to 9B.
 PAIRS = (
     Pair(XTX_2070, "Qwen3.5-9B Q4_K_M", 5.6e9, 32, 4096, (111.9, 49.8), (3, 1), 71.5, 83.0, 0.16),
     Pair(

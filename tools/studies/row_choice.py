@@ -4,8 +4,8 @@ Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs tha
 are rounded up as in a model's steps. An op's time is estimated as the larger of memory time and compute time.
 Memory time is the bytes of matrix, x and y divided by the memory's rate. Compute time is the hot loop's
 vector instructions plus the matrix units' multiply-adds at peak rate. Partly filled tiles count as full.
-Launches, latency and code outside the loop are ignored, so times are lower bounds. They can rank the ops of
-one GPU, but cannot compare GPUs.
+Launches, latency and code outside the loop are ignored, so times are lower bounds. These times can rank the
+ops of one GPU, but cannot compare GPUs.
 """
 
 from __future__ import annotations

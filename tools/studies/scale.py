@@ -1,9 +1,9 @@
 """Computes the demands of large models, without a card: `python -m vkbackend.tools.studies.scale`.
 
 Plans, lays out and records models of 8B, 70B and 235B weights on 1, 2, 4 and 8 simulated devices
-(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start, and of recording a
-step with equal layers once and with every layer (in turns). Also prints the memory of a card, and the longest
-context that fits in 8, 16 and 24 GiB.
+(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start and of recording a
+step. Recording equal layers once alternates with recording every layer. Also prints the memory of a card, and
+the longest context that fits in 8, 16 and 24 GiB.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def context_in(memory_gib: int, fixed: int, kv: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A step, and the median CPU seconds to record it with equal layers once and with every layer."""
+    """A step, and the median CPU seconds of recording it: with equal layers recorded once, and with every
+    layer."""
 
     step: Step
     once_s: float

@@ -50,7 +50,7 @@ def url_of(file: bytes) -> str:
 
 
 def parts_of(rng: random.Random, files: Sequence[bytes]) -> list[bytes | str]:
-    """Return 1 to 3 images, equal ones among them, between texts."""
+    """Return 1 to 3 images between texts. Some of the images are equal."""
     parts: list[bytes | str] = []
     for _ in range(rng.randrange(1, 4)):
         parts += [rng.choice(files), rng.choice(QUESTIONS)]

@@ -1,4 +1,4 @@
-"""With each placement option, every architecture produces the same logits as without it on one device."""
+"""Every architecture produces the same logits with each placement option as on one device without options."""
 
 from __future__ import annotations
 

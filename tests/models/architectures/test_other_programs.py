@@ -1,4 +1,4 @@
-"""Models in files of other programs than llama.cpp's converter produce the same logits."""
+"""Files in the layouts of other programs produce the same logits as files of llama.cpp's converter."""
 
 from __future__ import annotations
 

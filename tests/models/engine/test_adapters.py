@@ -109,7 +109,7 @@ def test_a_prefix_is_shared_only_by_requests_with_equal_adapters(llm: LLM, cold:
     for choice, want in reversed(list(zip(CHOICES, cold, strict=True))):
         tokens, n_computed = answer(llm, choice)
         assert tokens == want and n_computed <= len(LONG) - 64  # at least two blocks of 32 are cached
-    tokens, n_computed = answer(llm, {"a": 0.0, "b": 0.0})  # a scale of 0 is no adapter
+    tokens, n_computed = answer(llm, {"a": 0.0, "b": 0.0})  # a scale of 0 means no adapter
     assert tokens == cold[0] and n_computed <= len(LONG) - 64
 
 

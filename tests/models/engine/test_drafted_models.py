@@ -52,7 +52,8 @@ def generate(runner: Runner, drafter: Guesses | None = None) -> list[list[int]]:
 def test_tokens_equal_those_of_plain_decoding(
     folder: Path, name: str, devices: list[str], request: pytest.FixtureRequest
 ) -> None:
-    """With --all, most drafted tokens are right, and then all are random. By default, half are right."""
+    """By default, half of the drafted tokens are right. With --all, most are right in one run, and all are
+    random in another."""
     shares = (0.8, 0.0) if request.config.getoption("--all") else (0.5,)
     runner = open_runner(folder, name, devices)
     try:

@@ -66,7 +66,7 @@ def pair(folder: Path, name: str, gain: float | None, n_draft: int = 128) -> Pai
     return files
 
 
-# Random heads on two devices, and heads that are often right on one and two.
+# Random heads run on two devices. Heads that are often right run on one device and on two.
 HOW = [
     pytest.param(None, TWO, id="random-2"),
     pytest.param(0.1, TWO[:1], id="0.1-1"),

@@ -27,7 +27,7 @@ from vkbackend.models.vision.projector import Projector
 from vkbackend.models.vision.rows import ImageRows
 
 NUMPY = pytest.param(["numpy"], id="numpy")
-# numpy, each driver's device, and two devices of one and of two drivers
+# numpy, one device of each driver, two devices of one driver, and two devices of two drivers
 DEVICES = [
     NUMPY,
     *(pytest.param([p.id[0]], id=p.id, marks=p.marks) for p in device_params()),
@@ -49,7 +49,8 @@ def golden(name: str) -> np.ndarray:
 
 
 def model_sets() -> list[Any]:
-    """Return (model, devices): numpy, and with --all every set of devices. Another test has Qwen3-VL."""
+    """Return pairs (model, devices). By default the devices are numpy, and with --all every set of devices.
+    Another test has Qwen3-VL."""
     on_numpy = product([name for name in image_cases.NAMES if name != "qwen3vl"], [NUMPY])
     return [*on_numpy[:1], *map(wide, on_numpy[1:]), *map(wide, product(image_cases.NAMES, DEVICE_SETS))]
 

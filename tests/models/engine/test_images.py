@@ -132,7 +132,7 @@ def test_an_image_twice_in_a_conversation_is_computed_once(small: Path) -> None:
     with watched(small, ["numpy"], n_ctx=256) as w:
         [answer] = w.run([*LONG, image, 11, 12], n=6)
         w.run([*LONG, image, 11, 12, *answer, 9, image, 10], n=2)
-        # The slot lacks the last answered token.
+        # The slot does not contain the answer's last token.
         assert w.n_rows[0] == 1 + 1 + 40 + 1
 
 
@@ -276,7 +276,7 @@ def test_positions_and_deepstack_rows(qwen3vl_path: Path, n_ubatch: int, devices
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
 def test_images_in_both_halves_of_a_step(qwen3vl_path: Path, devices: list[str]) -> None:
-    """A step of 90 rows has 48 in its first half, and the image has rows in both."""
+    """The first half of a 90-row step has 48 rows, and both halves contain rows of the image."""
     image = image_of(3, 70, 3 * 64, grid=(7, 10))
     with watched(qwen3vl_path, devices, n_ubatch=128, n_ctx=128, interleave=True) as w:
         w.run([*LONG[:15], image, *TEXT])

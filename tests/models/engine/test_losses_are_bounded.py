@@ -134,7 +134,7 @@ def sequence(number: int, rng: random.Random) -> Any:
 
 
 def most_lost(world: World, kind: str, judge: Judge) -> float:
-    """Return the largest loss at any time, in steps without drafts."""
+    """Return the largest loss at any time. The unit is the time of a step without drafts."""
     speculation = Speculation([drafter_of(world, kind)], Limits(1 << 16, ROWS[-1]))
     line = [sequence(i, world.rng) for i in range(world.n)]
     began, n_tokens, lost = world.now, 0, 0.0
@@ -157,7 +157,7 @@ def most_lost(world: World, kind: str, judge: Judge) -> float:
 
 def bound(world: World, kind: str) -> float:
     """Return the bound that account.py states, plus the time that a draft model may spend on tokens that it
-    lacks."""
+    has not computed."""
     token_s = 0.0 if kind == "ngram" else world.token_s
     n_steps, plain_s = N_TOKENS / world.n, world.plain_s
 

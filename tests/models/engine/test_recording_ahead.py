@@ -1,4 +1,5 @@
-"""An idle engine records steps that are likely next. A request stops this, and gets the same bits."""
+"""An idle engine records steps that are likely next. A request interrupts the recording, and its answer has
+the same bits."""
 
 from __future__ import annotations
 

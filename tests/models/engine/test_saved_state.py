@@ -96,8 +96,8 @@ def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, op
 
 @pytest.mark.parametrize("device", [*device_params()[:1], *map(wide, device_params()[1:])], indirect=True)
 def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
-    """Save on numpy devices. Load on the first driver, opened three times, or on one device of another
-    driver, which compiles more slowly."""
+    """Save on numpy devices. Load on three devices of the first driver, or on one device of another driver,
+    which compiles more slowly."""
     index = str(device.info.index)
     after, options = ([index] * 3, {"tensor_split": [2, 1, 1]}) if index == "0" else ([index], {})
     got, want = logits_after_moving(models, tmp_path / "a", after, **options)

@@ -125,7 +125,7 @@ def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str
 
 @pytest.mark.parametrize("types", [("q8_0", "q5_1"), pytest.param(("q4_0", "f16"), marks=pytest.mark.wide)])
 def test_heads_are_filled_to_whole_blocks(tmp_path: Path, types: tuple[str, str]) -> None:
-    """Heads of 40 get two blocks. Saved states keep every bit on other devices."""
+    """Heads of 40 values need two blocks. Saved states keep every bit on other devices."""
     path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama", n_layer=1, n_head=6, n_head_kv=3, head_dim=40))
     with opened(path, ["numpy"], "f32", "f32") as runner:
         want = logits(runner)

@@ -1,4 +1,4 @@
-"""Calls of every format are truncated at every character."""
+"""The tests truncate calls of every format after each character."""
 
 from __future__ import annotations
 

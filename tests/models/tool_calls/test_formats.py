@@ -1,4 +1,5 @@
-"""Every format's tool calls are parsed: complete, in pieces, next to text, damaged."""
+"""Tool calls of every format are parsed: complete calls, calls in pieces, calls next to text, and damaged
+calls."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_deep_picture_is_rounded_to_8_bits(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(decoder: Decoder, orientation: int) -> None:
-    """A picture is stored as EXIF 2.32 defines the orientation, and comes out upright."""
+    """A picture is stored in each orientation that EXIF 2.32 defines, and must be decoded upright."""
     upright = smooth(6, 9)
     rows, columns = {
         1: ("top", "left"), 2: ("top", "right"), 3: ("bottom", "right"), 4: ("bottom", "left"),
@@ -102,7 +102,8 @@ def test_an_animation_is_its_first_frame(decoder: Decoder, name: str) -> None:
 
 
 def test_other_pictures_in_a_file_are_not_decoded(decoder: Decoder) -> None:
-    """A GIF of 500 frames, and JPEG files that contain further pictures, and a preview in EXIF."""
+    """The files are a GIF of 500 frames, a JPEG file with a second picture, and a JPEG file with a preview in
+    EXIF."""
     red = Image.new("RGB", (8, 8), "red")
     frames = [Image.new("L", (8, 8), n % 256) for n in range(500)]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])

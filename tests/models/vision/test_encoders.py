@@ -36,7 +36,7 @@ DEVICES = [
     *(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id) for of in device_params()[:1]),
     *(wide(pytest.param(f"{of.values[0].index}", marks=of.marks, id=of.id)) for of in device_params()[1:]),
 ]
-# By default, their rows are computed on numpy alone.
+# By default, the rows of these families are computed only on numpy.
 ON_NUMPY = "minicpmv", "llama4", "glm4v", "kimivl", "kimik25"
 ROWS = [
     wide(p) if p.values[0] in ON_NUMPY and p.values[1] != "numpy" else p for p in product(BUILDERS, DEVICES)
@@ -44,7 +44,7 @@ ROWS = [
 # Activations and sums are F32 on both sides.
 BOUND = 1e-9
 LIBMTMD_BOUND = 1e-6  # llama.cpp computes GELU with an F16 table
-Q8_0_BOUND = 1e-3  # 8 bits of each weight have an error of 0.4 %
+Q8_0_BOUND = 1e-3  # rounding a weight to 8 bits causes an error of up to 0.4 %
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def test_every_projector_type_has_a_fixture() -> None:
 
 
 def written(name: str, path: Path, **changes: Any) -> Path:
-    """Write a fixture whose keys, or tensors (as `tensors`), are changed. A value of None removes a key."""
+    """Write a fixture with changed keys, and with the changed tensors in `tensors`. A value of None removes a
+    key."""
     fixture = build(name)
     fixture.tensors |= changes.pop("tensors", {})
     fixture.keys |= changes

@@ -1,4 +1,5 @@
-"""The committed vision demo describes new pictures word for word: from a picture's file to the last word."""
+"""The committed vision demo describes new pictures word for word. The tests cover all steps from a picture's
+file to the last word."""
 
 from __future__ import annotations
 

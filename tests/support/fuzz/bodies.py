@@ -98,8 +98,8 @@ def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
 
 
 def keep_short(body: Any, full: dict[str, Any]) -> None:
-    """If `full` contains a field that limits an answer's length, set this field to one token. Then a case
-    takes little time."""
+    """If `full` limits an answer's length, set the limit in `body` to one token, because a case must take
+    little time."""
     if isinstance(body, dict):
         for name in {"max_tokens", "max_output_tokens", "n_predict"} & set(full):
             if body.get(name) is None or isinstance(body[name], int):

@@ -42,7 +42,7 @@ def _change(rng: random.Random, data: bytearray, pieces: Sequence[bytes]) -> Non
         data[at % len(data)] ^= 1 << rng.randrange(8)
     elif kind == 1 and data:
         data[at % len(data)] = rng.randrange(256)
-    elif kind == 2:  # a number of another size
+    elif kind == 2:  # a number with a different size in bytes
         number = struct.pack("<Q", rng.choice(NUMBERS))[: rng.choice((1, 2, 4, 8))]
         data[at : at + len(number)] = number
     elif kind == 3:

@@ -1,4 +1,4 @@
-"""A kind of fuzz case. A case is bytes, so that it can be stored and made smaller."""
+"""A kind of fuzz case. A case consists of bytes, which can be stored and made smaller."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Prints tables that compare our tokenizers with llama.cpp's: ids of random lines, and the time to load and
-to encode.
+"""Prints tables that compare vkbackend's tokenizers with llama.cpp's: ids of random lines, and the time to
+load and to encode.
 
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py        # Prints all tables.
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed  # Prints one table.

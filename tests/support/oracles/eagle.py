@@ -122,8 +122,8 @@ class Reference:
 
 def good_eagle3(name: str, gain: float, n_draft: int = N_VOCAB) -> tuple[Fixture, Fixture]:
     """Return a model and a head that is often right. The model's layers add `gain` times their results to the
-    residual. The head copies the token's embedding by attention to its own position only, so with a gain of 0
-    and all tokens it computes the model's logits."""
+    residual. The head attends only to its own position and copies the token's embedding. With a gain of 0 and
+    the complete vocabulary, it computes the model's logits."""
     target = deepcopy(build(name))
     for tensor, values in target.tensors.items():
         if any(part in tensor for part in ("attn_output.", "ssm_out.", "out_proj.", "ffn_down")):

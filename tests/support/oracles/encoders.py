@@ -1,4 +1,4 @@
-"""Fixtures of encoders. Their golden values are hidden states instead of logits."""
+"""Fixtures of encoders. The golden values of encoders are hidden states instead of logits."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def split_qkv(m: Fixture) -> Fixture:
 
 
 def per_group(m: Fixture, fused: np.ndarray) -> np.ndarray:
-    """Return rows of q, k and v grouped by kv heads. Files store all of q first."""
+    """Return rows of q, k and v grouped by kv heads. Files store all rows of q first."""
     k = m.keys
     n_kv = k.get("attention.head_count_kv", k["attention.head_count"])
     size = k["embedding_length"] // k["attention.head_count"]

@@ -1,5 +1,5 @@
-"""Grok in PyTorch, from the equations of xAI's code for Grok-1 (JAX) and of SGLang's for Grok-2, because
-transformers lacks the model."""
+"""Grok in PyTorch, because transformers lacks the model. The equations are from xAI's code for Grok-1 (JAX)
+and from SGLang's code for Grok-2."""
 
 from __future__ import annotations
 

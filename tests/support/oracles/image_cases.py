@@ -96,10 +96,10 @@ def with_sections(sections: list[int]) -> Fixture:
 
 
 def of_picture(name: str, rows: np.ndarray) -> Case:
-    """Return a text with the picture of a projector in vision.py, which has the rows `rows`."""
+    """Return a text with the picture of a projector in vision.py. `rows` are the picture's rows."""
     fixture, projector = text_of(name), build_projector(name)
     if name == "qwen3vl":
-        # The last pairs do not alternate, as with the sections [24, 20, 20] of 64 pairs.
+        # The sections of the last pairs do not alternate, as in [24, 20, 20] of 64 pairs.
         fixture.keys |= {"n_deepstack_layers": DEEPSTACK[name], "rope.dimension_sections": [4, 2, 2, 0]}
     if "v.token_embd.img_break" in projector.tensors:
         table = fixture["token_embd.weight"].copy()

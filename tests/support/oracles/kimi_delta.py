@@ -160,7 +160,7 @@ def bailingmoe3_limits(m: Fixture) -> None:
 
 @fixture("bailingmoe3+sections")
 def bailingmoe3_sections(m: Fixture) -> None:
-    """The text model of a model that reads images. Its RoPE has sections, which pair dimensions
+    """The text model of a model that reads images. RoPE has sections in this model, and pairs dimensions
     differently."""
     quarter = SHARED_KEY // 8
     bailingmoe3_layers(m, [0, 1, 1], rope__dimension_sections=[2 * quarter, quarter, quarter, 0])

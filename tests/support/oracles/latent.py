@@ -100,7 +100,7 @@ def deepseek2_softmax(m: Fixture) -> None:
 
 @fixture("minicpm3")
 def minicpm3(m: Fixture) -> None:
-    """Build a model whose file lacks muP's factors. The program knows these factors."""
+    """Build a model whose file lacks muP's factors, so the program must know these factors."""
     n_head = 4
     base(
         m, 3, n_kv=n_head, attention__q_lora_rank=24, attention__kv_lora_rank=LATENT,

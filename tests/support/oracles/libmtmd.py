@@ -1,5 +1,5 @@
-"""Uses libmtmd, llama.cpp's encoder of pictures, as an oracle, through ctypes and the C library in
-`xllamacpp`. libmtmd runs on the CPU. The text model is a file with only a vocabulary.
+"""Uses libmtmd, llama.cpp's encoder of pictures, as an oracle. ctypes calls the C library in `xllamacpp`.
+libmtmd runs on the CPU. The text model is a file with only a vocabulary.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ SIZES = {  # (columns of the residual, heads, kv heads, FFN columns, layers)
 SCALES, ROPE_FACTORS = r"^(blk\..*|output)\.(input_)?scale$", r"^rope_(freqs|factors)"
 SCALES_BUT_EXPERTS = r"^blk\..*\.input_scale$|^blk\..*(?<!ffn_gate_inp)(?<!ffn_down_exps)\.scale$"
 OFF = r"clamp_kqv|max_alibi_bias|\.logit_scale|q_lora_rank|kv_lora_rank|indexer|residual_scale"
-# llama.cpp does not add the former and does not read the latter
+# llama.cpp does not add these biases, and does not read the norm
 QKV_BIAS, UNREAD_NORM = r"attn_[qkv]\.bias", r"expert_weights_norm"
 WINDOW = r"sliding_window"
 # experts in a layer that is dense according to the keys

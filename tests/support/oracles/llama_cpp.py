@@ -1,5 +1,5 @@
-"""Uses llama.cpp as an oracle, through ctypes and the C library in `xllamacpp`. llama.cpp runs on the CPU,
-with an F32 KV cache and without flash attention. The layouts of its parameters are not stable, so their
+"""Uses llama.cpp as an oracle. ctypes calls the C library in `xllamacpp`. llama.cpp runs on the CPU, with an
+F32 KV cache and without flash attention. The layouts of llama.cpp's parameters are not stable, so the
 defaults are checked first.
 """
 

@@ -1,4 +1,4 @@
-"""Makes `golden/*.npz`, the logits of every fixture, on which two independent programs must agree. If
+"""Makes `golden/*.npz`, the logits of every fixture. Two independent programs must agree on them. If
 transformers lacks a model, only llama.cpp computes its logits.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]  # Writes the files.
@@ -84,7 +84,7 @@ def bounds(fixture: Fixture) -> tuple[float, float]:
 def checked(
     fixture: Fixture, theirs: np.ndarray, stepped: Sequence[float], folder: Path
 ) -> dict[str, object]:
-    """Check `theirs`, llama.cpp's logits (`least`)."""
+    """Check llama.cpp's logits `theirs` with `least`."""
 
     def of_neutral(neutral: Fixture) -> np.ndarray:
         return llama_cpp.logits(write(neutral, folder / "neutral.gguf"), [PROMPT], N_VOCAB)

@@ -32,7 +32,8 @@ MAP = {
 
 
 def character_map(replaced: Mapping[str, str]) -> bytes:
-    """Return a precompiled character map: the size of a double array, the array, and the replacing texts."""
+    """Return a precompiled character map: the size of a double array, the array, and the replacement
+    texts."""
     texts, tree = b"", {}
     for text, other in replaced.items():
         node = tree

@@ -1,5 +1,5 @@
-"""Makes `golden/templates.json`: conversations rendered by transformers' `apply_chat_template` with templates
-in the style of the supported families (`tests/data/templates`).
+"""Makes `golden/templates.json`: conversations that transformers' `apply_chat_template` renders. The
+templates have the style of the supported families (`tests/data/templates`).
 
     PYTHONPATH=tests/support python tests/support/oracles/make_templates.py  # Writes the file.
 

@@ -196,8 +196,8 @@ def time_mix(m: Fixture, il: int, n: int) -> None:
 
 @fixture("qwen4exp")
 def qwen4exp(m: Fixture) -> None:
-    """Build a model in which a row attends to two of up to twelve blocks and to its own incomplete block. Its
-    third layer adds embeddings of n-grams, and the prompt contains an end of text."""
+    """Build a model in which a row attends to two of up to twelve blocks and to its own incomplete block. The
+    model's third layer adds embeddings of n-grams, and the prompt contains an end-of-text token."""
     n_layer, m_stream, rank, n_index, index, block = 5, 3, 12, 4, 16, 4
     wide, sizes = m_stream * N_EMBD, [53, 59, 61, 67]
     base(

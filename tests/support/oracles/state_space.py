@@ -96,7 +96,7 @@ def mamba_norms(m: Fixture) -> None:
 
 @fixture("jamba")
 def jamba(m: Fixture) -> None:
-    """Every second layer has experts, and layer 1 of 4 attends."""
+    """Every second layer has experts, and layer 1 of the four layers has attention."""
     kv = [2 * (il % 4 == 1) for il in range(6)]
     base(m, 6, n_kv=kv, **SELECTIVE, expert_count=N_EXPERT, expert_used_count=2, feed_forward_length=N_FF_EXP)
     for il in range(6):

@@ -32,8 +32,8 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two servers share one model with two adapters, whose default scales are 0. The second is verbose and
-    has all endpoints."""
+    """Two servers share one model with two adapters, whose default scales are 0. The second server is verbose
+    and has all endpoints."""
     folder = str(tmp_path_factory.mktemp("slots"))
     options: dict[str, Any] = {"n_ctx": 512, "n_slots": 2, "n_ubatch": 32, "kv_cells": 1024}
     options |= {"lora": demo_adapters(tmp_path_factory.mktemp("adapters")), "lora_init_without_apply": True}

@@ -1,6 +1,6 @@
 """LiteLLM, LangChain and Cohere's client use `vkbackend serve` with a real model.
 
-The clients need 100 packages, 400 MB: `pip install -e .[clients]`.
+The clients need 100 packages of 400 MB together: `pip install -e .[clients]`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from serving import Address
 
 pytestmark = pytest.mark.no_vulkan
 
-N_LONG = 120  # messages, many more than fit into the window
+N_LONG = 120  # number of messages, many more than fit into the window
 OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.clientWidth"
 
 

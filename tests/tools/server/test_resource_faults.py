@@ -63,7 +63,7 @@ def streamed(address: Address, texts: list[str]) -> threading.Thread:
 @pytest.mark.wide
 @pytest.mark.parametrize("most", [200, 9000])
 def test_a_full_disk(tmp_path: Path, expected: str, most: int) -> None:
-    """No file may have more than `most` bytes: blocks, saved states, and the log."""
+    """No file may have more than `most` bytes. This affects blocks, saved states, and the log."""
     command = Command(
         "-c", "256", "-np", "2", "--cache-disk", str(tmp_path / "kv"), "--slot-save-path",
         str(tmp_path / "slots"),
@@ -236,7 +236,7 @@ def test_a_killed_server_leaves_no_process(stopped: bool) -> None:
 
 @pytest.fixture
 def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every reading of the wall clock is years away from the previous one."""
+    """Each time that the wall clock is read, its value is years away from the previous value."""
     rng = random.Random(1)
     monkeypatch.setattr(time, "time", lambda: rng.choice((0.0, 1e9, 4e9, 1e10)))
     monkeypatch.setattr(time, "time_ns", lambda: int(rng.choice((0, 10**18, 4 * 10**18))))

@@ -1,4 +1,4 @@
-"""These tests cover the choice of a matrix size, and the tiles of products."""
+"""These tests cover the choice of a size of matrix units, and the tiles of products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Both kinds of pipes to a child pass on the same bytes, end with the child, and wait for a limited time."""
+"""Both kinds of pipes transfer the same bytes to and from a child, end with the child, and wait for a limited
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only vkbackend/system asks which operating system runs."""
+"""Only code in vkbackend/system checks which operating system runs."""
 
 from __future__ import annotations
 

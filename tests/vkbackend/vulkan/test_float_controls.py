@@ -1,4 +1,4 @@
-"""Rounding modes are added to SPIR-V at valid positions, and drivers accept the result."""
+"""Execution modes for rounding are added to SPIR-V at valid positions, and drivers accept the result."""
 
 from __future__ import annotations
 

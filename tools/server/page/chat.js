@@ -226,7 +226,7 @@ export async function requestOf(chat, last, images) {
 /** Return a message's content: its text, or a list of its images and its text. */
 async function contentOf(node, images) {
   const blobs = await Promise.all((node.images ?? []).map((id) => images.get(id)));
-  const known = blobs.filter(Boolean); // others were removed from this browser
+  const known = blobs.filter(Boolean); // the other images were removed from this browser
   if (!known.length) return node.content;
   const urls = await Promise.all(known.map(dataUrl));
   const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));

@@ -1,5 +1,5 @@
-"""Describes the machine's devices. A separate process opens and measures them, so the server's process needs
-no Vulkan."""
+"""Describes the machine's devices. A separate process opens and measures the devices, so the server's process
+needs no Vulkan."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from vkbackend.tools.server.router.cards import FoundCard, Machine
 
 NODE = "this machine"
 OFFLOADS = "n_gpu_layers", "override_tensor", "moe_cache_mib"
-UNMEASURED = ExchangeTime(1e-4, 1e10)  # assumed for two devices, to weigh shares
+UNMEASURED = ExchangeTime(1e-4, 1e10)  # assumed time of exchanges between two devices, for choosing shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ STREAMING: frozenset[Endpoint] = frozenset(
         messages.messages,
     )
 )
-LISTS: frozenset[Endpoint] = frozenset((adapters.set_adapters,))  # Their body is a list without a model.
+# The body of these endpoints is a list, so it cannot name a model.
+LISTS: frozenset[Endpoint] = frozenset((adapters.set_adapters,))
 
 
 class Leased(Response):

@@ -105,7 +105,7 @@ def test_a_busy_model_admits_no_more_requests_after_its_turn() -> None:
             pool.release(a)
             await waits
             pool.release(b)
-            await late  # a is loaded again when b is idle
+            await late  # model a is loaded again when model b is idle
             assert [name for name, _ in machine.opened] == ["a", "b", "a"]
             pool.release(a)
 
@@ -220,7 +220,7 @@ def test_two_models_at_once_while_others_are_idle() -> None:
 
 
 def test_a_device_that_is_fuller_than_planned() -> None:
-    """Another program holds memory. Instead of an error, an idle model is unloaded to make room, and the
+    """Another program holds memory. An idle model is unloaded to make room, so no request fails, and the
     budget recovers."""
     machine = FakeMachine(errors={"b": [OutOfDeviceMemory("full")]})
 
