@@ -5,7 +5,7 @@ rate. "us/reduce" is host time per all-reduce. "predicted t/s" is the rate that 
 the beginning of the context. Measured rates are stored and improve later predictions. "load GB/s" is the
 loading rate, and "% of read" is its ratio to the rate at which the file is read again. The formats csv and
 json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` also runs llama-cpp-python
-in turns on the same model and devices. It adds columns with llama.cpp's rate and the ratio.
+in turns on the same model and devices. This adds columns with llama.cpp's rate and the ratio of both rates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`vkbackend bench --parallel 1,4,16`: measure an engine with concurrent callers.
 
-Columns are total tokens per second, milliseconds to the first token and between tokens (median, 99th
-percentile), the share of prompt tokens reused from other requests, and the share of drafted tokens that were
-right.
+Columns are total tokens per second, and milliseconds to the first token and between tokens (median, 99th
+percentile). The last two columns are the share of prompt tokens that were reused from other requests, and the
+share of drafted tokens that were right.
 """
 
 from __future__ import annotations

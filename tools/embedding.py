@@ -1,7 +1,7 @@
 """`vkbackend embedding`: print the embeddings of texts.
 
-The texts come from -p or -f, a text per line, or from a pipe. --embd-output-format chooses vectors as text,
-OpenAI's JSON, JSON with cosine similarities, or raw lines.
+The texts come from -p or -f, a text per line, or from a pipe. The flag --embd-output-format chooses the
+output: text, OpenAI's JSON, JSON with cosine similarities, or raw lines.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
 bench-reduce on all nodes' devices. `hosts check --hostfile FILE` shows each node's interface, ports, and
-devices with their speeds. It also shows the time of exchanges by size. The flag -m adds the speed of each
-possible placement of the model. Set-up: docs/hosts.md.
+devices with their speeds. `hosts check` also shows the time of an exchange for several sizes. The flag -m
+adds the speed of each possible placement of the model. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations

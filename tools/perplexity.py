@@ -2,7 +2,7 @@
 
 A window has --ctx-size tokens, of which the second half is scored. The flag --save-all-logits saves log
 probabilities. The flag --kl-divergence-base compares with saved log probabilities, for example of another
-quantization, and prints the KL divergence, the change of the token's probability, and how often both models
+quantization. It prints the KL divergence, the change of the token's probability, and how often both models
 prefer the same token.
 """
 

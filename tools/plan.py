@@ -1,8 +1,8 @@
 """`vkbackend plan`: show how a model would be split over devices, without loading it.
 
-The plan lists the heads, FFN columns, vocabulary rows and bytes of each device, the all-reduces of one token,
-and the predicted time per token without attention over the context. Each new device is measured for about a
-second, unless its speeds are given. The exit code is 1 if the model does not fit.
+The plan lists the heads, FFN columns, vocabulary rows and bytes of each device. It also lists the all-reduces
+of one token, and the predicted time per token without attention over the context. Each new device is measured
+for about a second, unless its speeds are given. The exit code is 1 if the model does not fit.
 """
 
 from __future__ import annotations

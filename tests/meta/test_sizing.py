@@ -1,5 +1,5 @@
-"""If several devices are equal, memory is planned for only one of them. The result is the same as if all were
-planned."""
+"""If several devices are equal, memory is planned for only one of them. The result is the same as if memory
+were planned for all devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""gguf-py reads the committed demo model and float64 numpy runs it, without Vulkan and without our reader."""
+"""gguf-py reads the committed demo model and float64 numpy runs it, without Vulkan and without vkbackend's
+reader."""
 
 import random
 from importlib.resources import files

@@ -137,7 +137,7 @@ def _parameter(item: Any) -> Any:
 
 
 def for_every_runtime(param: Any, wide: bool = False) -> Any:
-    """Mark a parameter for every runtime. If `wide`, runtimes besides the native one need --all."""
+    """Mark a parameter for every runtime. If `wide`, all runtimes except the native runtime need --all."""
     return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes(wide=wide)])
 
 

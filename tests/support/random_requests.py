@@ -63,8 +63,8 @@ def known_requests(models: Mapping[str, Path], devices: Sequence[str], seed: int
 
 
 def has_tie(answer: Completion) -> bool:
-    """Return whether two tokens were almost equally likely. The order of such tokens depends on the number of
-    prompt rows in a step, because this number changes how sums are rounded."""
+    """Return whether two tokens were almost equally likely. The order of two such tokens depends on the
+    number of prompt rows in a step, because this number changes how sums are rounded."""
     rows = answer.logprobs or []
     return any(row.top[0][1] - row.top[1][1] < TIE for row in rows)
 

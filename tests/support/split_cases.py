@@ -61,7 +61,7 @@ def matrices(case: Case) -> list[tuple[str, int]]:
 
 
 def load_oracle(path: Path) -> ModuleType:
-    """Import the script `split_oracle.py`, and add the block sizes of all our formats."""
+    """Import the script `split_oracle.py`, and add the block sizes of all of vkbackend's formats."""
     spec = spec_from_file_location("split_oracle", path)
     assert spec and spec.loader
     # the script's dataclasses look up their module in sys.modules

@@ -314,7 +314,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 
 
 def restore_interrupts() -> None:
-    """Handle SIGINT, which a shell's background jobs and their children ignore."""
+    """Enable SIGINT again, because background jobs of a shell and their children ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -77,7 +77,7 @@ def test_possible_placements() -> None:
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
     assert [placement.name for placement in every] == ["replicas", "tensor", "hosts"]
     assert [placement.n_exchanges for placement in every] == [0, 160, 1]
-    # the table for 25 GbE has 14 tokens/s
+    # docs/hosts.md lists 14 tokens/s for 25 GbE
     assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)
 
 

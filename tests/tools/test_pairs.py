@@ -21,7 +21,8 @@ def test_what_would_beat_the_faster_card() -> None:
         assert p.fewer == (0,) and "7900 XTX alone; faster only if" in p.lines(pair.cards)[-1]
     assert not equal.predicted().fewer and "faster while" in equal.predicted().lines(equal.cards)[-1]
     assert [round(pair.allowed_us()) for pair in pairs.PAIRS] == [42, 60, 201]
-    # With this exchange time, the best split is as fast as the card alone. The bus takes 1.4 us of this time.
+    # With this exchange time, the best split is as fast as the faster card alone. The bus takes 1.4 us of
+    # this time.
     bus_us = 1e6 * 4 * small.n_embd / pairs.BUS
     best = small.best(small.allowed_us() - bus_us, 0.0)
     assert best.tensor_split == (11, 5) and 1e3 / best.times.total_ms == pytest.approx(111.9, rel=1e-3)

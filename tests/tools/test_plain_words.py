@@ -32,7 +32,7 @@ def exchange(
 
 
 def test_two_cards_that_are_faster() -> None:
-    """A token takes 10 ms on one card. Two take 7 ms, of which 64 exchanges take 2 ms."""
+    """A token takes 10 ms on one card. On two cards a token takes 7 ms, of which 64 exchanges take 2 ms."""
     rows = [rate(ONE, 100), rate(TWO, 90), rate(BOTH, 1000 / 7, exchanges=64, **{"exchange ms": 2.0})]
     *_, last = sentences({"rates": rows})
     assert last == (
@@ -42,8 +42,8 @@ def test_two_cards_that_are_faster() -> None:
 
 
 def test_two_cards_that_are_slower() -> None:
-    """Two cards take 13 ms, of which 64 exchanges take 6.4 ms. Without exchanges they take 6.6 ms, so 64
-    exchanges may take 3.4 ms, or 53 us each."""
+    """On two cards a token takes 13 ms, of which 64 exchanges take 6.4 ms. Without exchanges it takes 6.6 ms,
+    so 64 exchanges may take 3.4 ms, or 53 us each."""
     rows = [rate(ONE, 100), rate(TWO, 50), rate(BOTH, 1000 / 13, exchanges=64, **{"exchange ms": 6.4})]
     last = sentences({"rates": rows})[-1]
     assert f"0.77 times as fast as {ONE} alone" in last and f"Use {ONE} alone" in last

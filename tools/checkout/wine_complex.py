@@ -1,6 +1,6 @@
 """Functions of C99 that `import numpy` calls, for Wine. tools/windows.sh installs this file as sitecustomize.
 
-In Wine 10, a call of these functions ends the process. Here, machine code of x86-64 replaces them. By
+In Wine 10, a call of these functions ends the process. Here, x86-64 machine code replaces these functions. By
 Microsoft's calling convention, a complex float is in rcx, a complex double at the address in rcx, and a long
 double is a double.
 """

@@ -96,7 +96,7 @@ class LlamaCpp:
         self.close()
 
     def alternate(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """Return our times and llama.cpp's. Runs alternate after a warm-up of both programs."""
+        """Return vkbackend's times and llama.cpp's times. Runs alternate after a warm-up of both programs."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []

@@ -17,7 +17,7 @@ REPEATS = 7
 
 def cut_times(runner: Runner, timer: Timer) -> tuple[float, float]:
     """Return two times of a token's step on the runner's only device, in seconds. The first step runs as
-    recorded. The second has two segments per layer, and the host releases them one by one."""
+    recorded. The second step has two segments per layer, and the host releases the segments one by one."""
     timer.after(0, 0, 1)
     mesh = runner.mesh
     [device] = mesh.devices

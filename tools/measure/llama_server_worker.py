@@ -2,8 +2,8 @@
 SLOTS`. Needs xllamacpp.
 
 The first line of output is the server's address. Each line of input is a JSON list of requests. The process
-calls the server without HTTP, in one thread per request. It writes the seconds until all requests are
-answered.
+calls the server without HTTP, in one thread per request. The process writes the seconds until all requests
+are answered.
 """
 
 from __future__ import annotations

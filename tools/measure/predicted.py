@@ -18,9 +18,9 @@ from vkbackend.runtime import Device
 
 
 class TokenTime:
-    """The prediction for a token at the beginning of the context. `times` is None without a prediction. This
-    happens with several machines, and with a processor whose speed is unknown, because measuring the speed
-    takes seconds."""
+    """The prediction for a token at the beginning of the context. `times` is None without a prediction. There
+    is no prediction for several machines, or for a processor whose speed is unknown, because measuring the
+    speed takes seconds."""
 
     def __init__(self, runner: Runner, *, measures: bool = False) -> None:
         self._devices: list[Device] = runner.mesh.devices

@@ -157,7 +157,8 @@ class Answer:
         if refusal.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if refusal.status == 501:
-            headers.append((b"x-should-retry", b"false"))  # Otherwise the SDKs retry after any 5xx.
+            # Without this header, the SDKs retry after any 5xx.
+            headers.append((b"x-should-retry", b"false"))
         if refusal.status == 408:
             headers.append((b"connection", b"close"))
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)

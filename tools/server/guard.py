@@ -69,7 +69,7 @@ def _host_of_origin(origin: str) -> str:
 
 def default_origins(keys: Iterable[str]) -> tuple[str, ...]:
     """Return the default of allowed origins. If keys are set, all pages may send requests, as in
-    llama-server, because requests need a key. Otherwise only pages of this machine may."""
+    llama-server, because requests need a key. Without keys, only pages of this machine may send requests."""
     return ("*",) if any(keys) else ("localhost",)
 
 

@@ -1,5 +1,5 @@
-"""Images in the messages of requests. Their files arrive in the body; with --allowed-media-host, the server
-also fetches files from named hosts (media_fetch.py)."""
+"""Images in the messages of requests. A request contains the files of its images. With --allowed-media-host,
+the server also fetches files from named hosts (media_fetch.py)."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 WATCH_S = 1.0  # The loss of an idle engine is noticed within this time.
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# A model that worked longer resets the delay. Otherwise, if an engine is killed once a minute, each restart
-# would soon wait a minute.
+# A model that worked longer resets the delay. Without this reset, if an engine is killed once a minute, each
+# restart would soon wait a minute.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 REOPEN_S = 300.0  # How long an answer waits to continue.

@@ -1,4 +1,5 @@
-"""Endpoints of llama-server that this server lacks. Their answer is 501 with the reason."""
+"""Endpoints of llama-server that this server lacks. The server answers such a request with 501 and the
+reason."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Compares the native runtime with Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes
 -m model.gguf`.
 
-Prints the tables of docs/runtimes.md: times per dispatch (in a chain of tiny dispatches), per op, per token
-and per all-reduce on one to three logical devices, and memory. The runtimes alternate. Needs the package kp,
-as in .venv-kompute.
+Prints the tables of docs/runtimes.md. They contain memory, and times per dispatch (in a chain of tiny
+dispatches), per op, per token, and per all-reduce on one to three logical devices. The runtimes alternate.
+Needs the package kp, as in .venv-kompute.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Starts servers in turns, which record steps differently: every layer of every st
 equal layers once, with later steps recorded while the server is idle. Then `-np` clients send requests at
 once, or within `--spread` seconds. Later, they send requests with other words. The columns are the
 milliseconds to the first token and between tokens, the kinds of steps that were recorded while the clients
-waited, the seconds of recording, the failed answers, and the machine's load. `--layers N` replaces the model
-by N small random layers with the model's vocabulary.
+waited, and the seconds of recording. The last columns are the failed answers and the machine's load.
+`--layers N` replaces the model by N small random layers with the model's vocabulary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures the cost of structured output: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
 
 Prints the milliseconds to compile a grammar, and the microseconds per token to compute the allowed tokens and
-to advance the grammar (median and maximum of 100 tokens in random texts). Also prints the time to mask a row
-of logits on the host. Reads only the model's vocabulary.
+to advance the grammar. The microseconds are the median and the maximum of 100 tokens in random texts. Also
+prints the time to mask a row of logits on the host. Reads only the model's vocabulary.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Compares our matrix products with llama.cpp's, for absent GPUs: `python -m
+"""Compares vkbackend's kernels with llama.cpp's, for absent GPUs: `python -m
 vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
 Builds the shaders of llama-cpp-python's source package (pip downloads it, or --sdist) with llama.cpp's
 generator and glslc. Constants are from llama.cpp's host code for the GPU
 (tools/measure/llama_cpp_choices.py). Attention is compared for one row after 4,095 others and for a prompt,
 with heads of size 128 and 4 q heads per KV head. Compares vector instructions per 32 multiply-adds and, for
-kernels with tiles, the compiler's estimated cycles. Ratios divide our figure by llama.cpp's, so lower is
-better.
+kernels with tiles, the compiler's estimated cycles. A ratio is vkbackend's figure divided by llama.cpp's, so
+lower is better.
 """
 
 from __future__ import annotations

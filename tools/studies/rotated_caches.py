@@ -2,9 +2,9 @@
 `python -m vkbackend.tools.studies.rotated_caches -m MODEL -f TEXT`.
 
 Runs the model on the numpy device. Each stored head is quantized and dequantized, either as it is or rotated
-(Ashkboos et al. 2024, arXiv:2404.00456) and then rotated back. This equals rotating q, K and V and rotating
-the attention's result back, as llama.cpp does for heads of 64 or more. A head of less than 32 values is a
-block by itself.
+(Ashkboos et al. 2024, arXiv:2404.00456) and then rotated back. The result is the same as with llama.cpp's
+method, which rotates q, K and V and rotates attention's result back (for heads of 64 or more). A head of less
+than 32 values is a block by itself.
 """
 
 from __future__ import annotations

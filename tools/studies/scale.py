@@ -1,9 +1,9 @@
 """Computes the demands of large models, without a card: `python -m vkbackend.tools.studies.scale`.
 
 Plans, lays out and records models of 8B, 70B and 235B weights on 1, 2, 4 and 8 simulated devices
-(tools/measure/simulated.py), each in its own process. Prints the CPU seconds of a start and of recording a
-step. Recording equal layers once alternates with recording every layer. Also prints the memory of a card, and
-the longest context that fits in 8, 16 and 24 GiB.
+(tools/measure/simulated.py). Each combination runs in its own process. Prints the CPU seconds of a start and
+of recording a step. Recording equal layers once alternates with recording every layer. Also prints the memory
+of a card, and the longest context that fits in 8, 16 and 24 GiB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Compares our server with llama-server: `python -m vkbackend.tools.studies.serving_beside -dev 0 --python
-FILE`.
+"""Compares vkbackend's server with llama-server: `python -m vkbackend.tools.studies.serving_beside -dev 0
+--python FILE`.
 
 FILE is a Python interpreter with the package xllamacpp, whose llama-server runs on the CPU. Measures each
 server by calls in its process and over HTTP, with 1 and 16 clients, in turn. Prints tokens per second, their
-ratio, and the growth from 1 to 16 clients. The last run has 64 clients of our server.
+ratio, and the growth from 1 to 16 clients. The last run has 64 clients of vkbackend's server.
 """
 
 from __future__ import annotations

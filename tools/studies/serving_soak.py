@@ -4,8 +4,9 @@ Starts `vkbackend serve` with adapters, drafts of n-grams and of a draft model, 
 blocks move to host memory and to files. Requests greedy and structured texts with known results, with and
 without images, through four APIs. Reads or drops streams, hangs up while a body is sent or an image is
 computed, sends invalid bodies and images, and sometimes kills the engine's process. Prints results by kind of
-request, the time without a model, wrong texts, slots and sequences still in use, the engine's counters, and
-memory and open files per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
+request, the time without a model, wrong texts, and slots and sequences that are still in use. Also prints the
+engine's counters, and the memory and open files of each minute. The exit code is 1 after a wrong text, a
+leaked slot, or HTTP status 500.
 """
 
 from __future__ import annotations

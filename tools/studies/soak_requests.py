@@ -86,8 +86,8 @@ def prompts(rng: random.Random, n: int) -> list[str]:
 def known_requests(
     model: str, projector: str | None, devices: Sequence[str], adapters: dict[str, Path], seed: int, n: int
 ) -> list[Known]:
-    """Return about `n` greedy requests, each generated alone, without drafts and without a prefix. With a
-    projector, two thirds of them have images."""
+    """Return about `n` greedy requests. The model generates each text alone, without drafts and without a
+    cached prefix. With a projector, two thirds of them have images."""
     rng, known = random.Random(seed), []
     lora = {name: str(path) for name, path in adapters.items()}
     how: dict[str, Any] = {"lora": lora, "lora_init_without_apply": True} if lora else {}

@@ -1,9 +1,9 @@
 """Compares steps of several sizes in one run: `python -m vkbackend.tools.studies.step_rows -m model.gguf`.
 
 Opens the model once for each -ub, and computes prompts and then single tokens. Runs of the models alternate.
-Prints the prompts' tokens per second and per CPU second, the scratch memory, the time to the first token of
-the last prompt, and the time of a decoded token relative to the first -ub. CPU time includes software
-drivers' threads, and depends less on other programs than wall time.
+Prints the prompts' tokens per second and per CPU second, the scratch memory, and the time to the first token
+of the last prompt. Also prints the time of a decoded token relative to the first -ub. CPU time includes
+software drivers' threads, and depends less on other programs than wall time.
 """
 
 from __future__ import annotations

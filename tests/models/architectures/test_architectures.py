@@ -119,7 +119,7 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 # ---- against the oracles ----
 
 
-# By default, Vulkan devices run models whose ops differ. They have sparse and latent caches, windows,
+# By default, Vulkan devices run models whose ops differ. These models have sparse and latent caches, windows,
 # soft-caps, sinks, biases, sparse gates, experts, or one of four kinds of recurrent layers.
 ON_THREE = (
     *(f"{name}-0,0,0-in steps" for name in (
@@ -145,8 +145,8 @@ ELSEWHERE |= {
 }
 PLAIN = {name for name in FIXTURES if "+" not in name}  # other fixtures are variants of an architecture
 ON_NUMPY = only(FIXTURES, *(PLAIN - {id_.split("-0,")[0] for id_ in ON_THREE} - ELSEWHERE))
-# Each model has a different kind of cache or state: a full, windowed, chunked, shared, or sparse and latent
-# cache, one of four recurrent states, or layers with both a state and a cache.
+# Each model has a different kind of cache or state. A cache is full, windowed, chunked, shared, or sparse and
+# latent. There are four recurrent states, and a model whose layers have both a state and a cache.
 MEMORIES = "gemma2 llama4+chunks gemma4+shared deepseek32 qwen3next kimi-linear lfm2 falcon-h1".split()
 
 

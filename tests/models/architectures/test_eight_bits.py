@@ -62,8 +62,8 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Compare with llama.cpp's logits of a prompt. The last token is also computed in a step of its own. The
-    bound is an NMSE of 2e-3, because llama.cpp rounds activations too."""
+    """Compare with llama.cpp's logits of a prompt. The last token is also computed alone in a step. The bound
+    is an NMSE of 2e-3, because llama.cpp rounds activations too."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text(encoding="utf-8"))[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]

@@ -141,8 +141,8 @@ def recorded(draft: Callable[..., list[Draft]], asked: list[list[Draft]]) -> Cal
 
 @pytest.mark.wide
 def test_a_head_drafts_with_the_adapters(tmp_path: Path) -> None:
-    """The head's layer is adapted too. Its logits are the merged model's, and the text is the same as without
-    drafts."""
+    """The head's layer is adapted too. The head's logits equal the merged model's logits, and the text is the
+    same as without drafts."""
     fixture = with_head("glm4moe")
     pairs = random_pairs(fixture, 4, DENSE)
     lora = {"a": write_adapter(tmp_path / "a.gguf", "glm4moe", pairs)}

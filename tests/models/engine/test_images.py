@@ -106,7 +106,7 @@ def test_the_prefix_cache_shares_equal_images_only(small: Path, devices: list[st
         alone = w.logits
         assert w.n_rows == [73, 1, 1, 1]
         assert w.run(prompts[0], n=4) == [first] and w.n_rows[0] == 1
-        # The other slot is empty. It gets the cached blocks and continues in the middle of the image.
+        # The other slot is empty. This slot gets the cached blocks and continues in the middle of the image.
         longer = [*prompts[0][:-1], 14]
         assert w.run(prompts[0], longer, n=4)[0] == first
         assert sum(w.n_rows) <= 1 + 9 + 2 * 3

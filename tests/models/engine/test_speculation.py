@@ -130,7 +130,8 @@ def test_few_blocks_preempt_sequences_with_drafts(share: float, snapshots: int |
 
 
 def test_a_draft_never_preempts() -> None:
-    """Only the last block has free cells. They are enough for the next token, but not for the draft."""
+    """Only the last block has free cells. The free cells are enough for the next token, but not for the
+    draft."""
     for drafter in (None, right()):
         engine, _ = make(n_slots=2, n_ctx=64, blocks=2, drafter=drafter)
         done = finish(engine, [Generate(i, prompt(20, i), CELL_BLOCK - 20, GREEDY) for i in range(2)])

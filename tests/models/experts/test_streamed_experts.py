@@ -229,7 +229,7 @@ print(json.dumps(instance.validation_messages))
 @pytest.mark.parametrize("order", ["no slots", "barriers", "semaphores"])
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
 def test_streams_cause_no_messages(tmp_path: Path, devices: list[str], order: str) -> None:
-    """Synchronization validation checks steps whose weights the host copies from the file. It checks them
+    """Synchronization validation checks steps whose weights the host copies from the file. These steps run
     without slots, and with replacements on the compute queue or on a transfer queue. Memory is NaN before its
     first use."""
     path = write(build("qwen3moe"), tmp_path / "model.gguf")

@@ -20,8 +20,8 @@ from vkbackend.tools.studies.pipeline import Sleeping
 pytestmark = pytest.mark.no_vulkan
 
 N_ROWS, N_STEPS = 64, 30
-# The largest number of bytes that a step may have allocated at any time. It includes the step's message,
-# tokens, runs, and rows of cos and sin.
+# The largest number of bytes that a step may have allocated at any time. These bytes include the step's
+# message, tokens, runs, and rows of cos and sin.
 MOST_NBYTES = 32 << 10
 TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 

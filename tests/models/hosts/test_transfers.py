@@ -79,7 +79,7 @@ def test_transfers_of_large_sums(
         sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
-        # besides slots, a node sends only a call or a row of logits
+        # a node sends slots, and in addition only a call or a row of logits
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)
 
 

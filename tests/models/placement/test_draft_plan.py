@@ -86,8 +86,8 @@ def test_a_drafted_token_of_a_head(tmp_path: Path, n: int, n_reduces: int) -> No
 
 @pytest.mark.parametrize("tables", [pytest.param((), marks=pytest.mark.wide), ("output",)])
 def test_a_drafted_token_of_an_eagle3_head(tmp_path: Path, tables: tuple[str, ...]) -> None:
-    """The head reads its layer without fc, and its own output matrix or the model's output matrix. Steps of
-    the model read fc."""
+    """The head reads its layer without fc. It also reads the head's output matrix or the model's output
+    matrix. Steps of the model read fc."""
     target = build("llama")
     head = eagle3(target, tables=tables, n_draft=96 if tables else 0)
     files = write(target, tmp_path / "model.gguf"), write(head, tmp_path / "head.gguf")

@@ -14,7 +14,7 @@ from oracles.parts import HEAD_DIM, N_EMBD
 
 N_FF = 80
 N_DRAFT = 96  # number of tokens in the draft vocabulary
-STATES = [1, 2, 4]  # The last is the residual after a model of four layers.
+STATES = [1, 2, 4]  # The last state is the residual after a model of four layers.
 
 
 def eagle3(

@@ -1,6 +1,6 @@
-"""Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. The builders undo the
-changes of a conversion to GGUF: names, interleaved rows of llama's q and k, the 1 that is added to some norm
-weights, and fused projections.
+"""Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. A conversion to GGUF
+changes names, interleaves rows of llama's q and k, adds 1 to some norm weights, and fuses projections. The
+builders undo this.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ State = dict[str, np.ndarray]
 Builder = Callable[[Fixture], tuple[Any, State]]
 BUILDERS: dict[str, Builder] = {}
 
-# Configuration class -> function that creates its text model. These are models for which transformers has no
-# class, or only a class that also reads images.
+# Configuration class -> function that creates its text model. The functions are for models for which
+# transformers has no class, or only a class that also reads images.
 MAKERS: dict[type, Callable[[Any], torch.nn.Module]] = {}
 
 

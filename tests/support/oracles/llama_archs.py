@@ -1,4 +1,4 @@
-"""Makes a file as llama.cpp's test-llama-archs does. It has every key that llama.cpp knows, and random
+"""Makes a file as llama.cpp's test-llama-archs does. The file has every key that llama.cpp knows, and random
 tensors whose names come from llama.cpp. Then removes keys and tensors that real files lack, and computes
 llama.cpp's logits.
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_eagle3.py
 
-Needs xllamacpp, llama.cpp's server for Python. It decodes greedily, and always drafts.
+Needs xllamacpp, llama.cpp's server for Python. The server decodes greedily, and always drafts.
 """
 
 from __future__ import annotations

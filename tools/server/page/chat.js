@@ -163,7 +163,7 @@ export class Chat {
   }
 }
 
-/** Mark an answer that the user stopped. Its calls may be incomplete, so they are removed. */
+/** Mark an answer that the user stopped. Calls may be incomplete, so they are removed. */
 function stopped(node) {
   node.stopped = true;
   delete node.tool_calls;

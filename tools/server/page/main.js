@@ -124,7 +124,7 @@ async function askServer() {
   }
 }
 
-/** Show the context and the defaults of the chosen model. They are unknown until the model is loaded. */
+/** Show the context and the defaults of the chosen model, which are unknown until it is loaded. */
 async function askModel() {
   try {
     showModel(await api.json(models.path("props")));

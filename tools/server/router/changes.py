@@ -31,7 +31,7 @@ async def changes(catalog: Catalog) -> AsyncGenerator[bytes, None]:
     downloads = catalog.downloads
     n_ended = downloads.n_ended if downloads else 0
     before, fetched = _states(catalog), _fetched(catalog)
-    yield streams.PING  # Otherwise the answer would begin with the first change.
+    yield streams.PING  # Without this line, the answer would begin only at the first change.
     while not catalog.is_draining:
         await asyncio.sleep(TICK_S)
         now, arrived = _states(catalog), _fetched(catalog)

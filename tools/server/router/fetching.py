@@ -1,5 +1,5 @@
-"""A process that downloads a model, so that a download can be cancelled. It prints JSON lines: `file`, `done`
-and `total` in bytes, then `path`, or `error`."""
+"""A process that downloads a model, so that a download can be cancelled. The process prints JSON lines:
+`file`, `done` and `total` in bytes, then `path`, or `error`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class PoolSettings:
 
 
 class Pool:
-    """`plan` returns the places of a model, the fastest first. It gets the bytes that are left on each
+    """`plan` returns the places of a model, the fastest first. `plan` gets the bytes that are left on each
     device, which only a model with `--fit` needs. `budgets` are bytes by device."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Pool:
             raise tenant.refusal(wait_s)
 
     def _withdraw(self, tenant: Tenant, waiter: Waiter) -> None:
-        """Forget a request that no longer waits. It may have been admitted in the same moment."""
+        """Forget a request that no longer waits. The request may have been admitted in the same moment."""
         if waiter in tenant.waiters:
             tenant.waiters.remove(waiter)
         elif waiter.was_admitted:

@@ -71,7 +71,7 @@ class Room:
 
     def _candidates(self, tenant: Tenant) -> list[Tenant]:
         """Return the models that may be closed. These are idle models, and models that have admitted requests
-        for at least one turn. The latter then admit no more requests."""
+        for at least one turn. A model with requests then admits no more requests."""
         order = sorted(
             (other for other in self.open_ones if other.is_idle), key=lambda other: other.last_used
         )

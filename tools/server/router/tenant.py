@@ -40,7 +40,7 @@ class Tenant:
 
     entry: Entry
     places: list[Place] | None = None
-    is_planned: bool = False  # Its places are being computed.
+    is_planned: bool = False  # The model's places are being computed.
     task: asyncio.Task[None] | None = None
     model: Model | None = None
     place: Place | None = None
@@ -54,7 +54,7 @@ class Tenant:
     is_closing: bool = False
     is_gone: bool = False  # No longer in the list.
     sleeps: bool = False  # The model was unloaded because it was idle.
-    is_retried: bool = False  # Its process was lost while it loaded.
+    is_retried: bool = False  # The model's process was lost while the model loaded.
     failure: VkbackendError | None = None
     n_failures: int = 0
     retry_at: float = 0.0

@@ -1,4 +1,5 @@
-"""Test a server with several models and real engines. Every answer equals the answer of the model alone."""
+"""Test a server with several models and real engines. Every answer equals the answer that the model gives
+when it runs alone."""
 
 from __future__ import annotations
 
