@@ -59,7 +59,7 @@ class PrefillBudget:
         return max((kind for kind in self._alone if kind <= bucket(n_decode)), default=None)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Adjust the limit to the time of a step that was already recorded."""
+        """Adjust the limit to the time of a step that was replayed, not recorded."""
         self._n_steps += 1
         if not n_decode:
             self._prompt = n_prompt, seconds

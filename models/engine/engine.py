@@ -114,7 +114,7 @@ class Engine:
     def open(cls, options: Options, progress: Progress | None = None, group: Group | None = None) -> Engine:
         from vkbackend.models.engine.runner.runner import Runner
 
-        with ExitStack() as opened:  # closes them after an error
+        with ExitStack() as opened:  # closes everything after an error
             residents = list[Resident]()
             if (draft := open_draft(options)) is not None:
                 opened.callback(draft.close)
@@ -257,7 +257,7 @@ class Engine:
             raise self._broken.exception()
 
     def _add(self, id_: int, answer: Callable[[], Event]) -> None:
-        """Add the answer to a request, or its error."""
+        """Send the request `id_` the result of `answer`, or the error that it raises."""
         try:
             self._news.add(answer())
         except VkbackendError as error:

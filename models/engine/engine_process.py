@@ -159,7 +159,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """Return None after a time slice or a requested exit."""
+        """Return a message, or None if none arrives within a time slice or if the channel closes."""
         if self._waiter.wait(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -220,8 +220,8 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 
 
 def serve(conn: Conn, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None) -> None:
-    """Answer requests until Close or the end of the pipe. `watch(tell)` makes a group call `tell` when a node
-    is lost."""
+    """Answer requests until Close or the end of the pipe. `watch(tell)` is called once; a group of nodes then
+    calls `tell` when a node is lost."""
     interrupts.ignore()
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None

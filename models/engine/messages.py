@@ -59,7 +59,7 @@ class Generate:
     n_discard: int = 0  # Tokens that a context shift discards; 0: half of the other tokens.
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
     draft_max: int | None = None  # Maximum number of tokens of a draft; None: the model's limit.
-    resumed: tuple[int, ...] = ()  # Tokens of an engine that was lost, which the answers do not repeat.
+    resumed: tuple[int, ...] = ()  # Tokens that a lost engine generated. The answers do not repeat them.
     images: tuple[Span, ...] = ()  # In order. Their rows have negative tokens (image_spans.py).
 
 
@@ -314,7 +314,8 @@ def check_adapters(adapters: Sequence[tuple[int, float]], known: Sequence[Adapte
 
 
 def check_encoder(request: Generate | Logits | Embed, n_text: int) -> None:
-    """Raises UnsupportedModel if an encoder is to generate text, and PromptTooLong for a longer text."""
+    """Raises UnsupportedModel if an encoder is to generate text, and PromptTooLong if a text has more than
+    `n_text` tokens."""
     if not isinstance(request, Embed):
         raise UnsupportedModel(ONLY_EMBEDS)
     if (n := len(request.tokens)) > n_text:

@@ -59,9 +59,10 @@ def open_projector_device(
 
 
 def projector_words(options: Options) -> list[str]:
-    """If the options name a device for the projector, return its word. Otherwise, return the words of the
-    model's devices that are on this machine and have a share; `projector_index` chooses the best of them. An
-    empty list means the best device of the machine."""
+    """Return the names (as in `-dev`) of the devices that may run the projector. If the options name a device
+    for the projector, this is the only one. Otherwise they are the model's devices that are on this machine
+    and have a share, and `projector_index` chooses the best. An empty list means the best device of the
+    machine."""
     if word := options.mmproj_device:
         return [HOST if word == "none" else word.removeprefix("0/")]
     words = with_a_share(options).devices or ()

@@ -23,7 +23,7 @@ from vkbackend.models.engine.speculation import Speculation
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-MAX_RESTORES = 3  # After this many, a request's prompt is computed, even if parts of it are stored.
+MAX_RESTORES = 3  # After this many restores, a prompt is computed, even if parts of it are stored.
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Sequence:
     stage: int = -1  # As in StepKind. A stage computes all positions before the next one begins.
     n_stages: int = 0
     images: SequenceImages | None = None
-    n_asked: int = field(init=False)  # Tokens of `history` in the prompt.
+    n_asked: int = field(init=False)  # How many tokens of `history` belong to the prompt.
     is_embedded: bool = field(init=False)  # The request needs hidden states instead of logits.
     second: int = field(init=False)  # As in `Embed`.
     history: list[int] = field(init=False)  # Includes discarded tokens, but no rows of images.
@@ -259,8 +259,8 @@ NEVER_KEPT = 4  # A shift keeps at most n_ctx - 4 tokens, as in llama.cpp.
 
 
 def is_full(sequence: Sequence, n_ctx: int) -> bool:
-    """Return whether a decoding sequence must discard tokens before its next step. As in llama.cpp, each
-    token has at most one shift."""
+    """Return whether a decoding sequence must discard tokens before its next step. As in llama.cpp, at most
+    one shift happens per token."""
     decodes = sequence.n_generated > 0 and sequence.n_wanted == 1 and isinstance(sequence.request, Generate)
     return decodes and sequence.n_stored + 1 >= n_ctx and sequence.shifted_at < sequence.n_generated
 

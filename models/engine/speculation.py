@@ -25,13 +25,14 @@ from vkbackend.ops import MAX_VEC_ROWS
 # less and less often.
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
-# The share of time that a draft model may spend on tokens that it lacks: a share of the remaining answer
-# before its first draft, a share of all steps, and for a try a share of the time since the last draft.
+# A draft model may spend this share of time on tokens that it has not computed. For the first draft, it is a
+# share of the time for the remaining answer. Later it is a share of the time of all steps, and in a try of
+# the time since the last draft.
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
 QUIET = 16  # After this many steps without a draft, the drafters are asked before every fourth step only.
-SURE = 0.5  # share of the expected saving that may be spent on skipped tokens, if drafts have saved as much
+SURE = 0.5  # share of the expected saving to spend on skipped tokens, if drafts saved as much before
 EXPECTED = 256  # An answer is expected to have at most this many more tokens.
 
 Reserve = Callable[[int, int], bool]
@@ -68,14 +69,14 @@ class Speculation:
         self._resume_at = 0  # no drafter is asked before this step, except in a try
         self._pauses = False  # The last step came before `_resume_at`.
         self._n_quiet = 0  # steps without a draft since the last draft
-        self._n_refused = 0  # drafts since the last verified draft
+        self._n_refused = 0  # refused drafts since the last verified draft
         self._account = Account()
         self._token_s = 0.0  # seconds per token that the last step would take without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
-        self._invested_s: dict[Drafter, float] = {}  # spent on tokens that a drafter lacked
+        self._invested_s: dict[Drafter, float] = {}  # seconds for tokens that a drafter had not computed
         self._budget_s = 0.0  # seconds that may be spent on such tokens
         self._followed: dict[tuple[Drafter, int], tuple[int, float]] = {}  # slot -> (number, seconds)
-        self._paused: dict[Drafter, int] = {}  # the step of the next decision
+        self._paused: dict[Drafter, int] = {}  # the step at which the drafter is considered again
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.n_accepted_at = [0] * (MAX_VEC_ROWS - 1)  # accepted tokens by position in the draft
 
@@ -135,7 +136,7 @@ class Speculation:
 
     def _most(self, sequence: Sequence) -> int:
         request, limits, n_generated = sequence.request, self._limits, sequence.n_generated
-        # A sequence without a generated token may read a state that the prefix cache takes back.
+        # Before its first generated token, a sequence may read a state that the prefix cache takes back.
         if not isinstance(request, Generate) or not n_generated or sequence.served < 0:
             return 0
         n = min(limits.n_max, limits.end - len(sequence.tokens))
@@ -190,8 +191,8 @@ class Speculation:
     def _length(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, tries: bool
     ) -> tuple[int, float]:
-        """Return how many tokens to draft for each sequence, and how many seconds the drafter may spend on
-        the tokens of a sequence that it lacks."""
+        """Return how many tokens to draft for each sequence, and how many seconds per sequence the drafter
+        may spend on tokens that it has not computed."""
         seconds, n = drafter.seconds, len(waiting)
         if not seconds:
             return self._max_rows, 0.0
@@ -200,7 +201,7 @@ class Speculation:
         share_s = TRY_SHARE * self._prices.least(n_rows)
         spend_s = self._budget_s = self._budget(drafter, waiting, share_s)
         best, most = self._best(drafter, waiting, n_rows, spend_s)
-        if self._account.saved_s > spend_s:  # drafts after the complete text may be better
+        if self._account.saved_s > spend_s:  # a draft model that has read all of the text may draft better
             rate = sum([self._acceptance(sequence).rate(drafter.source) for sequence, _ in waiting]) / n
             whole = best_length(n_rows, n, rate, self._prices, self._max_rows, seconds)
             n_left = sum([self._n_left(sequence) for sequence, _ in waiting])
@@ -226,8 +227,8 @@ class Speculation:
     def _best(
         self, drafter: Drafter, waiting: list[tuple[Sequence, int]], n_rows: int, spend_s: float
     ) -> tuple[Length, int]:
-        """Return the best length of drafts, and the longest that is tried, if the drafter spends `spend_s` on
-        tokens that it lacks."""
+        """Return the best length of drafts, and the longest length to try. Assume that the drafter spends
+        `spend_s` seconds on tokens that it has not computed."""
         n, rate, most = len(waiting), 0.0, 0
         for sequence, _ in waiting:
             source = drafter.source_of(_want(sequence, 1, drafter, spend_s / n))
@@ -236,7 +237,7 @@ class Speculation:
         return best_length(n_rows, n, rate, self._prices, self._max_rows, drafter.seconds), most
 
     def _budget(self, drafter: Drafter, waiting: list[tuple[Sequence, int]], share_s: float) -> float:
-        """Return the seconds that may be spent on tokens that the drafter lacks."""
+        """Return how many seconds the drafter may spend on tokens that it has not computed."""
         # Unspent time of more than MAX_PROBE steps is forgotten.
         least_s = share_s * (self._n_steps - MAX_PROBE)
         invested_s = self._invested_s[drafter] = max(least_s, self._invested_s.get(drafter, 0.0))
@@ -271,7 +272,8 @@ class Speculation:
         self._drafter_of[sequence.slot].took(sequence.slot, n_accepted)
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count the time of a decoding step that was already recorded. Steps of a pause are left out."""
+        """Count the time of a decoding step that was replayed, not recorded. Steps of a pause are left
+        out."""
         if not self._pauses:
             self._prices.learn(n_rows, seconds)
 
@@ -300,8 +302,8 @@ def _want(sequence: Sequence, n: int, drafter: Drafter, spend_s: float = 0.0) ->
 
 
 def _survival(sequence: Sequence, draft: Draft, least: int) -> list[float]:
-    """Return the probability of each token that it and all tokens before it are accepted. Leave out tokens
-    that are not drafted yet, because too few were accepted before."""
+    """For each token, return the probability that it and all tokens before it are accepted. Leave out tokens
+    after the source's `limit`, which grows as tokens are accepted."""
     assert sequence.acceptance is not None
     rate, most = sequence.acceptance.rate(draft.source), sequence.acceptance.limit(draft.source)
     return [rate ** (j + 1) for j in range(min(max(most, least), len(draft.tokens)))]

@@ -33,9 +33,9 @@ class Mark(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """`latency_s` is the time since the engine began to compose the step, with the time of drafting. `step_s`
-    is the time since the step began or the previous step ended, whichever is later. If several steps are in
-    flight, `step_s` is a step's cost."""
+    """`latency_s` is the time since the engine began to compose the step, including drafting. `step_s` is the
+    time since the step began or the previous step ended, whichever is later. If several steps are in flight,
+    only `step_s` is the cost of one step."""
 
     number: int
     step_s: float

@@ -23,7 +23,7 @@ Choose = Callable[[Uses, Sequence[np.ndarray]], Sequence[Move]]
 class ExpertCache:
     """`hits` and `misses` count (row, expert) pairs, and `n_replaced` counts copies after the start. The
     counts of earlier runs are stored under `fingerprint`. Every `period` steps, `choose` returns the next
-    moves, by default of the most used experts."""
+    replacements. By default the most used experts get slots."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class Uses:
     def __init__(self, names: Sequence[str], n_experts: Sequence[int], half_life: float = HALF_LIFE) -> None:
         self.names, self.half_life = list(names), half_life
         self.flat = np.zeros(sum(n_experts))
-        self.firsts = np.cumsum([0, *n_experts[:-1]])  # of each layer's experts in `flat`
+        self.firsts = np.cumsum([0, *n_experts[:-1]])  # index of each layer's first expert in `flat`
         self.of_layers = np.split(self.flat, self.firsts[1:])
 
     def add(self, counts: np.ndarray, n_rows: int) -> None:

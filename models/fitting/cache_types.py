@@ -15,8 +15,7 @@ TYPES = "f16", "q8_0", "q5_1", "q5_0", "q4_0"  # the most precise first
 
 def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list[tuple[str, str]]:
     """Return (type_k, type_v) of the caches to try. A type that is not in `chosen` stays as in `options`. A
-    type that saves no bytes compared with the type before is omitted, because small heads do not fill a
-    quantized block."""
+    type that needs as many bytes as the type before is omitted; small heads do not fill a quantized block."""
     pairs = [
         (
             name if "type_k" in chosen else options.type_k,

@@ -3,7 +3,7 @@
 The order of preference is: all weights on the devices; K and V caches of type f16, if the context then has at
 least COMFORTABLE tokens; the longest context; the fastest shares; room for more slots. If not all weights
 fit, the experts of a mixture move to host memory, and copies of the most used experts return to device
-memory. Of other models, the first layers move. docs/fit.md gives the reasons.
+memory. In other models, the first layers move to host memory. docs/fit.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vkbackend.runtime import Device
 
 MIB = 1 << 20
 COMFORTABLE = 32_768
-TRIES = 3  # shares of the screen that are sized exactly
+TRIES = 3  # how many of the best shares are sized exactly
 
 
 class Fitter:
@@ -72,7 +72,7 @@ class Fitter:
         )
 
     def _unchosen(self, options: Options) -> Options:
-        """Return the options with the defaults of those that are chosen here."""
+        """Return the options, but with the default of each option that is chosen here."""
         defaults: dict[str, Any] = {
             "kv_cells": None,
             "n_gpu_layers": None,

@@ -33,7 +33,7 @@ from vkbackend.models.placement.recurrent_state import StatePlan
 
 MOVES = 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128  # parts of the model that change devices in the search
 WHOLE = 8, 16, 32, 64, 128  # the largest share, in whole numbers
-FEW_EXPERTS = 16  # of a layer are planned; other experts repeat the ranges of these
+FEW_EXPERTS = 16  # experts of a layer are planned; the others repeat their ranges
 MOST_STARTS, BEST_STARTS = 400, 3
 
 Part = tuple[int, str]  # A kind of layer (-1: the output) and a dimension of its plan.

@@ -51,7 +51,7 @@ class Sizer:
         return replace(options, n_ctx=n_ctx, kv_cells=n_ctx if shared else options.kv_cells)
 
     def with_rows(self, options: Options, shares: Shares | None) -> Options:
-        """Return the options with the number of rows of a step, which is chosen if it is not given."""
+        """Return the options with a number of rows per step. If it is not given, choose it."""
         rows = options.n_ubatch or chosen_rows(
             self._model,
             self._types,
@@ -63,7 +63,8 @@ class Sizer:
         return replace(options, n_ubatch=rows)
 
     def sized(self, options: Options, shares: Shares | None, exact: bool = False) -> SizedLayout:
-        """Size a layout. Unless `exact` is set, the memory of steps is sized for the first shares alone."""
+        """Size a layout. Unless `exact` is set, use the memory of steps that was sized for the first
+        shares."""
         options = replace(options, tensor_split=shares)
         if not exact:
             options = self.at(options, self._most)

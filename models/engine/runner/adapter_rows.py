@@ -23,8 +23,8 @@ class AdapterRows:
         self._words = np.zeros(shape.adapter_words, np.uint32)
 
     def at(self, kind: StepKind, parts: Sequence[tuple[Sequence[Run], Sequence[int]]]) -> np.ndarray:
-        """Return the words of a step, which the next call overwrites. `parts` holds the runs and output rows
-        of the step, or of both halves."""
+        """Return the ids and scales as uint32 words. The next call overwrites them. `parts` holds the runs
+        and output rows of the step, or of both halves."""
         n_rows = kind.n_rows // len(parts)
         at = 0
         for i, (runs, outputs) in enumerate(parts):

@@ -68,7 +68,7 @@ class DraftRunner:
     def rewind(self, slot: int, n: int) -> int:
         n = self._runner.resume_at(slot, n)
         if n < self._cache.resumable(slot):
-            n = 0  # blocks before this position are no longer in a window
+            n = 0  # a window has released the blocks before `n`
         if n == 0:
             self._cache.drop(slot)
         else:

@@ -17,8 +17,8 @@ def write_images(
     second: StepParams | None,
     n_rows: int,
 ) -> None:
-    """`rows` is as in BatchImages. `second` holds the parameters of the second half, if there is one. A row's
-    type is 0, or 1 + its index in the half if it is a row of an image."""
+    """`rows` is as in BatchImages. `second` holds the parameters of the second half, if there is one. A row
+    of an image gets the type 1 + its index in its half of the step. Other rows get 0."""
     if not rows:
         return
     types = np.zeros(n_rows, np.uint16)

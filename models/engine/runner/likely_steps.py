@@ -17,11 +17,11 @@ def likely_kinds(
 ) -> Iterator[StepKind]:
     """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
 
-    A server that just started gets decoding steps of 1 to `n_slots` sequences, then full and smaller steps of
-    prompts, for one sequence and for all, then prompts with decoding sequences. Of prompts with decoding
-    sequences, steps with the most outputs and with powers of two of rows come first, because a larger step
-    can replace a step that is not recorded yet. A running server first gets the steps with one bucket more or
-    fewer rows, and one more or fewer outputs, than the latest steps. Some kinds are yielded twice.
+    A server that just started gets decoding steps of 1 to `n_slots` sequences first. Then come full and
+    smaller steps with prompts only, for one sequence and for all. Steps with prompts and decoding sequences
+    come last. Among these, steps with the most outputs and with powers of two of rows come first, because a
+    larger step can replace a step that is not recorded yet. A running server first gets the neighbours of the
+    latest steps: rows and outputs of the next larger or smaller bucket. Some kinds are yielded twice.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))

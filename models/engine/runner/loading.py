@@ -182,7 +182,7 @@ class Loading:
                 "adapter can be applied; train an adapter without these modules"
             )
         self.notes += settled.notes
-        if self.prediction and options.shares:  # for the layers that are on the devices
+        if self.prediction and options.shares:  # now the layers on the devices are known
             self.prediction = predict(devices, options.shares, self.cost(mesh.devices), self._budgets(mesh))
         if options.context_shift:
             self._rotations = key_rotations(model, self.layout, options, self._gguf.architecture)

@@ -10,9 +10,10 @@ from vkbackend.step import Run
 
 
 class BatchImages(NamedTuple):
-    """Rows of images in a micro-batch, (first row, float32 [n, n_embd * tables]) for each, and the RoPE
-    positions of all rows, int64 [n_rows, 3], if they are not the cells. Rows of images have token 0. If
-    `sees_end`, the rows of some runs attend to later rows, up to the run's `end`."""
+    """`rows` lists the rows of images in a micro-batch: (first row, float32 [n, n_embd * tables]).
+    `positions` are the RoPE positions of all rows, int64 [n_rows, 3], or None if they equal the cells. Rows
+    of images have token 0. If `sees_end`, the rows of some runs attend to later rows, up to the run's
+    `end`."""
 
     rows: Sequence[tuple[int, np.ndarray]]
     positions: np.ndarray | None = None

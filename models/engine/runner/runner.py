@@ -198,7 +198,7 @@ class Runner:
                 kind = kind._replace(mix=Mix.PREFILL, halves=False, sees_end=True)
         if batch.stage >= 0:
             kind = kind._replace(stage=batch.stage)
-        # The rows of a sequence alone have the same padding, and therefore the same bits, at any time.
+        # A step with one run never becomes larger, so its rows have the same bits at any time.
         return self.mesh.recorded_step(kind, self._pads and len(runs) > 1)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
@@ -226,7 +226,8 @@ class Runner:
 
     def allow_padding(self) -> None:
         """Let a recorded step with more rows replace a step of several sequences that is not recorded yet.
-        Nodes of a group need the same steps, and drafts are chosen by the measured times of exact steps."""
+        This is off in a group, whose nodes need the same steps, and with drafts, which are chosen by the
+        measured times of exact steps."""
         self._pads = not (self.group or self.options.speculation)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Tables | None = None) -> None:
@@ -325,7 +326,7 @@ class Runner:
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     def settle(self, slot: int, position: int) -> int:
-        """Forget the states of rejected rows, and return like `resume_at`."""
+        """Forget the states of rejected rows, and return the result of `resume_at`."""
         return self.kv.states.slots.settle(slot, position) if self.kv.states else position
 
     def device_names(self) -> list[str]:
