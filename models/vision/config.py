@@ -14,26 +14,28 @@ from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 
 ARCHITECTURE = "clip"
-# Patches of a row's side, if the file does not state them.
+# The side, in patches, of the square that becomes a row, if the file does not state it.
 MERGES = {"qwen2vl_merger": 2, "qwen2.5vl_merger": 2, "qwen3vl_merger": 2, "gemma3": 4, "gemma4v": 3}
 MERGES |= {"gemma4uv": 3, "lfm2": 2, "internvl": 2, "glm4v": 2, "kimivl": 2, "kimik25": 2}
 # Old files state CLIP's own projection_dim instead of the text model's, so these tensors give the width.
 LAST_WEIGHTS = {"mlp": "mm.2.weight", "resampler": "resampler.proj.weight"}
 QUERIES = "resampler.query"
-NO_ENCODER = ("gemma4uv",)  # its patches are the squares of merge x merge patches
-MAX_PATCH = 64  # Pixels of a patch's side.
-MAX_SIDE = 16_384  # Pixels of a picture's side.
+NO_ENCODER = ("gemma4uv",)  # a patch is the complete square that becomes a row
+MAX_PATCH = 64  # Maximum side of a patch in pixels.
+MAX_SIDE = 16_384  # Maximum side of a picture in pixels.
 MAX_TILES = 64  # of a picture
-WINDOW = 112  # Pixels of the side of a window of Qwen2.5-VL, in every released model.
-MAX_TOKENS = 2048  # Rows of a picture by default, in families whose pictures vary; llama.cpp has 4,096.
-# Families with another default. 1,024 rows of Qwen2.5-VL have up to 104 windows, of step.MAX_RUNS.
+WINDOW = 112  # Side of a window in pixels, in every released Qwen2.5-VL.
+MAX_TOKENS = 2048  # Default for the most rows of a picture, if pictures vary in size; llama.cpp has 4,096.
+# Families with another default. A picture of Qwen2.5-VL with 1,024 rows has up to 104 windows; a step takes
+# at most MAX_RUNS.
 DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}
 DEFAULT_TOKENS |= {"kimivl": 1024}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """The least and the most rows of one picture, in families whose pictures vary (None: the family's)."""
+    """The minimum and the maximum number of rows of a picture, in families whose pictures vary in size. None
+    means the family's default."""
 
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -48,12 +50,12 @@ class VisionConfig:
     n_head: int
     eps: float
     projection_dim: int  # n_embd of the text model.
-    image_size: int  # Pixels of the side of a square picture or tile.
+    image_size: int  # Side of a square picture or tile in pixels.
     patch_size: int
     image_mean: tuple[float, float, float]
     image_std: tuple[float, float, float]
     activation: str  # gelu, silu or gelu_quick
-    merge: int  # Patches of a row's side: spatial_merge_size, or the projector's scale factor.
+    merge: int  # Side in patches of the square that becomes a row: spatial_merge_size or scale factor.
     n_wa_pattern: int  # Every n-th layer attends to the complete picture, others to windows (0: no windows).
     full_layers: tuple[int, ...]  # Layers without windows, if the file lists them.
     deepstack: tuple[int, ...]  # Layers whose output is merged and added in the text model.
@@ -62,7 +64,7 @@ class VisionConfig:
     preproc_size: int  # Longest side before cutting tiles (0: not stated).
     min_tiles: int
     max_tiles: int
-    tile_sizes: tuple[int, ...]  # Heights and widths of grids of tiles, one after the other.
+    tile_sizes: tuple[int, ...]  # Grids of tiles, written as height, width, height, width, ...
     feature_layers: tuple[int, ...]  # Layers that the projector reads, if the file lists them.
     n_queries: int  # Queries of a resampler, which become rows (0: no resampler).
     minicpmv_version: int
@@ -79,11 +81,12 @@ class VisionConfig:
 
     @property
     def patch_side(self) -> int:
-        """Return the pixels of the side of a patch that the encoder reads."""
+        """Return the side, in pixels, of the patches that the encoder reads."""
         return self.patch_size * self.merge if self.projector in NO_ENCODER else self.patch_size
 
     def most_tokens(self, limits: TokenLimits) -> int:
-        """Return the most rows of a picture or tile, the caller's or the family's, if pictures vary."""
+        """Return the maximum number of rows of a picture or tile: the caller's, or else the family's default.
+        Only for families whose pictures vary in size."""
         return limits.max_tokens or DEFAULT_TOKENS.get(self.projector, MAX_TOKENS)
 
     @property

@@ -32,7 +32,8 @@ def picture_bytes(url: str, limits: ImageLimits = IMAGE_LIMITS) -> bytes:
 
 
 def base64_bytes(text: str, limits: ImageLimits = IMAGE_LIMITS) -> bytes:
-    """Return the bytes of a picture in base64. Raises InvalidArgument if it is too long or not base64."""
+    """Return the bytes of a picture in base64. Raises InvalidArgument if the text is too long or not
+    base64."""
     if len(text) > 4 * (limits.n_bytes // 3 + 1):
         raise InvalidArgument(
             f"the picture has about {len(text) * 3 // 4} bytes, at most {limits.n_bytes} are taken"

@@ -1,7 +1,7 @@
 """Decodes pictures with Pillow under limits, for decode.py.
 
-A request has limits as JSON, then the file; its number is the length of the limits. A reply has rows of RGB
-pixels; its number is the width.
+A request contains limits as JSON, then the file; the number in its head is the length of the limits. A reply
+contains rows of RGB pixels; the number in its head is the width.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OTHERS = (
 
 
 def format_of(data: bytes) -> str:
-    """Return the name of a format that is not decoded, or ""."""
+    """Return the name of the file's format if it is a known format that is not decoded, else ""."""
     for magic, name in OTHERS:
         if data.startswith(magic):
             return name

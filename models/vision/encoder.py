@@ -59,8 +59,8 @@ class Encoder:
         """Raise an error if the file's hyper-parameters do not suit the family."""
 
     def check_square(self) -> None:
-        """Raise GGUFError if pictures are not squares of `image_size`, which the projector divides evenly and
-        for which the file has positions."""
+        """Raise GGUFError unless the squares of patches that become rows fill `image_size` exactly, and the
+        file has a position for each patch."""
         c = self.config
         side = c.image_size // c.patch_size
         if c.image_size % c.patch_size or side % c.merge:
@@ -75,7 +75,8 @@ class Encoder:
             )
 
     def check_square_table(self) -> None:
-        """Raise GGUFError if the file has no square table of positions, which is interpolated."""
+        """Raise GGUFError unless the file has a square table of positions, because only square tables are
+        interpolated."""
         if self.positions is None or round(len(self.positions) ** 0.5) ** 2 != len(self.positions):
             raise GGUFError(f"{self._path}: the file has no square table of positions ({POSITION_TABLE})")
 
@@ -93,7 +94,7 @@ class Encoder:
 
     @property
     def n_parts(self) -> int:
-        """Return the results per row: the projector's, and one per deepstack layer."""
+        """Return how many results a row has: one from the projector, and one per deepstack layer."""
         return 1 + self.config.n_deepstack
 
     def sees_both_ways(self, text: GGUF | None) -> bool:

@@ -1,5 +1,5 @@
-"""kimik25 (Kimi K2.5): kimivl.py with other marks, and with another order of q and k in the file: the first
-half of a head rotates by the column, the second half by the line.
+"""kimik25 (Kimi K2.5): kimivl.py with other special tokens around the rows. In the file, q and k have another
+order: the first half of a head rotates by the column, the second half by the line.
 """
 
 from __future__ import annotations

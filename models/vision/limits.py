@@ -14,7 +14,7 @@ class ImageLimits:
     side: int = 16_384  # pixels
     aspect: int = 200  # longer side / shorter side
     cpu_s: float = 10.0  # to decode it
-    request_pixels: int = 128_000_000  # of all pictures of a request
+    request_pixels: int = 128_000_000  # all pictures of a request together
 
 
 IMAGE_LIMITS = ImageLimits()

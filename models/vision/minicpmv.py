@@ -21,8 +21,8 @@ from vkbackend.models.vision.preprocess.minicpmv import MAX_ASPECT, SIDE
 
 QUERIES, PLACES = "queries", "places"  # tables that the host writes
 HEAD_DIM = 128  # head size of the resampler, in every released model
-BASE = 10_000.0  # base of the sines of a patch's place
-# Only the host reads these. `pos_embed_k` holds the sines of 70 x 70 places, which are computed here.
+BASE = 10_000.0  # base of the frequencies of position embeddings
+# Only the host reads these. `pos_embed_k` holds the embeddings of 70 x 70 positions, which are computed here.
 HOST = ("resampler.query", "resampler.ln_q", "resampler.attn.q", "resampler.pos_embed_k")
 
 

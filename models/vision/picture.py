@@ -22,8 +22,9 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """`layout` lists the text around the rows, and in the place of each tile's rows the tile's index, such as
-    ("<fake_token_around_image><row_1_col_1>", 0, ..., "\\n\\n<fake_token_around_image><global-img>", 4, ...).
+    """`layout` lists texts and tile indices in the order of the prompt. An index represents the rows of its
+    tile. An example is ("<fake_token_around_image><row_1_col_1>", 0, ...,
+    "\\n\\n<fake_token_around_image><global-img>", 4, ...).
     """
 
     key: bytes  # rows.KEY_NBYTES bytes: a hash of the pixels, the projector's file and the parameters.

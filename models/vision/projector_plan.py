@@ -146,7 +146,7 @@ def _held(device: Device, loads: Sequence[Load], shape: StepShape, sizes: StepSi
 
 
 def step_rows(encoder: Encoder, n_patches: int) -> int:
-    """Return how many rows to record for a tile. The number is a multiple of a block of cells, and of the
+    """Return how many rows to record for a tile. The number is a multiple of CELL_BLOCK, and of the number of
     patches that become a row."""
     group = math.lcm(CELL_BLOCK, encoder.n_merged)
     return group * bucket(-(-n_patches // group))

@@ -22,18 +22,17 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`sizes` are the sizes of successively resized pictures. The last picture is cut into a grid of
-    tiles."""
+    """The picture is resized to each of `sizes` in turn, and the last result is cut into a grid of tiles."""
 
     filter: Image.Resampling
     sizes: tuple[Size, ...]
     layout: tuple[str | int, ...]  # Picture.layout
-    patch: int  # pixels of a patch's side
-    merge: int  # patches of a row's side
+    patch: int  # side of a patch in pixels
+    merge: int  # side, in patches, of the square that becomes a row
     grid: Size = (1, 1)  # rows and columns of tiles
     overview: Overview | None = None
-    n_marks: int = 0  # rows of marks that the projector adds to a tile's rows
-    n_queries: int = 0  # rows of each tile, if they do not depend on its size
+    n_marks: int = 0  # rows that the projector adds to a tile, such as [IMG_BREAK]
+    n_queries: int = 0  # number of rows of each tile, if it does not depend on the tile's size
     square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
     canvas: Size | None = None  # size of a black canvas, with the last resized picture at its top left
 
@@ -44,7 +43,7 @@ class Cut:
 
     @property
     def tile_rows(self) -> tuple[int, ...]:
-        """Return the rows of each tile in the text model."""
+        """Return the number of rows of each tile in the text model."""
         of_tile = self._rows(self.tile) + self.n_marks
         tiles = (of_tile,) * (self.grid[0] * self.grid[1])
         return (*tiles, self._rows(self.overview.size)) if self.overview else tiles

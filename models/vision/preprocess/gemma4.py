@@ -1,4 +1,4 @@
-"""Gemma 4: the largest size within a budget of patches that keeps the aspect ratio.
+"""Gemma 4: the picture gets the largest size that keeps its aspect ratio within a limit of patches.
 
 The rules are from Gemma4ImageProcessorPil (transformers). `gemma4uv` has no encoder, so its patches are the
 merged squares.

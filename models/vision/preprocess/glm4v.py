@@ -1,4 +1,4 @@
-"""GLM-4.1V and later: one picture of any size in multiples of merged patches, as qwen_vl.py. A picture
+"""GLM-4.1V and later: one picture of any size in multiples of merged patches, as in qwen_vl.py. A picture
 smaller than one row is enlarged first. The rules are from Glm4vImageProcessorPil (transformers), with other
 limits.
 """

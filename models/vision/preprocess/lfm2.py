@@ -11,7 +11,7 @@ from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BILINEAR, Cut, Overview
 from vkbackend.models.vision.preprocess.rules import nearest_grid, tile_texts, within_limits
 
-MIN_TOKENS = 64  # rows of a picture that is not cut
+MIN_TOKENS = 64  # minimum rows of a picture that is not cut
 TILE = 512  # pixels
 MIN_TILES, MAX_TILES = 2, 10
 TOLERANCE = 2.0  # A picture is cut if its pixels exceed the limit by more than this factor.

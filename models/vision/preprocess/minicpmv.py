@@ -65,5 +65,5 @@ def area_size(height: float, width: float, patch: int) -> Size:
 
 
 def multiple(length: int, of: int) -> int:
-    """Return the nearest multiple, and at least one."""
+    """Return the multiple of `of` that is nearest to `length`, at least `of`."""
     return max(round(length / of) * of, of)

@@ -33,7 +33,7 @@ FAMILIES = {  # projector type -> module
     "kimivl": "kimi",
     "kimik25": "kimi",
 }
-MAX_ASPECT = 200  # longer side / shorter side, as transformers takes
+MAX_ASPECT = 200  # longer side / shorter side, as in transformers
 
 
 def cut_of(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
@@ -51,12 +51,12 @@ def cut_of(height: int, width: int, config: VisionConfig, limits: TokenLimits) -
 
 
 def count(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> int:
-    """Return the rows of a picture of this size in the text model, all tiles together."""
+    """Return how many rows a picture of this size has in the text model, all tiles together."""
     return cut_of(height, width, config, limits).n_rows
 
 
 def counts(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> tuple[int, ...]:
-    """Return the rows of each tile of a picture of this size."""
+    """Return how many rows each tile of a picture of this size has."""
     return cut_of(height, width, config, limits).tile_rows
 
 
@@ -68,7 +68,7 @@ def prepare(pixels: np.ndarray, config: VisionConfig, limits: TokenLimits) -> Pi
         )
     cut = cut_of(pixels.shape[0], pixels.shape[1], config, limits)
     mean, std = config.image_mean, config.image_std
-    if config.projector == "gemma4v":  # The model computes 2 x - 1 of pixels within 0 to 1.
+    if config.projector == "gemma4v":  # The model itself maps pixels x in 0..1 to 2 x - 1.
         mean = std = (0.5, 0.5, 0.5)
     tiles = tuple(
         Tile(

@@ -12,7 +12,7 @@ from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut
 from vkbackend.models.vision.preprocess.rules import within_limits
 from vkbackend.step import MAX_RUNS
 
-MIN_TOKENS = 8  # rows of a picture, as in llama.cpp
+MIN_TOKENS = 8  # minimum rows of a picture, as in llama.cpp
 
 
 def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> Cut:
