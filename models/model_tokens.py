@@ -40,8 +40,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """Return `options` with the model's end tokens in `stop_token_ids`, or forbidden by `logit_bias` if
-        `ignore_eos` is set. Suppressed tokens are always forbidden."""
+        """Return `options` with the model's end tokens in `stop_token_ids`. If `ignore_eos` is set,
+        `logit_bias` forbids the end tokens instead. Suppressed tokens are always forbidden."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(

@@ -165,7 +165,7 @@ class Options(DraftOptions):
 
     @property
     def of_draft(self) -> Options | None:
-        """Return the options of the draft model, or None without one. Of several nodes, node 0 drafts."""
+        """Return the options of the draft model, or None without one. In a group of nodes, node 0 drafts."""
         if self.draft is None or self.head is not None:
             return None
         here = [word.removeprefix("0/") for word in self.devices or () if self.node_of(word) in ("", "0")]
@@ -181,7 +181,7 @@ class Options(DraftOptions):
             type_v=self.draft_type_v,
             speculation=(
                 "ngram",
-            ),  # It verifies no drafts. Its recurrent layers need only the state before a draft.
+            ),  # It verifies no drafts, so recurrent layers need only the state before a draft.
             draft_max=0,
             use_mmap=self.use_mmap,
             exact=self.exact,

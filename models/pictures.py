@@ -34,7 +34,7 @@ NO_VISION = "this model was opened without a projector, which images need; give 
 @dataclass(slots=True)
 class ImageTimes:
     """The seconds that the images of a request took, and their pixels. `n_kept` of the `n` images were kept
-    and took no time."""
+    from earlier requests and took no time."""
 
     n: int = 0
     n_pixels: int = 0

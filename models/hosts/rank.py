@@ -33,7 +33,7 @@ from vkbackend.models.hosts.interfaces import interface_of, listening_ports
 from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
-END_S = 5.0  # until a process of a lost group ends itself
+END_S = 5.0  # a process of a lost group ends itself after this time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

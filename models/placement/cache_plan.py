@@ -24,8 +24,8 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of a layer with its own caches. `arrays` lists (name, head size in whole blocks, type) of K,
-    V, index keys and the values that these are pooled from."""
+    """The caches of a layer that does not read the caches of another layer. `arrays` lists (name, head size
+    in whole blocks, type) of K, V, index keys and the values that these are pooled from."""
 
     layer: int
     spec: KVSpec
@@ -91,7 +91,7 @@ def _planned(il: int, spec: KVSpec, heads: Ranges, home: Home, options: Options)
 
 
 def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
-    """Splits are between heads, so each head has whole blocks."""
+    """Devices split a cache between heads, so each head has whole quantization blocks."""
     arrays = [("k", spec.head_dim_k, options.type_k)]
     if spec.head_dim_v:
         arrays.append(("v", spec.head_dim_v, options.type_v))

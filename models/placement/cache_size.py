@@ -27,7 +27,7 @@ def with_cache_size(
     budgets: Sequence[Budget] | None = None,
 ) -> Options:
     """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. numpy
-    devices have no limit, so all experts fit. Software devices get no slots, because host memory is their own
+    devices have no limit, so all experts fit. Software devices get no slots, because their memory is host
     memory. `budgets` replaces the devices' free memory."""
     if options.moe_cache_mib != "auto":
         return options

@@ -37,8 +37,8 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = 512,
 ) -> CostFunction:
-    """Return a function from shares (one per device, in any unit) and rows of a step to the cost of this
-    split.
+    """Return a function that maps shares (one per device, in any unit) and the number of rows of a step to
+    the cost of a step.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
     memory is traced only once, because tracing a large model takes seconds. The largest scratch size counts

@@ -1,8 +1,9 @@
 """The memory that the system grants this process for pinned host memory, before anything is allocated.
 
-A driver may allocate more than the system can pin. Then it fails when a step is submitted, or the system ends
-the process. So the bytes are compared with these limits before any memory is pinned. GPU drivers pin memory
-without counting it towards RLIMIT_MEMLOCK, which is 8 MiB on most systems, so RLIMIT_MEMLOCK is not checked.
+A driver may allocate more than the system can pin. Then the driver fails when a step is submitted, or the
+system kills the process. So the bytes are compared with these limits before any memory is pinned. GPU drivers
+pin memory without counting it towards RLIMIT_MEMLOCK, which is 8 MiB on most systems, so RLIMIT_MEMLOCK is
+not checked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ UNLIMITED = 1 << 60  # version 1 of cgroups reports a number near 2^63
 
 @dataclass(frozen=True, slots=True)
 class HostLimit:
-    """`nbytes` are left of a limit. `name` completes "host memory (...)"."""
+    """A limit of which `nbytes` are left. `name` completes "host memory (...)"."""
 
     name: str
     nbytes: int

@@ -124,7 +124,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 
 
 def layouts(model: Model, types: Mapping[str, str], n_devices: int) -> Callable[[Options], Layout]:
-    """Return a function that lays out equal options once. A load asks several times."""
+    """Return a function that stores the layout of each options, because loading asks several times."""
     return cache(partial(lay_out, model, types, n_devices))
 
 
@@ -135,7 +135,8 @@ def _may_stream(load: Load, added: Collection[str]) -> bool:
 
 
 def host_nbytes(layout: Layout) -> dict[int, int]:
-    """Return the bytes of weights in host memory that may stay in the file, by layer, on all devices."""
+    """For each layer, return the bytes of weights in host memory that may stay in the file, summed over all
+    devices."""
     return _host_nbytes(layout.loads, layout.adapters, layout.n_devices)
 
 
@@ -238,8 +239,8 @@ def layer_of(name: str) -> int | None:
 
 
 def _where_active(plan: Plan, shape: tuple[int, ...], n: int) -> State:
-    """Return the state of an adapter's A or B that is not split. If one device has the layer, only this
-    device holds it."""
+    """Return the state of an adapter's A or B that is not split. If only one device has the layer, only this
+    device holds the matrix."""
     active = _active(plan)
     if len(active) != 1:
         return MIRRORED

@@ -159,7 +159,7 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts each weight once, without those that stay in the file. `mirrored` counts additional copies
+    `model` counts each weight once, except weights that stay in the file. `mirrored` counts additional copies
     of mirrored tensors. `replicated` counts additional copies of split tensors' parts. `adapters` counts all
     copies of low-rank adapters.
     """

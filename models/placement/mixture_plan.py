@@ -41,9 +41,9 @@ class CacheRow:
 class StepRow:
     """Steps of `n_rows` tokens of a prompt. `bus` is the number of bytes that the busiest device reads per
     token, without and with the cache. `at_most` is the tokens per second that the bus allows (None: no
-    limit). Both assume that a step reads an expert once. `bus_of_tiles` and `at_most_of_tiles` assume that
-    every tile of pairs reads its expert over the bus, because the GPU does not cache host memory, and that
-    there is no expert cache."""
+    limit). Both values assume that a step reads an expert once. `bus_of_tiles` and `at_most_of_tiles` are
+    without an expert cache. They assume that every tile of pairs reads its expert over the bus, because the
+    GPU does not cache host memory."""
 
     n_rows: int
     scratch: int
@@ -55,8 +55,8 @@ class StepRow:
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """`used` has a row per layer with experts in host memory (expert_use.py). Its layers are those of
-    `layout.stacks`, in order. `cost` is a token's cost without a cache."""
+    """`used` has a row per layer with experts in host memory (expert_use.py). Its rows are in the order of
+    `layout.stacks`. `cost` is a token's cost without a cache."""
 
     model: Model
     layout: Layout

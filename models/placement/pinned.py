@@ -16,8 +16,8 @@ SPARE = 0.1
 
 def with_pinned_size(options: Options, layout: Layout, sizes_of: Sizes, budgets: Sequence[Budget]) -> Options:
     """Replace a `pinned_mib` of "auto" by the most that fits, if not all weights fit. In `layout`, all
-    weights are pinned. `budgets` are for host memory. Without a mapped file, or if even no pinned weights
-    would fit, the options do not change."""
+    weights are pinned. `budgets` are for host memory. Without a mapped file, or if the model would not fit
+    even without pinned weights, the options do not change."""
     if options.pinned_mib != "auto" or not options.use_mmap or shortfall(sizes_of(options), budgets) is None:
         return options
     total = -(-sum(host_nbytes(layout).values()) // 2**20)

@@ -30,7 +30,7 @@ ROW_STATES_SHARE = 1 / 8  # States after rows may take at most this share of the
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """A layer's recurrent state. `units` maps a dimension to each device's range. `n_cells` counts all cells,
-    with the `n_row_cells` for states after the rows of drafts."""
+    including `n_row_cells` cells for the states after rows of drafts."""
 
     layer: int
     spec: StateSpec

@@ -211,7 +211,8 @@ def trace_reduces(
 def unadapted(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[str]:
-    """Return the adapted weights whose adapters no product of a step applies, including steps of the head."""
+    """Return the adapted weights whose adapters are not applied by any product, in steps of the model and of
+    the head."""
     devices, build = _traced(model, layout, limits)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     # Unequal numbers distinguish rows from output rows.

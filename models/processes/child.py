@@ -146,7 +146,7 @@ class Child:
         self, transfer: Callable[[memoryview, float], int], data: memoryview, deadline: float, cpu_s: float
     ) -> int:
         """Return how many bytes `transfer` moves. Meanwhile, end the child if it uses too much. Raises
-        TimeoutError at the deadline, and EOFError for such a child."""
+        TimeoutError at the deadline, and EOFError if the child was ended."""
         while (seconds := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 return transfer(data, min(seconds, WATCH_S))

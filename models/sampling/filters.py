@@ -58,8 +58,9 @@ def typical(c: Candidates, p: float, min_keep: int = 0) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Keep tokens at most n standard deviations of all scores below the best score (Tang et al. 2024,
-    arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
+    """Keep tokens whose score is at most n standard deviations below the best score (Tang et al. 2024,
+    arXiv:2411.07641). The standard deviation is over all scores. As in llama.cpp, the other tokens get a
+    score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf

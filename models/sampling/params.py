@@ -236,7 +236,7 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """Return the samplers that have an effect, in order. Greedy sampling drops filters after the last
+        """Return the samplers that have an effect, in order. Greedy sampling needs no filters after the last
         penalty, because filters keep the best token."""
         if self.mirostat:
             return ("temperature",)

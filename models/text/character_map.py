@@ -18,8 +18,8 @@ _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """Replaces texts by the map `raw`, the file's `tokenizer.ggml.precompiled_charsmap`, which may be
-    empty."""
+    """Replaces texts according to the map `raw`, the file's `tokenizer.ggml.precompiled_charsmap`, which may
+    be empty."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()

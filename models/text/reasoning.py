@@ -1,4 +1,4 @@
-"""Separates a model's thoughts from its answer, without markers, while the text arrives."""
+"""Separates a model's thoughts from its answer while the text arrives, and removes the markers."""
 
 from __future__ import annotations
 

@@ -100,6 +100,6 @@ def _started(template: dict[str, Any]) -> _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Return whether two messages are equal and contain only texts. Other values could be changed in place
-    without a difference."""
+    """Return whether two messages are equal and contain only texts. Other values, such as lists, could change
+    in place, and the comparison would not see it."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])

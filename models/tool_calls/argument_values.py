@@ -30,7 +30,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """Return the types of a schema, its listed values and its alternatives."""
+    """Return the types of a schema, including the types of its listed values and of its alternatives."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])

@@ -1,4 +1,4 @@
-"""Parse calls with separate keys."""
+"""Parse calls that write each argument as a separate key and value."""
 
 from __future__ import annotations
 
