@@ -53,7 +53,7 @@ class ActiveAdapters:
         return scales
 
     def number(self, adapter: str | int) -> int:
-        """Return the id of an adapter's name or id. Raises InvalidArgument."""
+        """Return the id of an adapter, given its name or id. Raises InvalidArgument."""
         for info in self.known:
             if adapter in (info.id, info.name):
                 return info.id

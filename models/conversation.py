@@ -178,8 +178,8 @@ class Chat:
     # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[Piece]] | None:
-        """Leave out older messages for an answer with `n_made` tokens so far. Return `_fitting`'s result, or
-        None if no older message can be left out."""
+        """Leave out older messages, so that an answer with `n_made` tokens can continue. Return `_fitting`'s
+        result, or None if no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None

@@ -36,8 +36,8 @@ def write_gguf(
     """Write the model of `source` to `path` and return the number of bytes. `specs` describe the `weights` on
     `devices`. Tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB on the host.
 
-    Raises GGUFError if a tensor has another form on the devices or the file cannot be written, and
-    InvalidArgument if `path` is the source. After an error `path` is unchanged.
+    Raises GGUFError if a tensor has another form on the devices than in the file, or if the file cannot be
+    written. Raises InvalidArgument if `path` is the source. After an error `path` is unchanged.
     """
     there = [part for part in source.paths if os.path.exists(part)]  # synthetic models have no file
     if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):

@@ -37,8 +37,8 @@ Prompts = list[str] | list[list[int]] | list[Mapping[str, Any]]
 
 class GenerationMaker:
     """Makes generations for the engine of `mailbox`. `n_keep` is the option's default. `apart` is True if the
-    engine runs in another process. `no_tokenizer` is the reason if `tokens` has no tokenizer. `pictures` is
-    None if the model reads only text."""
+    engine runs in another process. `no_tokenizer` says why `tokens` has no tokenizer. `pictures` is None if
+    the model reads only text."""
 
     def __init__(
         self,

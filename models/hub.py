@@ -102,7 +102,8 @@ def _fetched(
 
 @contextmanager
 def _followed(repo: str, part: str, nbytes: int, progress: Progress | None) -> Iterator[None]:
-    """Call `progress` while a file is fetched. Its bytes are in the repository's folder of the cache."""
+    """Call `progress` while a file is fetched. The bytes so far are counted in the repository's folder of the
+    cache."""
     if progress is None:
         yield
         return

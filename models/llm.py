@@ -330,11 +330,11 @@ class LLM(Chats, Slots, Embeddings):
 
     def memory(self) -> list[dict[str, Any]]:
         """Return a dict per device, in order, and one for a projector. "device" is the name. These keys give
-        bytes: "weights", "adapters" (LoRA adapters, which "weights" or "host" count as well), "mapped"
-        (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host" (slices and
-        caches on the host), "stream" (memory for weights that stay in the file), "shared" (tables of all
-        devices, counted for the first), "staging", "free_before" (before loading) and "free" (now). A
-        device's free memory is None if unknown."""
+        bytes: "weights", "kv", "scratch", "staging", "free_before" (before loading) and "free" (now).
+        "adapters" counts LoRA adapters, which "weights" or "host" count as well. "mapped" counts weights in
+        the mapped file, whose pages the system may drop. "host" counts slices and caches on the host.
+        "stream" is memory for weights that stay in the file. "shared" counts tables of all devices, for the
+        first device. A device's free memory is None if unknown."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory

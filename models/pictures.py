@@ -110,7 +110,7 @@ def n_tokens(pieces: Sequence[Piece]) -> int:
 
 
 def media_prompt(pieces: Sequence[Piece], times: ImageTimes | None = None) -> list[int] | MediaPrompt:
-    """Return `pieces` as they are if they have no image."""
+    """Return a MediaPrompt, or a list if the pieces have no image."""
     ids = [piece for piece in pieces if isinstance(piece, int)]
     return ids if len(ids) == len(pieces) else MediaPrompt(tuple(pieces), times or ImageTimes())
 
@@ -168,8 +168,9 @@ class Pictures:
             self._total.add(times)
 
     def prepared(self, image: Image, times: ImageTimes, name: str = "image") -> PreparedImage:
-        """Decode and preprocess an image, unless it is kept. Raises InvalidArgument with the argument's
-        `name` if the image cannot be used, or if the images of `times` have too many pixels, and Timeout."""
+        """Decode and preprocess an image, unless it is kept. Raises InvalidArgument, with the argument's
+        `name`, if the image cannot be used or if the images of `times` have too many pixels. Also raises
+        Timeout."""
         times.n += 1
         try:
             kept = self._find(image.digest)

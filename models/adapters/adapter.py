@@ -1,5 +1,5 @@
-"""A low-rank adapter (Hu et al. 2021, arXiv:2106.09685): for each adapted matrix W, a pair B, A that changes
-y = W x to y = W x + scale * factor * B A x."""
+"""A low-rank adapter (Hu et al. 2021, arXiv:2106.09685) has a pair of matrices A and B for each adapted
+matrix W. The product y = W x becomes y = W x + scale * factor * B A x."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def check_file(path: Path) -> None:
 
 
 def check_pair(path: str, name: str, pair: Pair) -> None:
-    """Raise AdapterError if the rank is 0 or above MAX_RANK, if the ranks of A and B differ, if a value is
-    NaN or infinite, or if the factor is above MAX_FACTOR."""
+    """Raise AdapterError unless A and B have the same rank, 1 to MAX_RANK, all values are finite, and the
+    factor is at most MAX_FACTOR."""
     a, b = pair.a, pair.b
     matches = a.ndim == b.ndim in (2, 3) and a.shape[:-2] == b.shape[:-2] and a.shape[-2] == b.shape[-1]
     if not matches:

@@ -14,8 +14,8 @@ TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
 def read_gguf_adapter(path: str, architecture: str) -> Adapter:
-    """Raises GGUFError for a damaged file, AdapterError for a malformed adapter or one for another
-    architecture, and UnsupportedModel for a tensor other than lora_a and lora_b or with an unsupported
+    """Raises GGUFError for a damaged file, and AdapterError for a malformed adapter or an adapter of another
+    architecture. Raises UnsupportedModel for a tensor that is not lora_a or lora_b, or has an unsupported
     type."""
     with GGUF.open(path) as gguf:
         kind = gguf.string("general.type", ""), gguf.string("adapter.type", "")

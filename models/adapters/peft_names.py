@@ -85,7 +85,7 @@ class PeftNames:
         if self._arch not in PAIRED_ROWS or not re.search(r"\.attn_[qk]\.weight$", tensor):
             return b
         if b.shape[0] % self._head_dim:
-            return b  # the shape is refused later
+            return b  # a later check refuses the shape
         halves = b.reshape(-1, 2, self._head_dim // 2, b.shape[1])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(b.shape))
 

@@ -1,9 +1,9 @@
 """Stacks the pairs of all adapters into two weights per adapted matrix.
 
 For a matrix W [n_out, n_in] and n adapters of rank up to R, A is [n * R, n_in] and B [n_out, n * R]. For
-experts, A is [n * n_expert, R, n_in] and B [n * n_expert, n_out, R]. Missing pairs and smaller ranks are
-zeros. B contains the factor alpha / rank. A and B are split like W on the axis that they share with W, so the
-update of a split product needs no additional exchange.
+experts, A is [n * n_expert, R, n_in] and B [n * n_expert, n_out, R]. Missing pairs are zeros, and pairs of a
+smaller rank are padded with zeros. B contains the factor alpha / rank. A and B are split like W on the axis
+that they share with W, so the update of a split product needs no additional exchange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAME_INPUT = (
     ("ffn_gate", "ffn_up"),
     ("ffn_gate_shexp", "ffn_up_shexp"),
 )
-MAX_SHARED_NBYTES = 1 << 27  # Vulkan's smallest limit of one binding
+MAX_SHARED_NBYTES = 1 << 27  # the smallest limit of a storage binding that Vulkan allows
 Pairs = list[Pair | None]  # one per adapter
 
 
@@ -83,7 +83,7 @@ def _starts(width: int, n: int) -> WeightSpec:
 def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[str]) -> dict[str, Pair]:
     """Return the adapter's pairs by the name of the model's weight. A fused tensor's pair is split into
     parts."""
-    stored: dict[str, list[WeightSpec]] = {}  # by the name in the file
+    stored: dict[str, list[WeightSpec]] = {}  # by the tensor's name in the file
     for spec in specs:
         stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
     for spec in specs:

@@ -65,7 +65,7 @@ def all_weights(model: Weighted) -> list[WeightSpec]:
 class Weighted(Protocol):
     """A model whose weights are read from a file."""
 
-    n_layer: int  # All layers, including the multi-token prediction heads.
+    n_layer: int  # Number of layers, including the multi-token prediction heads.
     n_ahead: int  # How many of the last layers are multi-token prediction heads.
     draft_head: Model | None  # The layer of the EAGLE-3 head, as a model for its file.
     low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
@@ -78,7 +78,7 @@ class Model(Weighted, Protocol):
     """An architecture's hyper-parameters, its weights and their roles, and the graph of a step. A model does
     not depend on devices or tensor splits."""
 
-    predicts_ahead: bool  # Whether the architecture's heads are supported.
+    predicts_ahead: bool  # Whether the architecture's multi-token prediction heads are supported.
     n_vocab: int
     n_embd: int
     n_ctx_train: int

@@ -90,8 +90,8 @@ def with_limits(config: Config, gguf: GGUF) -> Config:
 
 
 def dense_if_stored(config: Config, gguf: GGUF) -> Config:
-    """Give each layer whose dense FFN is in the file this FFN instead of experts. The file's keys do not list
-    these layers."""
+    """Use a dense FFN instead of experts in each layer for which the file stores one. The file's keys do not
+    list these layers."""
     layers = list(config.layers)
     dense = [il for il in range(len(layers)) if f"blk.{il}.ffn_gate.weight" in gguf.tensors]
     widths = read_counts(gguf, "feed_forward_length", len(layers)) if dense else ()

@@ -34,7 +34,7 @@ RESIDUALS = "staged_residuals"  # f32 [n_staged, n_embd], for an encoder that co
 class DecoderWeights:
     """The decoder's weights. Subclasses override the attributes below."""
 
-    mixture: Mixture | None = None  # The experts' defaults, or None.
+    mixture: Mixture | None = None  # Defaults of the experts' hyper-parameters, or None.
     freq_factors = False
     windows = False  # Whether attention.sliding_window applies.
     clamps = False  # Whether attention.clamp_kqv applies.

@@ -156,7 +156,7 @@ class Head(Decoder):
         return ops.rms_norm(x, layer(name), self.config.eps)
 
     def fused(self, states: list[Tensor], layer: Weights) -> Tensor:
-        """Return g for the target's states of the same positions."""
+        """Compute g from the target's states at the same positions."""
         low, middle, high = map(ops.whole, states)
         n = low.width
         x = concat(concat(low, middle, n, n), high, 2 * n, n)

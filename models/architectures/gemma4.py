@@ -2,8 +2,8 @@
 every layer's result. Layers without a window have another head size. Layers without attn_v use their keys as
 values.
 
-Small models have shared caches and a token embedding per layer (per_layer.py). Large models have a dense FFN
-and, with separate norms, experts.
+Small models have shared caches and a token embedding per layer (per_layer.py). Large models have experts in
+addition to the dense FFN, with separate norms.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Model(PredictsAhead, nemotron_h.Model):
     mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
 
     def read_config(self, gguf: GGUF) -> Config:
-        check_off(gguf, "moe_latent_size")  # Nemotron 3 Super: experts read a latent vector
+        check_off(gguf, "moe_latent_size")  # not supported: in Nemotron 3 Super, experts read a latent vector
         return super().read_config(gguf)
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:

@@ -1,6 +1,6 @@
-"""Additions of Gemma 3n and 4 to gemma3. Every layer has a token embedding, which the residual gates. Values
-have an RMS norm without weights. The last layers share the cache of an earlier layer of the same kind
-(windowed or not).
+"""Additions of Gemma 3n and 4 to gemma3. Every layer has a token embedding, which is multiplied by a gate
+computed from the residual. Values have an RMS norm without weights. The last layers share the cache of an
+earlier layer of the same kind (windowed or not).
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> 
 
 
 def read_floats(gguf: GGUF, key: str, n_layer: int, low: float = -math.inf) -> tuple[float, ...]:
-    """Return one number per layer, at least `low`. The key has one number or an array, or is absent (0)."""
+    """Return one number per layer, at least `low`. The key has one number or an array. Without the key, the
+    numbers are 0."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
         return (read_float(gguf, key, 0.0, low),) * n_layer

@@ -1,6 +1,6 @@
-"""rwkv7 (RWKV-7 "Goose"): instead of attention, each head has a matrix as state, from which a key's old value
-is removed and to which the new value is added. Both halves of a layer mix each row with the row before it.
-Peng et al. 2025, arXiv:2503.14456.
+"""rwkv7 (RWKV-7 "Goose"): instead of attention, each head has a matrix as state. A row removes its key's old
+value from the matrix and adds the new value. Both halves of a layer mix each row with the row before it. Peng
+et al. 2025, arXiv:2503.14456.
 """
 
 from __future__ import annotations

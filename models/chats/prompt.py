@@ -108,7 +108,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         maker = self._kept.get(key)
-        if maker is None:  # Not locked, because PromptMaker starts a process.
+        if maker is None:  # Done without the lock, because PromptMaker starts a process.
             maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             maker = self._kept.setdefault(key, maker)

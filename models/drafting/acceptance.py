@@ -13,7 +13,7 @@ PRIOR = 0.5
 STRONG = {"ngram-6": 0.8, "draft": 0.8, "mtp": 0.8, "eagle3": 0.8}
 WEIGHT = 2.0  # The prior counts as this many tokens.
 GROWTH = 2.0  # Each accepted token makes drafts longer by this many tokens.
-DECAY = 0.95  # Per draft: half of a rate comes from the last 14 drafts.
+DECAY = 0.95  # Weight of earlier drafts, per draft: half of a rate comes from the last 14 drafts.
 
 
 class Acceptance:

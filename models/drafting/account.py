@@ -2,9 +2,9 @@
 
 A draft costs the time to compute it, and the time of the additional rows of a step. It saves the time of
 decoding the accepted tokens. The best moment is when `saved_s` was largest. When drafts have lost the time of
-LOSS steps since then, a draft is verified only as a try, and the number of steps until the next try doubles.
-So N steps lose at most the time of LOSS steps, one more draft, 1 + log2(1 + N / 16) tries, and the first
-steps of 2, 4 and 8 rows, whose times are not known before.
+LOSS steps since then, drafts are verified only as tries, and the number of steps between tries doubles. So N
+steps lose at most the time of LOSS steps, one more draft, 1 + log2(1 + N / 16) tries, and the first steps of
+2, 4 and 8 rows, whose times are not known before.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from vkbackend.models.drafting.drafter import Draft, Want
 from vkbackend.models.drafting.prices import ROWS, Recent
 
 N_MEASURED = 3  # steps of each kind
-MEASURED_SHARE = 0.01  # maximum share of the time for steps that only measure
-N_PROMPT = 128  # rows of a measured step of a prompt
+MEASURED_SHARE = 0.01  # steps that only measure may take this share of the time
+N_PROMPT = 128  # rows of the prompt step that is measured
 # If the draft model skips tokens, it computes the first SINK tokens and at least SHORT of the last tokens.
 # Without the first tokens, attention would be far from what it learned (attention sinks, Xiao et al. 2023,
 # arXiv:2309.17453).

@@ -27,7 +27,7 @@ class Ngrams:
     """Draws drafts from tables with 3 * 4 * 2 ** bits bytes per slot, which are allocated once."""
 
     stores = False
-    source, seconds, spent_s = "ngram", 0.0, 0.0  # About 20 us, without a step of any model.
+    source, seconds, spent_s = "ngram", 0.0, 0.0  # A draft takes about 20 us; no model runs.
 
     def __init__(self, n_slots: int, n_ctx: int) -> None:
         bits = min(MAX_BITS, max(8, n_ctx.bit_length() + 1))

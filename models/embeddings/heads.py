@@ -128,7 +128,7 @@ def _classifier(gguf: GGUF, n_embd: int) -> Classifier | None:
     if output is None:
         if dense is None or len(dense.w) != 1:
             return None
-        output, dense = dense, None  # a head of one layer
+        output, dense = dense, None  # the head has only one layer
     norm = _vectors(gguf, "cls.norm")
     sizes = [layer.w.shape for layer in (dense, output) if layer]
     if sizes[0][1] != n_embd or sizes[-1][1] != sizes[0][0] * (len(sizes) > 1) + n_embd * (len(sizes) == 1):

@@ -1,8 +1,7 @@
-"""Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time. If more
-prompts wait than sequences decode, the rows may take longer: the time of a decode-only step, times the number
-of prompts, divided by the number of decoding sequences. Then a prompt gets as much time as a decoding
-sequence. If all prompts can end within PAUSE_S seconds, they are not cut, because cutting delays their first
-tokens and gives decoding sequences nothing.
+"""Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time. If n
+prompts wait while m < n sequences decode, the rows may take n / m times the time of a decode-only step. Then
+a prompt gets as much time as a decoding sequence. If all prompts can end within PAUSE_S seconds, they are not
+cut, because cutting delays their first tokens and gives decoding sequences nothing.
 
 The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
 are fast enough, and shrinks after a slow step.

@@ -35,7 +35,7 @@ class EngineInfo:
     adapters: tuple[AdapterInfo, ...] = ()
     encodes: bool = False  # The model computes only hidden states, and generates no text.
     n_text: int = 0  # Maximum number of tokens of a text to embed.
-    image_width: int = 0  # Values of an image's row, or 0 if the model takes no images.
+    image_width: int = 0  # Number of values of an image's row, or 0 if the model takes no images.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Generate:
     structure: Structure | None = None  # Needs SetVocabulary first.
     uses_cache: bool = True
     reports_progress: bool = False  # Send events while the prompt is computed.
-    n_keep: int = 0  # The first tokens that a context shift keeps.
-    n_discard: int = 0  # Tokens that a context shift discards; 0: half of the other tokens.
+    n_keep: int = 0  # How many of the first tokens a context shift keeps.
+    n_discard: int = 0  # How many tokens a context shift discards; 0: half of the other tokens.
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
     draft_max: int | None = None  # Maximum number of tokens of a draft; None: the model's limit.
     resumed: tuple[int, ...] = ()  # Tokens that a lost engine generated. The answers do not repeat them.
@@ -130,7 +130,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`slot` must be free. The answer contains the tokens."""
+    """`slot` must be free. The answer contains its tokens."""
 
     id: int
     path: str
@@ -139,7 +139,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """`target` must be free. The answer contains the tokens."""
+    """`target` must be free. The answer contains its tokens."""
 
     id: int
     slot: int
@@ -148,7 +148,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """`slot` must be free. The answer contains the tokens."""
+    """`slot` must be free. The answer contains its tokens."""
 
     id: int
     slot: int
@@ -276,7 +276,7 @@ def is_last(answer: Answer) -> bool:
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int, images: Sequence[Span] = ()) -> None:
-    """Raises InvalidArgument, PromptTooLong. The rows of `images` may have any tokens."""
+    """Raises InvalidArgument, PromptTooLong. The ids of the rows of `images` are not checked."""
     if not tokens:
         raise InvalidArgument(
             "the prompt has no tokens; give at least one (a model with a BOS token adds it itself)"

@@ -65,7 +65,7 @@ class Sequence:
     n_restores: int = 0  # Tries so far.
     draft: Tokens[int] = ()  # Guesses of the tokens after `tokens`, while a step verifies them.
     draft_source: str = ""
-    acceptance: Acceptance | None = None  # of this sequence's drafts; None before the first draft
+    acceptance: Acceptance | None = None  # None before the sequence's first draft
     n_matched: int = 0  # How many tokens of `draft` were right so far.
     replays: bool = False  # Generated tokens are computed again, because a recurrent state went back.
     n_drafted: int = 0

@@ -31,7 +31,7 @@ from vkbackend.models.placement.layout import (
 from vkbackend.models.placement.memory_report import stored_nbytes
 from vkbackend.models.placement.recurrent_state import StatePlan
 
-MOVES = 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128  # parts of the model that change devices in the search
+MOVES = 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128  # shares of the model that the search moves between devices
 WHOLE = 8, 16, 32, 64, 128  # the largest share, in whole numbers
 FEW_EXPERTS = 16  # experts of a layer are planned; the others repeat their ranges
 MOST_STARTS, BEST_STARTS = 400, 3

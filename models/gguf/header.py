@@ -73,7 +73,7 @@ class Value:
     """An undecoded metadata value, encoded in bytes `start:stop` of the header."""
 
     type: int
-    count: int  # elements; 1 for scalars and strings
+    count: int  # number of elements; 1 for scalars and strings
     is_array: bool
     start: int
     stop: int

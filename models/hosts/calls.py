@@ -11,7 +11,7 @@ from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # Limit for opening devices and reading the model's header.
 RECORD_S = 900.0  # Limit for recording and compiling a step, if heartbeats arrive.
-MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes while nodes join.
+MAX_REPLY_NBYTES = 1 << 20  # Limit of a reply in bytes while nodes join.
 
 
 class Calls:

@@ -22,7 +22,7 @@ from vkbackend.models.options import Options
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
-MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # Room for all rows' masks, or a state's piece.
+MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # Room for the masks of all rows, or for one piece of a state.
 MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
 MAX_OPTIONS_NBYTES = 1 << 20
 MAX_COPIES = 1 << 16

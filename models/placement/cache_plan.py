@@ -25,7 +25,7 @@ from vkbackend.ops import CELL_BLOCK
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """The caches of a layer that does not read the caches of another layer. `arrays` lists (name, head size
-    in whole blocks, type) of K, V, index keys and the values that these are pooled from."""
+    in whole blocks, type) of K, V, index keys and the values from which index keys are pooled."""
 
     layer: int
     spec: KVSpec
@@ -48,7 +48,8 @@ class CachePlan:
         return self.spec.window if self.ring < self.width else 0
 
     def heads_of(self, name: str) -> Ranges:
-        """Return each device's heads in an array. Every device with kv heads has all index keys."""
+        """Return which heads of the array `name` each device holds. Every device with kv heads has all index
+        keys."""
         return on_holders(self.heads) if name in ("index", "raw") else self.heads
 
     def n_heads(self, name: str) -> int:

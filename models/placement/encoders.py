@@ -14,8 +14,8 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 def for_encoder(options: Options) -> Options:
     """Return the options of an encoder. A step has room for a text of `n_ctx` tokens, because a token attends
-    to all others. Slots hold nothing between steps, so a step has one slot per text, and the slots share the
-    cells of one step."""
+    to all others. Slots hold nothing between steps. So each text of a step gets a slot, and all slots share
+    the cells of one step."""
     n_ubatch = min(max(options.n_ubatch or DEFAULT_ROWS, options.n_ctx), MAX_ROWS)
     n_slots = max(options.n_slots, min(MAX_RUNS, n_ubatch // 4 or 1))
     n_cells = max(options.n_ctx, n_ubatch) + n_slots * CELL_BLOCK

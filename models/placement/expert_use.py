@@ -30,7 +30,7 @@ def of_counts(counts: npt.ArrayLike, n_used: int) -> Used:
     weights[weights.sum(-1) <= 0] = 1
     used = np.zeros_like(weights)
     full = np.zeros(weights.shape, bool)
-    for _ in range(n_used + 1):  # each iteration fills an expert, or is the last
+    for _ in range(n_used + 1):  # each iteration but the last sets an expert to 1
         rest = np.where(full, 0, weights)
         total = np.maximum(rest.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
         used = np.where(full, 1, rest / total * (n_used - full.sum(-1, keepdims=True)))

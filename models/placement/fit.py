@@ -86,10 +86,10 @@ def without(
 
 
 def host_budgets(devices: Sequence[Device], residents: Sequence[Resident] = ()) -> list[Budget]:
-    """Return the budgets of host memory: one for each node whose free memory is known, one for the node's
-    software devices, whose memory is host memory, and one for the memory that each GPU's driver can pin.
-    `residents` that are not yet loaded are subtracted. A driver may allocate more than it can pin, and fail
-    later."""
+    """Return the budgets of host memory. A node whose free memory is known has one budget, and another for
+    its software devices, whose memory is host memory. Each GPU has a budget for the memory that its driver
+    can pin. `residents` that are not yet loaded are subtracted. A driver may allocate more than it can pin,
+    and fail later."""
     planned = [resident for resident in residents if not resident.is_loaded]
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):

@@ -124,7 +124,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 
 
 def layouts(model: Model, types: Mapping[str, str], n_devices: int) -> Callable[[Options], Layout]:
-    """Return a function that stores the layout of each options, because loading asks several times."""
+    """Return a function that lays out the model. It keeps the layouts, because loading asks for them several
+    times."""
     return cache(partial(lay_out, model, types, n_devices))
 
 
@@ -363,7 +364,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Return 0 for a shared host table."""
+    """Return a weight's bytes on a device, or 0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)

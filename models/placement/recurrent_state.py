@@ -5,9 +5,10 @@ earlier states. A snapshot needs no copy, because the next step reads the state'
 cell. A slot takes a snapshot before every step of several rows, and before the first single-row step after
 such a step. Beyond `n_snapshots`, the oldest snapshot is replaced.
 
-With speculation, a run with a draft stores the state after each row, in cells that all slots share, so the
-slot continues after the accepted tokens. If these cells take too much memory, each slot has an undo cell
-instead, with the state before its last run with a draft, and accepted tokens are computed again.
+With speculation, a run with a draft stores the state after each row in cells that all slots share. The slot
+then continues from the state after the accepted tokens. If these cells take too much memory, each slot has an
+undo cell instead. It holds the state before the last run with a draft, and accepted tokens are computed
+again.
 """
 
 from __future__ import annotations

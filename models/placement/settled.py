@@ -1,6 +1,6 @@
-"""Chooses, on open devices, the options that the user left open: the rows of a step, the layers on the
-devices, pinned weights and copies of experts. Loading and `vkbackend plan` share these decisions, so a plan
-shows what is loaded. The devices' shares are chosen earlier."""
+"""Chooses the options that the user did not set: the rows of a step, the layers on the devices, pinned
+weights and copies of experts. The devices are already open. Loading and `vkbackend plan` share these
+decisions, so a plan shows what is loaded. The devices' shares are chosen earlier."""
 
 from __future__ import annotations
 

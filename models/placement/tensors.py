@@ -1,6 +1,7 @@
 """Compares a file's tensors with its model's weights. Every weight needs the right shape and a supported
-type. Unread tensors are an error, except tensors of multi-token prediction layers (nextn), of encoders of
-images and audio in the same file, and frequency factors that the architecture ignores."""
+type. A tensor that the model does not read is an error. Exceptions are tensors of multi-token prediction
+layers (nextn), tensors of encoders of images and audio, and frequency factors that the architecture
+ignores."""
 
 from __future__ import annotations
 

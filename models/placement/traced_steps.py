@@ -1,5 +1,5 @@
-"""Traces steps of a layout on devices without memory, to find scratch sizes, all-reduces, and a token's
-programs."""
+"""Traces steps of a layout on devices without memory, to find scratch sizes, all-reduces, and the recording
+of a step of one token."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class Child:
         n_bytes_max: int = 0,
         cpu_s: float = START_S,
     ) -> tuple[int, int, bytearray]:
-        """Send the pieces of a frame and return kind, number and bytes of the reply, which has the `expected`
-        kind or is a refusal. Any failure kills the process, because a late reply would answer the next
+        """Send the pieces of a frame, and return the reply's kind, number and bytes. The kind is `expected`,
+        or the reply is a refusal. Any failure kills the process, because a late reply would answer the next
         request. Raises TimeoutError, and Ended if the child ends or uses more than `cpu_s` seconds of CPU
         time."""
         deadline = time.monotonic() + limit_s

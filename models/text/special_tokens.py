@@ -26,8 +26,8 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # A token that is a prefix of a text is the last token that sorts before or equal to the text, or a
-        # prefix of that token. Index 0 means no token.
+        # Find the last token that sorts before a text or equals it. Each token that is a prefix of the text
+        # is this token or a prefix of it. Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))

@@ -17,7 +17,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
-_MAX_PAIRS = 64  # Limit of lookbehinds, at 30 ns per word each.
+_MAX_PAIRS = 64  # Most lookbehinds of a pattern; each takes 30 ns per word.
 # The 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were 10 % slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
@@ -71,9 +71,9 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern splits text before a run of
-    spaces, unless a token with inner spaces may match there. Such a token has the text's character before the
-    spaces. After the spaces, it ends or has the text's character. Gemma has a few tokens with inner
-    spaces."""
+    spaces, unless a token with inner spaces may match there. Such a token matches the text's character before
+    the spaces. After the spaces, the token ends or matches the text's next character. Gemma has a few tokens
+    with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

@@ -126,7 +126,7 @@ class Model(Encoder):
 
 
 def read_clips(gguf: GGUF) -> dict[str, tuple[float, ...]]:
-    """Return the finite limits (CLIPS) of products by weight."""
+    """Return the finite limits (CLIPS) of the inputs and outputs of products, by weight."""
     clips = dict[str, tuple[float, ...]]()
     for name in gguf.tensors:
         stem = name.removesuffix(".weight")

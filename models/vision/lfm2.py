@@ -16,7 +16,7 @@ from vkbackend.models.vision.interpolation import resized
 from vkbackend.models.vision.patches import patch_order
 
 NORM_EPS = 1e-5  # epsilon of the projector's norm
-TILE = 512  # pixels of a tile's side
+TILE = 512  # side of a tile in pixels
 
 
 class Model(Encoder):

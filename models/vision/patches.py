@@ -7,8 +7,8 @@ import numpy as np
 
 def patch_order(grid: tuple[int, int], merge: int) -> np.ndarray:
     """Return the raster index of each patch, int64 [height * width]. Squares of merge x merge patches are in
-    raster order, and so are the patches of a square. `grid` is (height, width) in patches, multiples of
-    `merge`."""
+    raster order, and so are the patches inside each square. `grid` is (height, width) in patches, multiples
+    of `merge`."""
     height, width = grid
     assert height % merge == 0 and width % merge == 0, (grid, merge)
     raster = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)

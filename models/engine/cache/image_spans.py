@@ -108,8 +108,8 @@ class SequenceImages:
                 yield first - start, span.image.values[first - span.first : end - span.first]
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (first token, end, whether it is an image whose rows attend to each other) of each piece of
-        tokens `start` to `end` - 1."""
+        """Divide tokens `start` to `end` - 1 into pieces. Yield (first token, end, whether the piece is an
+        image whose rows attend to each other)."""
         for span in self._whole:
             if start < min(end, span.first):
                 yield start, min(end, span.first), False

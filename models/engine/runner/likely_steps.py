@@ -19,9 +19,10 @@ def likely_kinds(
 
     A server that just started gets decoding steps of 1 to `n_slots` sequences first. Then come full and
     smaller steps with prompts only, for one sequence and for all. Steps with prompts and decoding sequences
-    come last. Among these, steps with the most outputs and with powers of two of rows come first, because a
-    larger step can replace a step that is not recorded yet. A running server first gets the neighbours of the
-    latest steps: rows and outputs of the next larger or smaller bucket. Some kinds are yielded twice.
+    come last. Among these, steps with the most outputs and with a power of two as number of rows come first,
+    because a larger step can replace a step that is not recorded yet. A running server first gets the
+    neighbours of the latest steps: rows and outputs of the next larger or smaller bucket. Some kinds are
+    yielded twice.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))

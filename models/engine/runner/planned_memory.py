@@ -10,9 +10,9 @@ from vkbackend.runtime import Device
 
 
 def planned_memory(options: Options, devices: Sequence[Device]) -> tuple[list[Held], Options]:
-    """Return the bytes that an engine with these options, without a draft model, allocates on each of
-    `devices`, and the options after loading. The devices may be stand-ins. Nothing is loaded. Raises the
-    errors of loading, such as OutOfDeviceMemory if the model exceeds the devices' budgets."""
+    """Return (bytes on each device, options after loading) for an engine with these options and without a
+    draft model. The devices may be stand-ins. Nothing is loaded. Raises the errors of loading, such as
+    OutOfDeviceMemory if the model exceeds the devices' budgets."""
     with GGUF.open(options.path) as gguf:
         loading = Loading(gguf, options, None, devices, None)
         mesh = loading.open(lambda words: list(devices), keep_values=False)

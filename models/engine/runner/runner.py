@@ -99,7 +99,7 @@ class Runner:
         self.n_vocab, self.n_ctx = self.model.n_vocab, self.options.n_ctx
         self.n_slots, self.n_ubatch = self.options.n_slots, loading.n_ubatch
         self._shape = shape = loading.shape
-        self._tried: set[StepKind] = set()  # kinds that were recorded ahead, or could not be
+        self._tried: set[StepKind] = set()  # kinds of steps that are recorded or failed to record
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         self.max_hidden, self.n_embd, self.encodes = shape.n_hidden, self.model.n_embd, shape.encodes
         self.image_width = shape.n_image_tables * self.n_embd
@@ -226,8 +226,8 @@ class Runner:
 
     def allow_padding(self) -> None:
         """Let a recorded step with more rows replace a step of several sequences that is not recorded yet.
-        This is off in a group, whose nodes need the same steps, and with drafts, which are chosen by the
-        measured times of exact steps."""
+        Groups of nodes do not pad, because all nodes need the same steps. With speculation, steps are not
+        padded, because drafts are chosen by the measured times of exact steps."""
         self._pads = not (self.group or self.options.speculation)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Tables | None = None) -> None:
@@ -343,7 +343,7 @@ class Runner:
     def close(self) -> None:
         """`close` may be called twice."""
         if self.group:
-            with suppress(VkbackendError):  # ignore transfers into memory that is freed next
+            with suppress(VkbackendError):  # failed transfers do not matter, because the memory is freed next
                 while self._in_flight and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])

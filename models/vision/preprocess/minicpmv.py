@@ -12,7 +12,7 @@ from typing import Any
 from vkbackend.models.vision.config import TokenLimits, VisionConfig
 from vkbackend.models.vision.preprocess.cut import BICUBIC, Cut, Overview, Size
 
-SIDE = 448  # pixels of the side of a square with a tile's area
+SIDE = 448  # side, in pixels, of a square with a tile's area
 MAX_SLICES = 9
 MAX_ASPECT = 200  # longer side / shorter side
 NESTED = 2  # clip.minicpmv_version of MiniCPM-V 2.5, which marks slices like images
