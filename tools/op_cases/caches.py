@@ -61,7 +61,8 @@ class KvStore(Case):
             [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
         )
         x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
-        if self.width >= 64:  # integers and halves between the codes of Q8_0 and IQ4_NL
+        # integers and halves, some of them in the middle between two codes of Q8_0 or IQ4_NL
+        if self.width >= 64:
             x[0, 32:64] = rng.integers(-253, 254, 32) / 2
             x[0, 32] = -127
         x[-1, 32:64] = 0

@@ -10,7 +10,7 @@ from vkbackend.ops import Recorder
 from vkbackend.step import Mix, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform, unused_step
 
-# a run: first position, number of rows, cell to read, and one cell to write or one for each row
+# a run: first position, number of rows, cell to read, and the cell to write or a cell to write for each row
 StateRun = tuple[int, ...]
 
 # The first run writes the cell that it reads, and the second run writes another cell. The third run begins a
