@@ -123,7 +123,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """Return the layers' plans on two devices, or none if the model refuses this split mode."""
+    """Return the layers' plans on two devices, or an empty list if the model refuses this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans

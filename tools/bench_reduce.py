@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
-    """Split a comma-separated list. If `known` is not empty, each word must be in it."""
+    """Split a comma-separated list. Each word must be in `known`, unless `known` is empty."""
     items = [word.strip() for word in text.split(",") if word.strip()]
     for word in items:
         if known and word not in known:

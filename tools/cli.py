@@ -186,8 +186,9 @@ def parse(words: Sequence[str], *, raises: bool = False) -> tuple[argparse.Names
 
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Resolve llama.cpp's spellings of flags, then call `parse`. Lists in flags of `bench` expand to several
-    lines. `sweep` contains each line's arguments, and each line's `swept` contains its values from lists."""
+    """Resolve llama.cpp's spellings of flags, then call `parse`. If flags of `bench` have lists, the command
+    line expands to several lines. `sweep` contains each line's arguments, and each line's `swept` contains
+    its values from lists."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # the terminal may lack a character
+        if hasattr(stream, "reconfigure"):  # the terminal's encoding may lack a character
             stream.reconfigure(encoding=STREAM_ENCODING, errors="backslashreplace")
     if STREAM_ENCODING and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding=STREAM_ENCODING)

@@ -130,7 +130,7 @@ def _list_of(table: _Table, width: int) -> Text:
     lines = [Text(str(table.title), "italic")] if table.title else []
     last = ""
     for first, *rest in table.rows_of_cells:
-        first = last = first or last  # empty: as in the row above
+        first = last = first or last  # an empty cell means the same value as in the row above
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"

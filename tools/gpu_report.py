@@ -1,11 +1,12 @@
 """`vkbackend gpu-report`: check and measure GPUs; write one Markdown and one JSON file.
 
-The first parts verify every op, compare layers of real models with numpy, and tune. Later parts measure the
-copy rate, each op's share of it, and decode and prefill of synthetic models (1B, 8B, 30B with experts) after
-0, 4,096 and 32,768 tokens. The last parts measure all-reduces of each pair of devices, compile time, and
-llama.cpp if llama-bench is installed. Each part runs in its own process, so a lost device or a hang costs one
-case. Both files are rewritten after every part, list unfinished cases, and contain no host name, user name or
-path. The exit code is 1 if a check failed or a part could not finish.
+The first parts verify every op, compare layers of real models with numpy, and find the fastest ops. Later
+parts measure the copy rate and each op's rate relative to it. They also measure decode and prefill of
+synthetic models (1B, 8B, 30B with experts) after 0, 4,096 and 32,768 tokens. The last parts measure
+all-reduces of each pair of devices, compile time, and llama.cpp if llama-bench is installed. Each part runs
+in its own process, so a lost device or a hang costs one case. Both files are rewritten after every part, list
+unfinished cases, and contain no host name, user name or path. The exit code is 1 if a check failed or a part
+could not finish.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def entry_of(args: argparse.Namespace, name: str) -> Entry:
     """Return the entry of a model with these flags. Raises InvalidArgument, GGUFError."""
     from vkbackend.tools.server.router.registry import Entry, fingerprint_of
 
-    args.log_file = None  # the server has opened it
+    args.log_file = None  # the server has opened the log file
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
     if args.n_slots == -1:

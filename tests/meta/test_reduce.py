@@ -135,7 +135,7 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
         for got in results:
             # assert_array_equal also compares the positions of NaN
             np.testing.assert_array_equal(got.reshape(-1), want)
-        summed.mesh.close()  # later shapes reuse its devices
+        summed.mesh.close()  # later shapes reuse the devices
 
 
 @pytest.mark.no_vulkan

@@ -59,7 +59,7 @@ def test_every_signal_gives_the_same_bits(signal: str, ahead: int | None, device
     summed, values = sums_of(devices, reduce_signal=signal, submit_ahead=ahead)
     check(summed, values)
     created = [device.created for device in summed.mesh.devices]
-    for _ in range(5):  # words and events are used again
+    for _ in range(5):  # these steps use the same words and events again
         values = -values
         for i in range(N_SUMS):
             summed.put(i, values[i])

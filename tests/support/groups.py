@@ -1,4 +1,4 @@
-"""Places of devices on nodes that are threads of one process."""
+"""Lists of devices on several nodes, which are threads of one process."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def install() -> None:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Open new devices inside the block, which no other test shares."""
+    """Inside the `with` block, open new devices that no other test shares."""
     global on
     before, on = on, False
     try:

@@ -76,7 +76,7 @@ def test_too_large_steps_are_refused(rows: int, runs: int) -> None:
 
 
 def test_rows_of_few_runs_have_state_cells() -> None:
-    """The cells follow the states of all runs of a step with few rows."""
+    """In a step with few rows, `cells_after` contains the cell of the state after each row."""
     assert FEW_ROWS == MAX_VEC_ROWS
     step = StepParams()
     runs = [Run(4, 0, 1, 7), Run(0, 1, 3, 9, (5, 6, 7, 5)), Run(1, 4, 2, 3, (8, 9)), Run(2, 6, 2, 1)]

@@ -27,7 +27,7 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
 
 def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
     given = fields_given(args, Options)
-    if "fit" in given:  # Options that the command sets count as given, too.
+    if "fit" in given:  # Options that the command itself sets also count as given.
         given["fit"] = [name for name in given["fit"] or () if name not in changed]
     return Options.of(path, **{**given, **changed})
 

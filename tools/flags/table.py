@@ -25,9 +25,9 @@ ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 @dataclass(frozen=True, slots=True)
 class Flag:
     """`env` is the environment variable that sets the flag. `neutral` values change nothing, so even a
-    refused flag accepts them. `text` explains why a flag of kind "none" has no effect, what replaces a
-    "mapped" flag, and why a "refused" flag is refused and what to use instead. `earlier` marks a flag that
-    the table's version of llama.cpp no longer has.
+    refused flag accepts them. `text` depends on the kind: why a "none" flag has no effect, what replaces a
+    "mapped" flag, or why a "refused" flag is refused and what to use instead. `earlier` marks a flag that the
+    table's version of llama.cpp no longer has.
     """
 
     names: tuple[str, ...]

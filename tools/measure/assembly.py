@@ -58,7 +58,7 @@ class Counts:
     shared: int
     waits: int
     barriers: int
-    macs: int  # Multiply-adds of the fastest kind per subgroup.
+    macs: int  # The number of multiply-adds of the fastest kind, per subgroup.
 
 
 def counts(ops: Sequence[Op]) -> Counts:

@@ -64,7 +64,7 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Return the seconds of every run. If timestamps are missing, return the mean per run of each
+        """Return the seconds of every run. Without timestamps, return the mean seconds per run of each
         submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)

@@ -2,8 +2,9 @@
 
 In `python -m vkbackend.tools.measure.llama_cpp_worker JSON`, JSON describes the model. The first line of
 output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth, tokens), the
-process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench. For {"texts": T},
-lists of token ids, it writes {"seconds": S, "cpu_s": S, "embeddings": the mean of each text's states}.
+process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench. If the input is
+{"texts": T} with lists of token ids, the process writes {"seconds": S, "cpu_s": S, "embeddings": the mean of
+each text's states}.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ KEYS: dict[str, Any] = {
     "ssm.inner_size": 256,
 }
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
-LATENT: dict[str, Any] = {  # Models with latent attention have these metadata keys instead.
+LATENT: dict[str, Any] = {  # In models with latent attention, these metadata keys replace or extend KEYS.
     "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32,
     "attention.key_length": 48,

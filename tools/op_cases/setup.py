@@ -148,7 +148,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     if dtype == "mxfp4":  # values: up to 12 scales
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
         return Tensor(shape, dtype, blocks)
-    if dtype == "nvfp4":  # values: up to 12 scales, some of which are 0 or subnormal
+    if dtype == "nvfp4":  # values are up to 12 times the scale, and some scales are 0 or subnormal
         most = 8 * max(0, 3 + math.floor(math.log2(scale)))
         blocks[:, :4] = rng.integers(max(0, most - 24), most + 8, (len(blocks), 4))
         blocks[::7, 0] = 0x7F  # NaN in E4M3, which means 0

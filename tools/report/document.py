@@ -166,7 +166,7 @@ def _cell(value: object) -> str:
 
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """Return private folders, and a pattern of the names of host and user."""
+    """Return private folders, and a regular expression for the names of the host and the user."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}

@@ -70,7 +70,7 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
 class App:
     def __init__(self, service: Front) -> None:
         self.service = service
-        # The front's own endpoints replace endpoints of a model.
+        # An endpoint of the front replaces a model's endpoint with the same path.
         endpoints = {(method, path): endpoint for method, path, endpoint in (*ENDPOINTS, *service.endpoints)}
         routes = [
             Route(path, service.bind(endpoint), methods=[method])

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.failures import Refusal
 
-PUBLIC = ("/health",)  # reveals no data of requests
+PUBLIC = ("/health",)  # this endpoint reveals no data of requests
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
@@ -75,8 +75,8 @@ def default_origins(keys: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts` are allowed besides addresses, localhost and the machine's name. `origins` are allowed origins
-    of pages; "*" allows all."""
+    """Addresses, localhost, the machine's name and `hosts` are allowed. `origins` are allowed origins of
+    pages; "*" allows all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

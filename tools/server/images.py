@@ -14,7 +14,7 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.media_fetch import fetch, is_remote
 
-BODY_NBYTES = 32 << 20  # the limit of a body, if the model reads images
+BODY_NBYTES = 32 << 20  # the limit of a body in bytes, if the model reads images
 
 
 def check_parts(name: str, content: Any) -> Any:

@@ -21,7 +21,7 @@ class Limits:
     queue: int = 256  # At most this many sequences wait for a slot.
     prompts: int = 128
     images: int = 16
-    stops: int = 32  # DRY's sequence breakers have the same limit.
+    stops: int = 32  # Also the limit of DRY's sequence breakers.
     stop_length: int = 1024
     biases: int = 1024
     header_s: float = 10.0

@@ -1,4 +1,5 @@
-"""The fields of llama-server that every generating endpoint accepts, besides sampling (sampling.py)."""
+"""The fields of llama-server that every generating endpoint accepts, except fields for sampling
+(sampling.py)."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Metrics:
 
 
 def lines_of(figures: Mapping[str, tuple[float, str]]) -> list[str]:
-    """Return the lines of (value, help text) by name. A name that ends in _total is a counter."""
+    """Return the text lines of {name: (value, help text)}. A name that ends in _total is a counter."""
     lines = []
     for name, (value, help_text) in figures.items():
         kind = "counter" if name.endswith("_total") else "gauge"

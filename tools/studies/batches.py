@@ -1,7 +1,8 @@
 """Measures decode steps of 1 to many sequences: `python -m vkbackend.tools.studies.batches -m model.gguf`.
 
 Prints the median milliseconds of a step of n sequences, without scheduling and sampling. Compares the time
-per token with the shortest time of a smaller n, and with a prompt of 64 tokens. Batch sizes alternate.
+per token with the shortest time per token of any smaller n, and with the time per token of a prompt of 64
+tokens. Batch sizes alternate.
 """
 
 from __future__ import annotations

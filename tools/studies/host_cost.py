@@ -51,7 +51,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     channel = Channel()
     keep = []
     for i in range(n):
-        # SamplingParams is in messages.py in every checkout.
+        # every checkout has SamplingParams in messages.py
         kind: Any = messages.SamplingParams
         request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
         mail: Any = SimpleQueue()

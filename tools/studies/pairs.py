@@ -76,7 +76,8 @@ class Pair:
         return min(every, key=lambda of: of.times.total_ms)
 
     def allowed_us(self) -> float:
-        """Return the time of an exchange and its cut at which the pair is as fast as its faster card."""
+        """Return the time at which the pair is as fast as its faster card, for an exchange and its cut
+        together."""
         return self.best(0.0, 0.0).break_even_us
 
 

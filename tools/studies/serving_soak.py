@@ -1,11 +1,11 @@
 """Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 120`.
 
 Starts `vkbackend serve` with adapters, drafts of n-grams and of a draft model, and a small KV cache whose
-blocks move to host memory and to files. Requests greedy and structured texts with known results, with and
-without images, through four APIs. Reads or drops streams, hangs up while a body is sent or an image is
-computed, sends invalid bodies and images, and sometimes kills the engine's process. Prints results by kind of
-request, the time without a model, wrong texts, and slots and sequences that are still in use. Also prints the
-engine's counters, and the memory and open files of each minute. The exit code is 1 after a wrong text, a
+blocks move to host memory and to files. Clients request greedy and structured texts with known results, with
+and without images, through four APIs. Clients also drop streams, hang up while a body is sent or an image is
+computed, and send invalid bodies and images. Sometimes the engine's process is killed. Prints results by kind
+of request, the time without a model, wrong texts, and slots and sequences that are still in use. Also prints
+the engine's counters, and the memory and open files of each minute. The exit code is 1 after a wrong text, a
 leaked slot, or HTTP status 500.
 """
 

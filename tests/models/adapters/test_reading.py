@@ -193,7 +193,7 @@ BAD_PAIRS: dict[str, tuple[Callable[[Pairs], Pairs], type[VkbackendError], str]]
 def test_a_bad_gguf_file_is_refused(
     model: Path, pairs: Pairs, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loading, "open", None)  # it is refused before a device is opened
+    monkeypatch.setattr(Loading, "open", None)  # the adapter is refused before a device is opened
     change, error, words = BAD_PAIRS[case]
     path = write_adapter(tmp_path / "bad.gguf", "llama", change(pairs))
     with pytest.raises(error, match=words) as raised:

@@ -180,7 +180,7 @@ def test_random_drafts_leave_nothing(folder: Path) -> None:
     with opened_with(folder, "draft vocabulary", ["numpy"], n_slots=2) as runner:
         for slot in (0, 1):
             runner.step(PROMPT[:9], [Run(slot, 0, 9, 0)], [])
-        at = [9, 9]  # positions that are known to be right
+        at = [9, 9]  # for each slot, the number of positions that are known to be right
         while min(at) < 30:
             slot, n = int(np.argmin(at)), int(rng.integers(1, 9))
             for i in range(int(rng.integers(0, 4))):

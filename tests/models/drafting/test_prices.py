@@ -1,4 +1,4 @@
-"""The number of rows follows measured times and learned acceptance."""
+"""The number of rows depends on measured times and learned acceptance."""
 
 from __future__ import annotations
 

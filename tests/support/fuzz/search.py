@@ -20,7 +20,7 @@ KINDS = {
     "picture": "fuzz.pictures:Pictures", "image": "fuzz.image_bodies:ImageBodies",
 }  # fmt: skip
 SMALLER_S, SMALLER_TRIES = 60.0, 2000
-N_WARM = 300  # Cases after which memory and descriptors may no longer grow.
+N_WARM = 300  # After this number of cases, memory and descriptors must not grow.
 MORE_MIB, MORE_FILES = 200, 20
 
 

@@ -27,7 +27,7 @@ SOURCES = {
 }
 HEADS = tuple(SOURCES)
 OWN_TABLES = ("qwen35moe", "glm-dsa")  # heads with separate embeddings and a separate output matrix
-WITHOUT_NORM = ("qwen3next",)  # The model's output norm is the output norm of the head.
+WITHOUT_NORM = ("qwen3next",)  # The head uses the model's output norm.
 
 
 def without_head(fixture: Fixture) -> Fixture:
@@ -84,7 +84,7 @@ def only_head(m: Fixture) -> Fixture:
     for ours, theirs in (("shared_head_norm", "output_norm"), ("shared_head_head", "output")):
         if f"{p}nextn.{ours}.weight" in m.tensors:
             alone.tensors[f"{theirs}.weight"] = m[f"{p}nextn.{ours}.weight"]
-    if m.arch == "cohere2moe":  # RoPE as in the layers with a window, but attention to all positions
+    if m.arch == "cohere2moe":  # RoPE is as in the layers with a window, but attention is to all positions
         alone.keys["attention.sliding_window"] = m.keys["context_length"]
     assert len(alone.tensors) == len(without_head(m).tensors), n_layer
     return alone

@@ -101,7 +101,8 @@ def features(output: Any) -> np.ndarray:
 
 
 def raster(m: Fixture, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squares of a picture with columns in the order (y, x, channel), and their (x, y)."""
+    """Return a picture's patches, each with its pixels in the order (y, x, channel), and the (x, y) of each
+    patch."""
     height, width = GRIDS[m.name]
     pixels = pixels_of(m.name, side).reshape(height, side, width, side, 3)
     squares = pixels.transpose(0, 2, 1, 3, 4).reshape(1, height * width, -1)

@@ -19,7 +19,7 @@ from oracles.fixture import PROMPT, Fixture, write
 from oracles.make_golden import nmse
 from places import GOLDEN
 
-N_FIRST = 20  # tokens of a pair's first text
+N_FIRST = 20  # number of tokens of a pair's first text
 # llama.cpp's GELU uses an F16 table.
 BOUND, WITH_GELU = 1e-10, 1e-6
 SILU = "nomic-bert", "eurobert", "neo-bert", "llama+encoder"

@@ -29,7 +29,7 @@ STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
 GELU = {"bloom", "codeshell", "falcon", "gpt2", "gptneox", "grok", "phi2", "starcoder", "starcoder2"}
 NO_OTHER = "transformers lacks this model"
-MATTERS = 1e-2  # a neutral tensor must change the logits by at least this relative RMS
+MATTERS = 1e-2  # a neutral tensor in place of any tensor must change the logits by at least this relative RMS
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:

@@ -50,7 +50,8 @@ def test_every_package_is_locked_with_hashes() -> None:
 
 
 def licences(component: dict[str, Any]) -> list[str]:
-    """Return the expressions of a package. If it has SPDX identifiers, classifiers do not count."""
+    """Return the licence expressions of a package: its SPDX identifiers, or its classifiers if it has no SPDX
+    identifiers."""
     named = [entry.get("license", entry) for entry in component.get("licenses", ())]
     spdx = [entry.get("id") or entry.get("expression") for entry in named]
     return [*filter(None, spdx)] or [CLASSIFIERS.get(entry["name"], entry["name"]) for entry in named]

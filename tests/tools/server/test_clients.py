@@ -147,7 +147,7 @@ def test_a_call_cut_by_max_tokens_is_no_call(client: openai.OpenAI, claude: anth
     most = usage.completion_tokens - 4
     choice = client.chat.completions.create(**asked, max_tokens=most).choices[0]
     assert (choice.finish_reason, choice.message.tool_calls, choice.message.content) == ("length", None, "")
-    most -= 8  # Other endpoints' calls have fewer tokens.
+    most -= 8  # At the other endpoints, calls have fewer tokens.
     last = list(client.chat.completions.create(**asked, max_tokens=most, stream=True))[-1]
     assert last.choices[0].finish_reason == "length"
     tools: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]

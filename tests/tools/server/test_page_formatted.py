@@ -117,7 +117,7 @@ def test_a_text_that_takes_too_long_remains_plain(page: Any) -> None:
     wait_for(page, f"document.querySelectorAll('{BODY} math').length === 1")
     assert texts(page)[-1].startswith("$stuck$ and ")
     html = page.evaluate(f"document.querySelector('{BODY} math').outerHTML")
-    assert html == "<math>x</math>"  # the page copies only what its lists contain
+    assert html == "<math>x</math>"  # the page copies only tags, attributes and styles that its lists contain
     page.unroute("**/page/worker.js")
 
 

@@ -130,7 +130,7 @@ def test_canary(device: KomputeDevice) -> None:
 
 
 def test_submission_that_does_not_run() -> None:
-    """The worker reads a copy of the word, into which the device never writes."""
+    """The worker reads a copy of the word. The device never writes into this copy."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()

@@ -21,7 +21,8 @@ INTEL = replace(LIMITS, subgroup_size=16, matrix_units=MatrixUnits("khr", 8, 16,
 
 
 def reads(limits: Limits, group: int, run_rows: int) -> float:
-    """Return the workgroups that read a key, for rows of one run without a border between blocks."""
+    """Return the number of workgroups that read a key. The rows belong to one run, which does not cross a
+    border between blocks."""
     buffer = NullDevice("null").buffer(1 << 24, Home.SCRATCH, "x")
     q, out = (View(buffer, 0, (N_ROWS, N_KV * group, HEAD)) for _ in range(2))
     k, v = (View(buffer, 0, (64, N_KV * HEAD), "f16") for _ in range(2))

@@ -15,7 +15,7 @@ export function beginning(text) {
   return (isCutInPair ? start.slice(0, -1) : start).trimEnd();
 }
 
-/** Return elements that show a text, where a long text is folded. */
+/** Return elements that show a text. A long text is folded. */
 export function folded(tag, text) {
   const start = beginning(text);
   const shown = element(tag, { className: "plain" }, start === text ? text : `${start} …`);

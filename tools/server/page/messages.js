@@ -1,4 +1,4 @@
-// Shows a conversation's messages. If a message changes, other elements remain.
+// Shows a conversation's messages. If a message changes, the elements of other messages do not change.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";

@@ -80,7 +80,7 @@ export class Store {
     if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
       throw new Error("The file is not an export of this page.");
     }
-    const found = file.conversations.map(checked); // Check all before storing any.
+    const found = file.conversations.map(checked); // Check all conversations before storing any.
     for (const chat of found) {
       if (this.chats.has(chat.id) || !ID.test(chat.id)) chat.id = newId();
       this.save(chat);

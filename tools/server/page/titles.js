@@ -1,5 +1,5 @@
-// The title that the model writes for a conversation. The first question is the title until then, and remains
-// the title if the model writes none.
+// The title that the model writes for a conversation. The first question is the title until the model has
+// written one.
 
 import { titleOf } from "./tree.js";
 

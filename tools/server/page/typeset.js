@@ -1,5 +1,6 @@
-// Shows code in colours and formulas as MathML. A worker reads the text with libraries (worker.js); this module
-// makes elements from its reply, with only the tags, attributes and styles in its lists.
+// Shows code in colours and formulas as MathML. A worker reads the text with libraries (worker.js), and this
+// module makes elements from the reply. Elements have only the tags, attributes and styles in this module's
+// lists.
 
 import { element } from "./dom.js";
 

@@ -65,7 +65,7 @@ def describe(names: Sequence[str], others: Sequence[str], runtime: str | None = 
     """Open and measure the devices one by one."""
     names = tuple(names) or _usual()
     cards = {word: _found(word, runtime) for word in dict.fromkeys((*names, *others))}
-    first: dict[str, str] = {}  # The first word of each device.
+    first: dict[str, str] = {}  # device key -> the first word for this device
     for word in names:
         first.setdefault(cards[word].key, word)
     return Machine(cards, tuple(first.values()), host_free_nbytes())

@@ -26,7 +26,7 @@ log = logging.getLogger("vkbackend.serve")
 
 @dataclass(eq=False, slots=True)
 class Download:
-    """`files` maps files to their bytes."""
+    """`files` maps each file to its number of bytes."""
 
     process: asyncio.subprocess.Process
     files: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -107,7 +107,7 @@ def _downloads(catalog: Catalog) -> Downloads:
 
 
 async def events(catalog: Catalog, request: Request) -> Response:
-    await request.body()  # The stream ends when the client sends more.
+    await request.body()  # unread parts of the body would end the stream
     return catalog.stream(changes(catalog))
 
 

@@ -248,7 +248,7 @@ class Pool:
         tenant.task = self._run(self._live(tenant, model))
 
     async def _live(self, tenant: Tenant, model: Model) -> None:
-        """Keep a model open, and return its memory when it has ended."""
+        """Run a model until it has ended. Then its memory is free again."""
         failed: VkbackendError | None = None
         try:
             await model.run()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.no_vulkan
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
     """Return, for each layer group, the number of unused blocks and of all blocks. Unused blocks are free or
-    in the tree."""
+    in the prefix tree."""
     cache = engine.cache
     return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
 
