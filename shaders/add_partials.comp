@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w.
-// Because the order is fixed, h has the same bits on all devices. The device rounds its own partial sum like
-// the sums in the slots: here if WIRE is 1, in pack_halves if WIRE is 2.
+// Because the order is fixed, h has the same bits on all devices. The device's own partial sum is rounded
+// like the sums in the slots: by this shader if WIRE is 1, by pack_halves if WIRE is 2.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"
@@ -23,7 +23,7 @@ layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
 layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats, or blocks (WIRE 2)
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
-layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads only elements that it wrote itself
+layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads only elements that it wrote
 layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or 8 bits (OUT_Q8)
 #include "lib/row_elements.glsl"
 

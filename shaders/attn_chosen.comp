@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Like attn_decode, but each row attends only to the blocks of positions that index_top_k chose, for all kv
-// heads together or for each. The cells of 32 positions are looked up together. A row outside all runs gets
-// zeros.
+// Like attn_decode, but each row attends only to the blocks of positions that index_top_k chose. A row has
+// one list of blocks for all kv heads, or one for each. The shader looks up the cells of 32 positions at
+// once. A row outside all runs gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -35,7 +35,8 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and the previous block
 uint half_of; // index of this block's first cell in key_cells
 
-// Only the row's own block, the last one, may be incomplete. With `tail` it is chosen only if it is incomplete.
+// The last chosen block, the row's own, may be incomplete. With `tail`, it is chosen only if it is
+// incomplete.
 uint n_keys_of(uint row, uint pos) {
     const uint in_own = tail != 0 ? (pos + 1) % block_size : pos % block_size + 1;
     return row < step_n_rows() ? min(pos + 1, (n_chosen - 1) * block_size + in_own) : 0;

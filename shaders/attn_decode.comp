@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the attention of rows over one split of their keys (lib/row_attention.glsl). Rows of attn_prefill get
-// zeros, which attn_prefill overwrites later.
+// Compute the attention of rows over one split of their keys (lib/row_attention.glsl). The shader writes
+// zeros to rows of longer runs, and attn_prefill overwrites them later.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;

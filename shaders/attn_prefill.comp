@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attention for a tile of TQ rows from one run, by online softmax over 32-key blocks. The workgroup
-// ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after the last
-// tile write zeros to the rows outside all runs. TQ limits shared memory to 15.6 KiB.
+// Compute attention for a tile of TQ rows from one run, with online softmax over blocks of 32 keys. The
+// workgroup ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after
+// the last tile write zeros to the rows outside all runs. The host chooses TQ so that shared memory is at
+// most 15.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -137,8 +138,8 @@ void multiply_pieces(Block block, bool valid) {
 void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-    // The loops in multiply_own_key and multiply_pieces have variable bounds, because drivers would unroll
-    // constant loops, which takes seconds.
+    // The loops in multiply_own_key and multiply_pieces have variable bounds, because drivers would take
+    // seconds to unroll constant loops.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);
     } else {
@@ -181,7 +182,7 @@ void add_values(Block block) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
     }
     for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
-        vec4 value[V_BATCH * V_ROUNDS]; // the nearest valid key replaces a masked key
+        vec4 value[V_BATCH * V_ROUNDS]; // of the nearest valid key if a key is masked
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
             const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
@@ -229,7 +230,7 @@ void main() {
         score_block(block);
         soften_block(block.n_valid);
         add_values(block);
-        if (S_GROUPS == 1) barrier(); // for the scores; with several groups, multiply_pieces has a barrier
+        if (S_GROUPS == 1) barrier(); // with several groups, multiply_pieces has this barrier
     }
     if (thread / V_QUADS < V_GROUPS) put_results();
 }

@@ -9,7 +9,7 @@ layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
-// With V_PARTS subgroups per group of rows, a subgroup's part of the output fits in registers.
+// V_PARTS subgroups share the output of a group of rows, so a subgroup's share fits in registers.
 layout(constant_id = 6) const uint V_PARTS = 1;
 layout(constant_id = 7) const uint UNROLL = 1;
 layout(constant_id = 8) const uint HEAD_K = 64;
@@ -48,7 +48,7 @@ layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
-const bool KEEPS = LANES > 16; // Subgroups of 16 lanes (Intel) would spill registers.
+const bool KEEPS = LANES > 16; // with 16 lanes (Intel), kept addresses would spill registers
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 

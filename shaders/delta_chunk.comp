@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the part of a gated delta net that does not depend on the state, for all chunks of C rows at once.
-// The shader delta_scan computes the rest. The workgroup ID is (chunk, head). Let c_t be the sum of g up to
-// row t of the chunk, and D_ts = e^(c_t - c_s). All exponents are at most 0, because g <= 0.
+// Compute, for all chunks of C rows at once, the intermediate results of a gated delta net that do not depend
+// on the state. The shader delta_scan computes the outputs from them. The workgroup ID is (chunk, head). Let
+// c_t be the sum of g up to row t of the chunk, and D_ts = e^(c_t - c_s). All exponents are at most 0,
+// because g <= 0.
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k
 //   q' = scale e^c q;  k' = e^(c_last - c) k;  P_ts = scale q_t D_ts k_s, s <= t.
 // A row of `work` holds u, w, q', k' and e^c_last of S values each, then C products P. Only the chunk's first

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the gated delta rule row by row, for short runs. One invocation reads and writes column j of the
-// state M [key i, value j], so M may change in place. With d = beta (v - (e^g M)^T k), the new state is M' =
-// e^g M + k d^T and the output is o = scale M'^T q.
+// Compute the gated delta rule row by row, for short runs. Only one invocation reads and writes column j of
+// the state M [key i, value j], so M may change in place. With d = beta (v - (e^g M)^T k), the new state is
+// M' = e^g M + k d^T and the output is o = scale M'^T q.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
@@ -47,7 +47,7 @@ void main() {
     bool is_zero = is_fresh(run);
 
     for (uint row = run.y; row < run.y + run.z; ++row) {
-        barrier(); // all threads have used the previous row
+        barrier(); // all threads have used the row before
         for (uint i = thread; i < S; i += LOCAL) {
             const uint at = row * q_stride + key_head(h) * S + i;
             decay[i] = exp(g[gate_at(row, h) + (KDA != 0 ? i : 0)]);

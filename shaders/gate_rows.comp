@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Apply a gate per row: y[r, i] = f(gate[r]) * x[r, i], where f is sigmoid or softplus.
+// Multiply each row by its gate: y[r, i] = f(gate[r]) * x[r, i], where f is sigmoid or softplus.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint SOFTPLUS = 0;

@@ -18,7 +18,8 @@ void main() {
     if (i >= n * n_rows) return;
     const uint at = moments_off + 2 * (i / n);
     const float n_all = float(width), sum = moments[at];
-    // A division is inexact on some devices, so it follows the subtraction.
+    // Divide after the subtraction, because some devices divide inexactly, and the subtraction would amplify
+    // the error.
     const float deviation = sqrt(max(n_all * moments[at + 1] - sum * sum, 0.0)) / n_all;
     y[y_off + i] = max(x[x_off + i] - (sum / n_all + c * deviation), 0.0);
 }

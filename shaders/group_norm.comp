@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Normalise each group: y = x / sqrt(mean of the group's squares + eps) * w. If HAS_Z is set, silu(z) * x
-// replaces x. The shader group_squares computes the sums of squares. An exchange adds these sums over the
-// devices that share a group.
+// replaces x. The shader group_squares computes the sums of squares. If several devices share a group, an
+// exchange adds their sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_Z = 0;

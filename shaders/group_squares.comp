@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sum the squares of x, or of silu(z) * x if HAS_Z is set, per row and group of `group` columns. The device
-// holds columns first..first + width of the row. Another device adds the first `skip` of these columns.
+// Sum the squares of x, or of silu(z) * x if HAS_Z is set, in each row and each group of `group` columns. The
+// device holds columns first..first + width of the row. Another device adds the squares of the first `skip`
+// of these columns.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

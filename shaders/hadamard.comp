@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Multiply blocks of 32 elements of each head by the orthonormal Hadamard matrix, whose element (i, j) is
-// (-1)^bitCount(i & j) / sqrt(32). A head of x has `head` elements and is read as if zeros followed. A head
-// of y has `head_out` elements. A thread computes four elements from its block's 32.
+// (-1)^bitCount(i & j) / sqrt(32). A head of x has `head` elements, padded with zeros. A head of y has
+// `head_out` elements. A thread computes four elements from its block's 32.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

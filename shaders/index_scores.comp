@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the indexer's scores of the complete blocks of `block_size` positions up to pos for each row
-// (DeepSeek-AI 2025, arXiv:2512.02556). A score is the sum over the indexer's heads of w * max(q . k, 0), with
-// the key of the block's last position. The workgroup ID is (LOCAL blocks, -, row). Each thread scores one
-// block. A thread reads a key once for HEADS heads.
+// For each row, compute the indexer's scores of the complete blocks of `block_size` positions up to pos
+// (DeepSeek-AI 2025, arXiv:2512.02556). A score is the sum over the indexer's heads of w * max(q . k, 0),
+// where k is the key of the block's last position. The workgroup ID is (LOCAL blocks, -, row). Each thread
+// scores one block. A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"

@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write the numbers of each list's n_chosen largest scores among the blocks of `block_size` positions up to pos,
-// in ascending order. A row has n_lists lists. Among equal scores the lowest blocks are chosen. NaN counts as
-// the largest score. With `tail` only complete blocks are chosen, n_chosen - 1 of them, and the row's own block
-// follows if it is incomplete. One workgroup per list determines the smallest chosen score byte by byte, the highest byte first. For each byte the workgroup
-// builds a histogram of the scores with the same higher bytes.
+// For each list, choose the n_chosen blocks with the largest scores among the blocks of `block_size`
+// positions up to pos. Write their indices in ascending order. A row has n_lists lists. Among equal scores
+// the lowest blocks are chosen. NaN counts as the largest score. With `tail`, n_chosen - 1 complete blocks
+// are chosen, and the row's own block follows if it is incomplete. One workgroup per list determines the
+// smallest chosen score byte by byte, the highest byte first. For each byte the workgroup builds a histogram
+// of the scores with the same higher bytes.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -25,8 +26,8 @@ const uint N_GROUPS = 16; // groups of counters
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
-shared uint found; // this byte of the smallest chosen score
-shared uint left; // number of chosen scores with this byte
+shared uint found; // the current byte of the smallest chosen score
+shared uint left; // how many scores with this byte are still to choose
 shared uint above_of[LOCAL];
 shared uint equal_of[LOCAL];
 
@@ -46,7 +47,7 @@ void main() {
     }
     if (has_tail && thread == 0) ids[to + n_best] = n;
 
-    uint least = 0; // known bytes of the smallest chosen score
+    uint least = 0; // the bytes of the smallest chosen score that are known so far
     uint known = 0;
     uint need = n_best; // scores still to choose
     for (uint shift = 32; shift > 0;) {
@@ -97,7 +98,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // count again, but only the scores of earlier threads
+    equal = 0; // now the counts of all earlier threads
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Read each row's cell of a KV cache as f32, from the position in StepParams' field `token`. The first n_rot
-// dimensions of a head are rotated. The next op stores the row at the row's position. A thread computes four
-// elements.
+// For each row, read a cell of a KV cache as f32. StepParams' field `token` has the cell's position. The
+// first n_rot dimensions of a head are rotated. The next op stores the row at the row's position. A thread
+// computes four elements.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"

@@ -39,7 +39,7 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 
 const bool QUANTIZED = TYPE >= CACHE_Q8_0;
 
-// Return element e of the row after norm and rotation. For quantized caches earlier ops norm and rotate x,
+// Return element e of the row after norm and rotation. For quantized caches, earlier ops norm and rotate x,
 // because quantizing reads each element twice.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
@@ -61,9 +61,9 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows_from_buffer() && step_place(row) == uvec2(pos, slot);
 }
 
-// Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
-// first pair may begin with the previous cell's last block, and the last pair may end with the next cell's
-// first block.
+// Store two adjacent blocks at once. Of the pairs that contain a block of this cell, store pair number
+// `unit`. The first pair may begin with the previous cell's last block, and the last pair may end with the
+// next cell's first block.
 void put_pair(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uvec2 place = step_place(row);
@@ -74,7 +74,7 @@ void put_pair(uint cell, uint unit) {
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
-    if (!has_first && stores(row - 1, pos - 1, slot)) return; // the previous row's thread stores both blocks
+    if (!has_first && stores(row - 1, pos - 1, slot)) return; // a thread of the row before stores both blocks
     if (!has_second) has_second = stores(row + 1, pos + 1, slot);
 
     const uint first = cache_off + (cell * n / 2 + unit) * (2 * WORDS + 1);

@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// Compute mat_vec with x in 8 bits. A subgroup multiplies two rows of w at a time. Each thread multiplies a
-// group with one scale in both rows.
+// Compute mat_vec with x in 8 bits. A subgroup multiplies two rows of w at a time. In both rows, a thread
+// multiplies one group of elements that share a scale.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, an even number
@@ -44,8 +44,8 @@ void main() {
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
-            // All lanes execute every iteration, because subgroupAdd needs them. Lanes past the row's end add
-            // zeros.
+            // All lanes execute every iteration, because subgroupAdd needs all lanes. Lanes past the row's
+            // end add zeros.
             const bool inside = base + GROUP * lane < k;
             const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);

@@ -63,8 +63,8 @@ void main() {
         barrier();
     }
 
-    // Sums are written through shared memory, because the position of a value in a matrix depends on the
-    // driver.
+    // Write the sums through shared memory, because the driver decides which elements of a matrix an
+    // invocation holds.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul_dot on matrix units. The shader is for devices whose int8 is much faster than F16, because
-// scaling takes three instructions per value and block.
+// Compute mat_mul_dot on matrix units. The shader is fast only if int8 matrix units are much faster than F16,
+// because scaling takes three instructions per value and block.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute mat_mul_id on matrix units. Inputs and tiles are as in mat_mul_coop. If AXIS is 1, the op asserts
-// that every expert has x_stride columns. Values of x after an expert's columns would change the row's scale,
-// and a NaN among them would reach the result.
+// that every expert has x_stride columns. Otherwise, values of x after an expert's columns would change the
+// row's scale, and a NaN among them would reach the result.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // see mat_mul_coop.comp

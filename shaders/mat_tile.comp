@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute mat_mul on GPUs. A workgroup of 16 x 8 threads computes a tile of 16 * RM rows of w by 8 * RN rows
-// of x. For each k a thread reads RM + RN floats from shared memory and computes RM * RN multiply-adds.
+// of x. For each k, a thread reads RM + RN floats from shared memory and computes RM * RN multiply-adds.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

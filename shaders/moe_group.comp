@@ -16,8 +16,7 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// An entry first counts an expert's pairs. It then holds the index in order[] of the expert's first pair, and
-// later of its next pair.
+// place[e] first counts the pairs of expert e. Then it holds the index in order[] for the expert's next pair.
 shared uint place[MAX_EXPERTS + 1];
 shared uint tile_of[MAX_EXPERTS + 1];
 

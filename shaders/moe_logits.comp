@@ -3,12 +3,12 @@
 // Compute the router's logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). One workgroup computes N
 // rows of one expert. All devices must choose the same experts, so logits have the same bits on all devices.
 // Therefore 32 lanes sum in a fixed order, a tree adds their sums, and each product is rounded before it is
-// added. The row h is not normalised. Drivers round the norm's factor differently, and the factor does not
-// change the logits' order. Some drivers flush subnormal products to zero. Rounding drops such products from
-// any sum above 2^-100.
+// added. The row h is not normalised, because drivers round the norm's factor differently, and the factor
+// does not change the logits' order. Some drivers flush subnormal products to zero, but these products do not
+// change a rounded sum above 2^-100.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint N = 1; // rows for which w is read once, at most 32
+layout(constant_id = 1) const uint N = 1; // rows per workgroup, which reads w once for all; at most 32
 
 layout(push_constant) uniform Push {
     uint h_off, w_norm_off, w_off, logits_off;

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Choose each row's n_used experts and compute their weights. All devices must choose the same experts, so
-// the order of sums is fixed, and functions come from lib/exact.glsl. An expert's rank is the number of
-// experts with a larger key, or with an equal key and a lower number. All ranks differ.
+// sums have a fixed order, and functions come from lib/exact.glsl. An expert's rank is the number of experts
+// with a larger key, or with an equal key and a lower number. All ranks differ.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
@@ -13,8 +13,8 @@ layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2, SPARSE_MIXER = 3, ROOT_SOFTPLUS = 4;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
 const uint LANES = 128; // number of partial sums; constant, so that the order is fixed
-const float MIXED_BELOW = 0.02; // a sparse mixer excludes a logit that is lower by a larger share
-const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled to 1
+const float MIXED_BELOW = 0.02; // a sparse mixer excludes logits that are lower by a larger share
+const float MIN_SUM = 6.103515625e-5; // weights with a smaller sum are not scaled to the sum 1
 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
@@ -80,7 +80,7 @@ float norm_of(uint row) {
     return exact_mul(exact_inverse_sqrt(exact_mad(join_lanes(), exact_reciprocal(float(n_embd)), eps)), logit_scale);
 }
 
-// Return c tanh(x / c) with c = softcap, or x if c is 0. It does not change the order.
+// Return c tanh(x / c) with c = softcap, or x if c is 0. The function is monotonic, so keys need no softcap.
 float capped(float x) {
     if (softcap == 0.0 || is_nan(x)) return x;
     return exact_mul(softcap, exact_mad(2.0, exact_sigmoid(exact_mul(exact_mul(x, exact_reciprocal(softcap)), 2.0)), -1.0));
@@ -105,8 +105,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Set each expert's key to its probability plus its selection bias. Only n_groups_used groups remain, in
-// which the sum of the two largest keys is the largest.
+// Set each expert's key to its probability plus its selection bias. A group's score is the sum of its two
+// best experts' values. Only the n_groups_used groups with the largest scores remain.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -137,7 +137,8 @@ void select_by_probability() {
     barrier();
 }
 
-// Return the softmax of the expert with rank u over the experts of equal or higher rank whose logits are close.
+// Return the softmax weight of the expert with rank u among the experts of rank u or more whose logits are
+// close.
 float mixed_sparsely(uint u) {
     const float own = value[chosen[u]];
     precise float sum = 0.0;

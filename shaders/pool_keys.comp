@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// For each row at the last position of a block of `block_size` positions, compute the block's mean of keys. If
-// GATED, the key's gates follow it in a cell of `k`, and the mean is weighted. The weights of an element are the
-// softmax over the block's positions of gate + bias[position in the block]. If SERIES is 2, a cell has two keys,
-// two gates and two biases. The mean is then over the first keys of the block before and the second keys of the
-// block. Other rows get zeros. The workgroup ID is (LOCAL quads, -, row).
+// For each row at the last position of a block of `block_size` positions, compute the mean of the block's
+// keys. If GATED, a key's gates follow it in the cell of `k`, and the mean is weighted. The weights of an
+// element are softmax(gate + bias[position in the block]) over the block's positions. If SERIES is 2, a cell
+// has two keys, two gates and two biases. The mean is then over the second keys of the block and the first
+// keys of the block before it. Other rows get zeros. The workgroup ID is (LOCAL quads, -, row).
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"

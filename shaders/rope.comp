@@ -8,7 +8,8 @@
 layout(constant_id = 1) const uint HALF_SPLIT = 0; // 0: pairs (2i, 2i + 1); 1: pairs (i, i + n_rot / 2).
 layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w.
 
-// The rotated dimensions consist of PARTS equal parts; each pairs its own elements. Pairs are numbered by part.
+// The rotated dimensions consist of PARTS equal parts. The elements of a pair are in the same part, and pairs
+// are numbered by part.
 layout(constant_id = 3) const uint PARTS = 1;
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] is the row before row r in its sequence: x[r - 1] within a run, or the slot's kept row for a run's
-// first row (keep_rows.comp). Rows at position 0 and rows that the step does not have are zeros.
+// Write to y[r] the row before row r in its sequence. For the first row of a run, this is the slot's kept row
+// (keep_rows.comp), otherwise x[r - 1]. If row r is at position 0 or the step does not have it, y[r] is
+// zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_X = 1; // 0: every run has one row

@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute the selective scan of Mamba-1 row by row (Gu and Dao 2023, arXiv:2312.00752). Each channel has a
-// state m [N] with a decay per value: with t = softplus(dt), a row computes m = e^(t a) m + t B x and y = C m +
-// d x. All channels share B and C. The workgroup ID is (channels, 1, run). A thread keeps a part of a channel's
-// state in registers during the run, so the state may change in place. Per row and channel, this takes N
-// exponentials and 6 * N other operations. The shader takes at most 16 KiB of shared memory.
+// state m [N], and each value of m has its own decay a. With t = softplus(dt), a row computes m = e^(t a) m +
+// t B x and y = C m + d x. All channels share B and C. The workgroup ID is (channels, 1, run). A thread keeps
+// a part of a channel's state in registers during the run, so the state may change in place. Per row and
+// channel, this takes N exponentials and 6 * N other operations. The shader takes at most 16 KiB of shared
+// memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint N = 16; // size of B and C, a multiple of 4

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute y = silu(causal depthwise convolution of each run's rows + bias). The state holds the last D_CONV -
-// 1 columns before the run, and afterwards the run's last columns. The workgroup ID is (channels, tile of 16
+// Compute y = silu(causal depthwise convolution of each run's rows + bias). The state holds the D_CONV - 1
+// rows before the run, and is updated to the run's last rows. The workgroup ID is (channels, tile of 16
 // rows). Only a run's first tile accesses the state, one channel per invocation, so the state may change in
 // place.
 #include "lib/types.glsl"
@@ -39,7 +39,7 @@ void main() {
     const uint at = run.y * width + channel;
 
     float taps[D_CONV];
-    float window[D_CONV]; // the last columns up to this row, oldest first
+    float window[D_CONV]; // the values of the last rows up to this row, oldest first
     [[unroll]] for (uint j = 0; j < D_CONV; ++j) taps[j] = w[w_off + channel * D_CONV + j];
     [[unroll]] for (uint j = 0; j < N_STATE; ++j) {
         if (tile.first > 0) {
@@ -54,8 +54,8 @@ void main() {
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
             } else {
-                // A short run keeps columns of the previous state. In a sequence's first run these columns
-                // are zeros.
+                // After a short run, the state still holds rows of the previous state. In a sequence's first
+                // run these rows are zeros.
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

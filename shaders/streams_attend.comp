@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row has STREAMS streams x_i and the stream a. A stream's score is w . s / rms(s). Write the sum of the
-// streams, weighted by the softmax of their scores.
+// A row has STREAMS streams x_i and the stream a. The score of a stream s is w . s / rms(s). Write the sum of
+// the streams, weighted by the softmax of their scores.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
@@ -17,7 +17,7 @@ layout(set = 0, binding = 1) readonly buffer A { float a[]; };
 layout(set = 0, binding = 2) readonly buffer W { float w[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
-shared float score[STREAMS + 1]; // A local array is in memory, because its index is unknown at compile time.
+shared float score[STREAMS + 1]; // a local array with a variable index would be in memory
 
 float value_at(uint row, uint stream, uint i) {
     if (stream == STREAMS) return a[a_off + row * n + i];

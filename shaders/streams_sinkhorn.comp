@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // A row of x has STREAMS streams x_j of n values. Compute y_i = g_i a + sum over j of m_ji x_j with
 // g_i = 2 sigmoid(scale[1] mixes[r, STREAMS + i] + base[STREAMS + i]). The rows and columns of m sum to 1
-// (Sinkhorn and Knopp 1967; Xie et al. 2025, arXiv:2512.24880). m begins as the softmax over i of
-// scale[2] mixes + base, plus eps; then columns and rows are divided by their sums plus eps in turns.
+// (Sinkhorn and Knopp 1967; Xie et al. 2025, arXiv:2512.24880). At first, m is the softmax over i of scale[2]
+// mixes + base, plus eps. Then columns and rows are divided in turns by their sums plus eps.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint STREAMS = 4;

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Mix each row with the row before it: y[s] = x + mu[s] (before - x), for each vector mu[s] (RWKV-7, Peng et al.
-// 2025, arXiv:2503.14456). The state holds the row before a run, and afterwards the run's last row. The workgroup
-// ID is (channels, tile of 16 rows). Only a run's first tile accesses the state, one channel per invocation, so
-// the state may change in place.
+// 2025, arXiv:2503.14456). The state holds the row before a run, and is updated to the run's last row. The
+// workgroup ID is (channels, tile of 16 rows). Only a run's first tile accesses the state, one channel per
+// invocation, so the state may change in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint MIXES = 6; // vectors mu

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write the K largest elements of each chunk of each row, the largest first. Equal elements are ordered by
+// Write the K largest elements of each chunk of a row, the largest first. Equal elements are ordered by
 // index, and NaN counts as largest. The workgroup ID is (chunk, -, row). In each of K rounds, every thread
 // finds its largest remaining element, and the workgroup writes the largest of these. The ids are indices in
 // the row, or if KIND is 1, the values of `source` at these indices. If KIND is 2, `source` is a mask, and
@@ -47,7 +47,7 @@ void main() {
                 if (KIND == 2 && (source[source_off + row * ((n + 31) / 32) + i / 32] >> (i % 32) & 1) == 0) continue;
                 const uint key = order_key(x[base + i]);
                 const bool after = fresh || key < last_key || (key == last_key && i > last_at);
-                if (after && key > own_key) { // the first of equal elements wins
+                if (after && key > own_key) { // of equal elements, the first is used
                     own_key = key;
                     own_at = i;
                 }

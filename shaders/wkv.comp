@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the scan of RWKV-7 row by row (Peng et al. 2025, arXiv:2503.14456). With the state M [S, S] by key and
-// value, and w = exp(-e^(-1/2) sigmoid(decay)), a row computes M = diag(w) M - added (M^T removed)^T + key v^T and
-// y = M^T r. The workgroup ID is (values of a head, head, run). A thread keeps a part of one column of M in
-// registers during the run, so the state may change in place. A row takes 8 * S * S operations per head. The shader
-// takes at most 15 KiB of shared memory.
+// Compute the scan of RWKV-7 row by row (Peng et al. 2025, arXiv:2503.14456). The state M [S, S] is indexed
+// by key, then by value. With w = exp(-e^(-1/2) sigmoid(decay)), a row computes M = diag(w) M - added (M^T
+// removed)^T + key v^T and y = M^T r. The workgroup ID is (values of a head, head, run). A thread keeps a
+// part of one column of M in registers during the run, so the state may change in place. A row takes 8 * S *
+// S operations per head. The shader takes at most 15 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 64; // head size, a multiple of 4
@@ -38,7 +38,7 @@ shared vec4 row_w[ROWS * S / 4];
 shared vec4 row_key[ROWS * S / 4];
 shared vec4 row_removed[ROWS * S / 4];
 shared vec4 row_added[ROWS * S / 4];
-shared float known[2 * LOCAL]; // rows alternate between two arrays, because threads may still read the last row
+shared float known[2 * LOCAL]; // rows alternate between halves; threads may still read the row before
 shared float sums[ROWS * LOCAL];
 
 float sum_of(vec4 x) { return (x.x + x.y) + (x.z + x.w); }

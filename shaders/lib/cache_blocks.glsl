@@ -26,8 +26,8 @@ uint code8(float value, float inverse) {
     return uint(int(scaled < 0.0 ? -rounded : rounded)) & 0xffu;
 }
 
-// Return the code of the nearest value of IQ4_NL, whose bits are found from the highest to the lowest. A tie takes the
-// larger value.
+// Return the code of the nearest value of IQ4_NL. A binary search finds the bits from the highest to the
+// lowest. A tie takes the larger value.
 uint iq4_code(float v) {
     const bool b8 = v >= -4.5;
     const bool b4 = v >= (b8 ? 45.5 : -57.0);

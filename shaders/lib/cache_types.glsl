@@ -1,7 +1,7 @@
 // A cache type's number is its index in CACHE_TYPES of vkbackend/ops/kv_cache.py. Quantized blocks have 32
 // elements and GGML's layouts: f16 d, f16 m (Q4_1, Q5_1), u32 h (Q5_0, Q5_1), then the codes. Q8_0 has int8
-// codes. The others have 16 bytes of nibbles: low nibbles are elements 0..15, and high nibbles are elements
-// 16..31. Bit i of h is the fifth bit of element i. With the code q an element is
+// codes. The other types have 16 bytes of nibbles: low nibbles are elements 0..15, and high nibbles are
+// elements 16..31. Bit i of h is the fifth bit of element i. From its code q, an element is
 // Q8_0: d * q     Q4_0: d * (q - 8)     Q5_0: d * (q - 16)     Q4_1, Q5_1: d * q + m     IQ4_NL: d * iq4_values(q)
 
 const uint CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_Q8_0 = 3, CACHE_Q4_0 = 4;

@@ -48,6 +48,6 @@ uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw));
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// Multiply element by element. An invocation's elements depend on the driver, but are the same in all
-// matrices of one type.
+// Multiply element by element. The driver decides which elements an invocation holds, but they are the same
+// in all matrices of one type.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

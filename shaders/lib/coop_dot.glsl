@@ -1,6 +1,6 @@
 // Compute a tile of an int8 product on matrix units. Slices of w's codes (lib/quants.glsl) and of x in 8 bits
-// (lib/q8.glsl) are copied to shared memory. The dot product of two 32-element blocks is multiplied by both
-// blocks' scales.
+// (lib/q8.glsl) are copied to shared memory. The dot product of two blocks of 32 elements is multiplied by
+// both blocks' scales.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
@@ -17,7 +17,7 @@
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
     coopMatLoad(m, x_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutColumnMajor)
-// Load a matrix with equal columns (or rows), by a stride of 0.
+// Load a matrix whose columns (or rows) are all equal, with a stride of 0.
 #define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 

@@ -1,6 +1,7 @@
 // Compute a tile of a product on matrix units, from slices of w and x in shared memory. The tile has SM x SN
 // subgroups with FM x FN matrices each. The including file defines row_at(i), which returns the address in w
-// of the tile's row i. A thread loads all its values of a slice before it unpacks any, so that loads overlap.
+// of the tile's row i. A thread loads all its values of a slice before it unpacks the first, so that loads
+// overlap.
 uint row_at(uint i);
 
 #define CODES_ONLY
@@ -41,8 +42,8 @@ const uint RAW = PIECE * BLOCK_NBYTES / 16; // units of 16 bytes in a piece
 #define WIDE_W false
 #endif
 
-// Return the word where the thread's piece of the first slice begins. Unless WIDE_W is set, return the byte
-// where the row begins.
+// If WIDE_W is set, return the word at which the thread's piece of the first slice begins. Otherwise return
+// the byte at which the row begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;

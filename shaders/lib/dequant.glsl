@@ -2,11 +2,11 @@
 // one of the files included below.
 //
 // - `uint row_start(uint row, uint n)` returns the address of a row of n elements.
-// - `ROW_UNIT` divides the length of every row.
+// - The length of every row is a multiple of `ROW_UNIT`.
 // - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row, where k is a multiple of 4.
 // - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros for elements >= n.
-// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. The function
-//   unpacks shared bits once.
+// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. It unpacks the
+// bits that several elements share only once.
 //
 // Addresses count bytes, because an MXFP4 block has 17 bytes. Addresses have 32 bits, because a binding is
 // smaller than 4 GiB. The functions read only words with requested bytes.
@@ -25,8 +25,8 @@ uvec4 codes4(uint word, uint shift, uint mask) {
 }
 
 // vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b.
-// k is a multiple of 8, and part is 0 or 4. Few expressions should depend on `part`, because all others are
-// computed once for both parts.
+// k is a multiple of 8, and part is 0 or 4. As few expressions as possible should depend on `part`, because
+// compilers compute the others once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
@@ -73,7 +73,7 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4, so four 2-byte elements are two words of one row.
+// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two words of the same row.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
@@ -124,8 +124,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// Return 32 bits of two consecutive words, beginning at bit `shift`. With a branch, SwiftShader took 30 s
-// instead of 1 s to compile mat_dot.
+// Return 32 bits of two consecutive words, beginning at bit `shift`. There is no branch, with which
+// SwiftShader took 30 s instead of 1 s to compile mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }

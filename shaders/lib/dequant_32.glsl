@@ -4,7 +4,8 @@
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 
 #if defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
-// A nibble has a sign bit and 3 bits for the values 0, 1, 2, 3, 4, 6, 8, 12, twice the numbers of E2M1.
+// A nibble has a sign bit and 3 bits that select 0, 1, 2, 3, 4, 6, 8 or 12. These are the numbers of E2M1
+// times 2.
 ivec4 values4(uvec4 q) {
     const ivec4 magnitude = ivec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
     return mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));

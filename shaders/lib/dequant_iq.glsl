@@ -1,7 +1,7 @@
 // I-quants; part of dequant.glsl. In IQ4 an element is a 4-bit code of one of 16 unevenly spaced values. In
-// IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two of 4 values, and 8 signs. A block has 256
-// elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The array u8 q holds the low 8 bits of
-// codebook entries.
+// IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two entries of 4 values, with 8 signs. A
+// block has 256 elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The array u8 q holds the low 8
+// bits of codebook entries.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 #include "lib/iq4_values.glsl"

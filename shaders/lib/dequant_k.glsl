@@ -1,5 +1,5 @@
 // K-quants; part of dequant.glsl. A block has 256 elements in groups of 16 or 32. The groups' scales are
-// codes, too. Below, element k of a block has the indices i, j and l with k = 128 i + 32 j + l.
+// codes, too. Below, the indices i, j and l of element k of a block are given by k = 128 i + 32 j + l.
 
 #if defined(TYPE_Q2_K)
 // A block is u8 s[16], u8 q[64], f16 d, f16 m. Each s holds the scale (low nibble) and min (high nibble) of

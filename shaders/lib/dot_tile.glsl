@@ -1,7 +1,7 @@
 // Compute the tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 * RN rows of x. Each of 16 x 8
 // threads computes 4 * RN values. The threads copy slices of 64 elements along k to shared memory as packed
-// codes (at most 13.5 KiB). A thread loads all its values of a slice before it stores any, so that loads
-// overlap.
+// codes (at most 13.5 KiB). A thread loads all its values of a slice before it stores the first, so that
+// loads overlap.
 
 const uint TM = 64;
 const uint TK = 64; // two blocks of x
@@ -15,8 +15,8 @@ const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N
 
 // FUSED: integer dot products start at the bits of the float BIAS = 1.5 * 2^23. Because |dot| <= 2^19 for 32
 // products, each sum has the bits of the float BIAS + dot. Then one fma converts and scales the dot product.
-// BIAS * scale is exact, because a scale has at most 19 bits. CPU drivers round an fma twice, with a
-// normalised mean squared error of up to 1e-6.
+// BIAS * scale is exact, because a scale has at most 19 bits. CPU drivers do not use FUSED, because they
+// round an fma twice. The normalised mean squared error would be up to 1e-6.
 const float BIAS = 12582912.0;
 
 shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
@@ -62,7 +62,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Add the dot products of 16 codes from each of four rows of w with a row of x.
+// For each of four rows of w, add the dot product of 16 codes of this row and 16 codes of a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -72,7 +72,7 @@ ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     return dots;
 }
 
-// Scale the dot products of the group that ends with piece p, and add them to sum[c].
+// Scale the dot products `dots` of the group that ends with piece p, and add them to sum[c].
 void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     const uint at = p * 16 / GROUP * TM + tm;
     const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);

@@ -1,6 +1,6 @@
-// Functions with the same bits on every driver, for values that decide a choice (of experts, for example).
-// They use only `precise` multiplications and additions, floor and integers, because drivers round other
-// functions differently. Results are a few ulp off.
+// Functions whose results have the same bits on every driver, for values that decide a choice, such as the
+// choice of experts. They use only `precise` multiplications and additions, floor and integers, because
+// drivers round other functions differently. Results are a few ulp off.
 
 // Return a * b + c, rounded after each operation.
 float exact_mad(float a, float b, float c) {

@@ -1,9 +1,9 @@
 // A format of 16-bit floats (vkbackend/wire.py). A block of 128 values shares an exponent, stored in the word
-// `bias`. The functions use only integers, because drivers round to F16 differently but all devices need the
-// same bits.
+// `bias`. The functions use only integers, because all devices need the same bits, but drivers round to F16
+// differently.
 
-// Return a float's exponent minus its code's exponent, shifted to bit 23. `top` holds the bits of the block's
-// largest finite magnitude, whose code has exponent 30.
+// Return the exponent of a float minus the exponent of its code, shifted to bit 23. `top` holds the bits of
+// the block's largest finite magnitude, whose code has exponent 30.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
 // Return the code of a float. It has ten bits of fraction, rounded to nearest, ties to even. A float below

@@ -1,5 +1,5 @@
-// Return an unsigned key that sorts like the values. Both zeros have the same key. NaN has the largest key,
-// and no value has key 0.
+// Return an unsigned key. Keys have the same order as the values. Both zeros have the same key. NaN has the
+// largest key, and no value has key 0.
 uint order_key(float value) {
     const uint bits = floatBitsToUint(value);
     const uint mag = bits & 0x7fffffffu;

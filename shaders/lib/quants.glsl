@@ -4,14 +4,14 @@
 // - A value is scale * (code - CODE_OFFSET) + low, where low is 0 unless HAS_LOW is set.
 // - `Quants quants16(uint start, uint k, uint part)` returns elements k + part..k + part + 15 of a row.
 //
-// The argument k is a multiple of 32. The argument part is the constant 0 or 16, so that the compiler unpacks
-// shared bits once. GROUP elements (16 or 32) share `scale` and `low`. Codes are in 0..CODE_END - 1, or in
-// -CODE_END..CODE_END - 1 if SIGNED_CODES is set. If CODES_ONLY is set, dot products are omitted, and a
-// format whose codes do not fit in int8 defines NO_CODES.
+// The argument k is a multiple of 32. The argument part is the constant 0 or 16, so the compiler unpacks bits
+// that both parts share only once. GROUP elements (16 or 32) share `scale` and `low`. Codes are in
+// 0..CODE_END - 1, or in -CODE_END..CODE_END - 1 if SIGNED_CODES is set. If CODES_ONLY is set, this file has
+// no dot products, and a format whose codes do not fit in int8 defines NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
-// OpSDot: the dot product of two vectors of four int8.
+// OpSDot computes the dot product of two vectors of four int8.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot4(int a, int b, spirv_literal int four_bytes);
 
@@ -55,7 +55,7 @@ uvec4 transposed(uvec4 v) {
 }
 
 // Compute the table values (values4) of 32 codes at once by bitwise logic. Word j of `q` holds bit j of every
-// code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. Selecting each
+// code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. To select each
 // value from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #if defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
@@ -282,7 +282,7 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// Return the sum of x over a group, from the two sums of element k's block.
+// Return the sum of x over the group of element k, from the two sums of the block that contains it.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
 // Return the dot product without the scale of x. `x_sum` is the sum of `x_codes`.

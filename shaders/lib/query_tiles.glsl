@@ -1,7 +1,7 @@
 // Tiles of TQ rows from one run, for attn_prefill. Include after lib/step.glsl.
 
-// Values of `causal`: rows attend to later rows of their text, to no later rows, to later rows of runs that
-// state an end, or to all rows of the step, whose positions are their numbers.
+// Values of `causal`. Rows attend to later rows of their text (0), to no later rows (1), to later rows only
+// in runs that state an end (2), or to all rows of the step, where row p has position p (3).
 const uint BOTH_WAYS = 0;
 const uint CAUSAL = 1;
 const uint SEES_END = 2;
@@ -11,8 +11,8 @@ struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // If there is no such tile, n is 0, and rows from first_row on belong to no run.
-    uint begin, end; // without CAUSAL, the positions that the run's rows attend to; with SEES_END only `end`
+    uint n; // 0 after the last tile: rows from first_row on belong to no run.
+    uint begin, end; // the positions that the run's rows attend to: unused if CAUSAL, only `end` if SEES_END
 };
 
 QueryTile find_query_tile(uint number) {
@@ -38,7 +38,8 @@ uint first_key_of(uint pos, uint begin) {
     return chunk > 0 ? max(first, pos / chunk * chunk) : first;
 }
 
-// Return the last position that a row attends to, + 1. `end` is the end of the row's text or picture.
+// Return the position after the last position that a row attends to. `end` is the end of the row's text or
+// picture.
 uint end_key_of(uint pos, uint end) {
     if (causal == CAUSAL) return pos + 1;
     if (causal == SEES_END) return max(end, pos + 1);
@@ -46,7 +47,7 @@ uint end_key_of(uint pos, uint end) {
     return window > 0 ? min(end, pos + window / 2 + 1) : end;
 }
 
-// Return ALiBi's bias of a score (Press et al. 2022), on both sides of the row.
+// Return ALiBi's bias of a score (Press et al. 2022), for keys before or after the row.
 float distance_bias(uint row_pos, uint key_pos, uint head) {
     return -slopes[slopes_off + head] * abs(float(row_pos) - float(key_pos));
 }

@@ -5,7 +5,7 @@ shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 
 // Return the sum of `value` over the workgroup. All threads must call this function. More than 32 threads add
-// in two steps of many reads, because a tree would need a barrier per level.
+// in two steps, in which a thread reads many values, because a tree would need a barrier per level.
 float reduce_sum(float value) {
     const uint thread = gl_LocalInvocationID.x;
     const uint root = reduce_at;

@@ -1,7 +1,7 @@
 // Compute the attention of a tile's rows over one split of their keys, for up to HEADS q heads of one kv
-// head. A query is a head of a row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one
+// head. A query is one head of one row. Online softmax reads blocks of 32 keys. If FINAL is set, there is one
 // split, and the shader writes the result. Otherwise the shader writes part = (sum of p * v, maximum score,
-// sum of p). Without keys the result is zeros. The including file defines these functions.
+// sum of p). A row without keys gets zeros. The including file defines these functions.
 uint n_keys_of(uint row, uint pos);
 uint first_key_of(uint n_keys);
 bool in_window(uint key_pos, uint n_keys);
@@ -19,9 +19,9 @@ const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per threa
 const uint K_QUADS = HEAD_K / 4;
 // Thread groups multiply V of different keys.
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
-// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. With a smaller K_BATCH
-// the loop would need more than K_TURNS iterations. No branch separates a load from its use, because RADV
-// would then delay the load until its use.
+// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. K_BATCH is the smallest
+// number with which the loop has only K_TURNS iterations. There is no branch between a load and its use,
+// because RADV would then delay the load until its use.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key
@@ -40,7 +40,7 @@ const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
 const uint SCORES = QUERIES * CELL_BLOCK;
 
 shared vec4 q_tile[QUERIES * K_QUADS];
-shared float dots[QUERIES * LOCAL]; // a thread's partial score, or its keys' maximum score
+shared float dots[QUERIES * LOCAL]; // a thread's partial score, or the maximum score of its keys
 shared float score[SCORES];
 shared float prob[SCORES];
 shared float query_max[2 * QUERIES]; // maxima before and after a block
@@ -48,9 +48,9 @@ shared float query_rescale[QUERIES];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
-// Drivers would compute local variables again in each iteration over blocks.
+// These are not local variables, because drivers would compute those again in each iteration over blocks.
 uint thread = gl_LocalInvocationID.x;
-uint lane = thread % LANES; // index among the threads of a key
+uint lane = thread % LANES; // the thread's index among the threads of its key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
 uint now = 0; // the half of query_max that is in use, 0 or 1
@@ -66,7 +66,7 @@ void clear_sums() {
 uint row, n_tile_rows, split, kv_head; // `row` is the tile's first row
 int first_head; // The tile's q head number h is head first_head + h of this device.
 uint begin_head, end_head; // this device's heads of the tile
-uint n_keys, first_key; // of the first row; the next row has one key more
+uint n_keys, first_key; // of the tile's first row; each further row has one key more
 uint block_pos;
 
 bool is_here(uint a) {
@@ -76,7 +76,8 @@ bool is_here(uint a) {
     return is_head && row_of(a) < n_tile_rows;
 }
 
-// Return whether a query attends to a key of the block. Some row attends to keys first_valid..n_valid.
+// Return whether a query attends to a key of the block. At least one row of the tile attends to keys
+// first_valid..n_valid.
 bool attends(uint a, uint key, uint first_valid, uint n_valid) {
     if (ROWS == 1) return key >= first_valid && key < n_valid;
     const uint n = n_keys + row_of(a);
@@ -109,7 +110,7 @@ void read_queries() {
 
 // Add the thread's part of q * k to s. The key's quads begin at `base`.
 void multiply_key(uint base) {
-    // The bounds are variable, because drivers would unroll a constant loop, which takes seconds.
+    // The bounds are variable, because drivers would take seconds to unroll a constant loop.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
@@ -211,7 +212,7 @@ void add_values(uint first_valid, uint n_valid) {
     }
 }
 
-// Sum p and acc[a] over all groups of threads. Return the sum of p. V_ROUNDS must be 1.
+// Add acc[a] and p of all groups of threads. Return the sum of p. V_ROUNDS must be 1.
 float join_groups(uint a) {
     float sum = l[a];
     barrier();

@@ -1,6 +1,6 @@
 // Tiles of up to ROWS consecutive rows from one run. The rows of a tile attend to the same blocks of cells,
-// so the tile reads each block once. These blocks alone decide how keys are split, so all rows of a tile have
-// the same splits. A row's result therefore has the same bits as in a tile of one row.
+// so the tile reads each block once. The splits of the keys depend only on these blocks, so all rows of a
+// tile have the same splits. Therefore, a row's result has the same bits as in a tile of one row.
 
 // A tile's queries are the heads of its first row, then the heads of its next row. With one row, compilers do
 // not know that a query is below HEADS.

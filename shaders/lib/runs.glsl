@@ -25,8 +25,8 @@ uint cell_to(uint r) { return step_params.states[r].y; }
 
 const uint FEW_ROWS = 8; // a step with few rows has at most 8 rows and runs
 
-// Return the state cell that gets the state after row `row` of a step with few rows. Rows of a draft write
-// cells of their own, and the rows of other runs write the run's cell.
+// In a step with few rows, return the cell for the state after row `row`. Rows of a draft write cells of
+// their own, and the rows of other runs write the run's cell.
 uint cell_after(uint row) { return step_params.states[FEW_ROWS + row].x; }
 
 bool is_fresh(uvec4 run) { return run.w == 0; }

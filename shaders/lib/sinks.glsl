@@ -1,4 +1,4 @@
-// An attention sink is a logit per head that the softmax adds to its denominator only.
+// An attention sink is a logit of a head that is added only to the softmax's denominator.
 
 // Return the factor that normalises a sum of exp(score - m) * v. `m` is the maximum score, and `sum` is the
 // sum of exp(score - m).

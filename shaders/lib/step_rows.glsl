@@ -6,7 +6,8 @@ layout(set = 0, binding = STEP_BINDING + 1, std430) restrict readonly buffer Ste
     uvec4 rows[]; // position, slot, token, and in row i: row index of output i | type << 16
 } step_rows;
 
-// This is step_n_rows() without a second descriptor, for ops that read nothing else of the uniform block.
+// Like step_n_rows(), but needs no second descriptor. Use this in ops that read nothing else of the uniform
+// block.
 uint step_n_rows_from_buffer() { return step_rows.block[0].x; }
 
 uvec2 step_place(uint row) { return step_rows.rows[row].xy; } // (position, slot)

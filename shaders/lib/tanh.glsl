@@ -1,4 +1,4 @@
-// The built-in tanh of some drivers loses bits near 0 or returns inf beyond 88.
+// Some drivers' built-in tanh loses bits near 0, or returns inf beyond 88.
 
 float tanh_safe(float x) {
     const float a = abs(x);

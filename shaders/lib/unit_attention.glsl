@@ -1,8 +1,8 @@
 // Compute attention for a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile has
-// ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each computes the scores of some
-// keys, and p * v for some dimensions. The output stays in matrices. A matrix of the rows' factors rescales
-// the output. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
-// defines put and bias_of.
+// ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. Each subgroup computes the scores of
+// some keys, and p * v for some dimensions. The output stays in matrices, and is rescaled by a matrix of the
+// rows' factors. The including file fills q_tile once and kv_tile per block, adds a barrier between steps,
+// and defines put and bias_of.
 void put(uint row, uint d, float value); // Stores dimension d of an output row.
 float bias_of(uint key_pos); // Returns the bias to add to a key's score.
 
@@ -24,7 +24,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], later V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // scores [row][key], later a subgroup's factors or results [row][N]
+shared float s_tile[TQ * S_STRIDE]; // scores [row][key], later each subgroup's factors or results [row][N]
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -66,8 +66,8 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The loops here and in add_values have variable bounds, because drivers would unroll constant loops,
-    // which takes minutes.
+    // The loops here and in add_values have variable bounds, because drivers would take minutes to unroll
+    // constant loops.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -134,14 +134,14 @@ void add_values() {
     LOAD_ROWS(factors, s_tile, staged(), N);
     [[unroll]] for (uint g = 0; g < FV; ++g) SCALE_BY(sum[g], factors);
     const uint first = own() * P_STRIDE;
-    if (UNROLL * K == CELL_BLOCK) { // a loop of one iteration would copy all sums between registers
+    if (UNROLL * K == CELL_BLOCK) { // in a loop of one iteration, drivers copy all sums
         add_round(first);
     } else {
         for (uint at = first; at < first + CELL_BLOCK / 4; at += UNROLL * K / 4) add_round(at);
     }
 }
 
-// Sum l over all invocations of the row.
+// Add l of all invocations of the row.
 void join_sums() {
     barrier();
     part_of[parts() + key_part() * M] = l;

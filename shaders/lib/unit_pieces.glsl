@@ -7,10 +7,10 @@ const uint V_PIECES = HEAD_V / 8;
 const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // per invocation
 const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
 const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // per invocation
-// K_EVEN: all pieces of an invocation have the same position within their key.
+// K_EVEN: all pieces of an invocation are at the same position within their keys.
 const bool K_EVEN = LOCAL % K_PIECES == 0;
-// Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words, and only the
-// second block's codes begin at a word boundary.
+// Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words. Only the codes of
+// the second block begin at a word boundary.
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
 const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
@@ -29,7 +29,8 @@ uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 // Return whether a piece is in the second block of a pair.
 bool is_second(uint piece) { return (piece / 4) % 2 == 1; }
 
-// Return where a piece begins: in words for eight codes (in three words), or in units of 16 bytes for F16.
+// Return where a piece begins. The unit is a word if the piece has eight codes, which are in three words, and
+// 16 bytes if it is F16.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
 // Return eight F16 values. If K_CODES is set, return three words of codes and the word of their scale.
@@ -98,7 +99,7 @@ void store_k_round(uint j) {
     kv_tile[at + 1] = quad_of(halves.zw);
 }
 
-// K of invalid keys is loaded, too; their scores are masked later.
+// K of invalid keys is loaded, too, and their scores are masked later.
 void hold_k(uint cell) {
     [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) hold_k_round(cell, j);
 }

@@ -5,7 +5,7 @@ const uint V_QUADS = HEAD_V / 4;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // Quads per thread.
 // Two blocks of a quantized type (16 quads) end at a word boundary. If V_WORDS is set, a thread's quad has
 // the same position in a pair of blocks for every key, so the position is computed once. Each condition has a
-// name, because glslang folds && to a constant only between names.
+// name, because glslang folds && to a constant only if both operands are names.
 const bool V_QUANTIZED = V_TYPE >= CACHE_Q8_0;
 const bool V_WHOLE_PAIRS = V_QUADS % 16 == 0;
 const bool V_SAME_QUADS = LOCAL % V_QUADS == 0;

@@ -14,8 +14,8 @@ bool in_window(uint key_pos, uint n_keys) {
     return key_pos >= FIRST_KEY && (window == 0 || key_pos + window >= n_keys);
 }
 
-// Return whether rows with these first keys read the same blocks, and the same chunk. Rows of another chunk may
-// have a first key in the same block.
+// Return whether two rows with these first keys read the same blocks and attend to the same chunk. First keys
+// of two chunks may be in the same block.
 bool begin_together(uint first_key, uint other_first_key) {
     return (first_key ^ other_first_key) < (chunk > 0 ? 1 : CELL_BLOCK);
 }
