@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 # Set this before numpy is imported, because numpy's threads would compete with a software driver's threads
 # for cores. A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# xdist sets COLUMNS in its workers, which would narrow the tables that tests read from pipes
+# xdist sets COLUMNS in its workers, and this would narrow the tables that tests read from pipes
 os.environ.pop("COLUMNS", None)
 
 import random_cases
@@ -27,7 +27,7 @@ from systems import WINDOWS, not_on_windows
 from watchdog import Watchdog
 
 CHILD = "VKBACKEND_TEST_CHILD"
-CHILD_TIMEOUT_S = 3500  # longer than the timeout of most tests, which ends the process
+CHILD_TIMEOUT_S = 3500  # longer than the timeout of most tests; a timeout ends the process
 DEAREST = {
     "test_architectures.py", "test_chat_command.py", "test_cli.py", "test_clients.py",
     "test_eight_bits.py", "test_faults.py", "test_fork.py", "test_graph.py", "test_host_processes.py",

@@ -131,7 +131,7 @@ class Conversation:
         self.chat, self.err, self.most = chat, err, most
         self._options = asdict(sampling) | dict(options)
         self.timings: list[dict[str, float]] = []
-        self.images: list[str] = []  # image files of the next message
+        self.images: list[str] = []  # paths of the next message's images
 
     def hold(self, first: str | None, single_turn: bool) -> None:
         """Answer `first`, then the messages of the input. If `single_turn` is set, answer only one

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _inside(hostfile: str, words: list[str]) -> int:
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
-    if sys.stdout.isatty():  # the child writes into a pipe, which has no width
+    if sys.stdout.isatty():  # the child writes to a pipe, and a pipe has no width
         environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:

@@ -69,7 +69,7 @@ class Report:
     misfit: str  # Reason and remedy.
     notes: tuple[str, ...] = ()  # The file's unused parts, and the options that `--fit` chose.
     draft: DraftPlan | None = None
-    gains: tuple[Gain, ...] = ()  # one for each combination of speeds, acceptance and draft length
+    gains: tuple[Gain, ...] = ()  # one gain for each combination of speeds, acceptance and draft length
     mixture: Mixture | None = None  # experts in host memory
     projector: ProjectorPlan | None = None
 

@@ -8,7 +8,7 @@ driver_dir=$root/.drivers
 windows_dir=$root/.windows
 windows_suite=trixie  # Wine 10; Wine 8 of Debian 12 cannot start Python 3.13
 windows_python=3.13
-windows_stamp=1  # raised with every change to this file that needs a new set-up
+windows_stamp=1  # every change of this file that needs a new set-up raises this number
 
 # Packages with the libraries that Wine loads by name at run time, and packages that they need.
 windows_libraries=(libc6 libgcc-s1 libfreetype6 libfontconfig1 libgnutls30t64 libunwind8 libx11-6 libxext6
@@ -40,7 +40,7 @@ unpack_wine() {
     printf '#!/bin/sh\nexec "$(dirname "$0")/wineserver64" -p0 "$@"\n' >"$work/root/usr/lib/wine/wineserver"
     chmod 755 "$work/root/usr/lib/wine/wineserver"
     ln -sfn . "$work/root/usr/share/wine/wine"  # Wine looks for share/wine/wine/nls
-    # Debian's Wine is linked to zlib1.dll, which another package has.
+    # Debian's Wine is linked to zlib1.dll, which is in another package.
     cp "$work/root/usr/x86_64-w64-mingw32/lib/zlib1.dll" "$libs/wine/x86_64-windows/"
     rm -rf "$windows_dir/wine" && mv "$work/root" "$windows_dir/wine"
 }

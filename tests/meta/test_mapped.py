@@ -78,7 +78,7 @@ def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        # blocks smaller than 4 bytes may equal padding
+        # the bytes of blocks smaller than 4 bytes may equal padding
         elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 

@@ -25,7 +25,7 @@ WIDTH, OTHER = split(1, A), split(1, B)
 ROWS, COLUMNS = split(0, A), split(1, A)
 SUM = partial((0, 1))
 EXPERTS = split_experts(1, [A, A]), split_experts(2, [A, A])
-# four q heads, and two kv heads, of 8 elements each
+# four q heads and two kv heads, with 8 elements in each head
 HEADS = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16)))
 
 

@@ -26,7 +26,7 @@ def image_of(seed: int, n_rows: int, width: int, **how: Any) -> ImageRows:
 
 
 class Watched:
-    """An engine whose logits rows are kept."""
+    """An engine that keeps the rows of logits."""
 
     OPTIONS: ClassVar = {"n_ctx": 96, "n_slots": 2, "mmproj": "x", "exact": True, **F32}
 

@@ -9,7 +9,7 @@ from oracles.vision import build
 
 
 def write_projector(path: Path, n_embd: int, *, damage: float | None = None) -> Path:
-    """Write an mlp projector (LLaVA) of 4 rows an image, which needs no special tokens. `damage` replaces a
+    """Write an mlp projector (LLaVA) with 4 rows per image. It needs no special tokens. `damage` replaces a
     weight."""
     fixture = build("llava")
     fixture.keys |= {"vision.image_size": 32}

@@ -15,7 +15,7 @@ class Watchdog:
         self._changed = threading.Condition()
         self._deadline = self._wakes_at = math.inf
         self._end: Callable[[], None] = lambda: None
-        self._pid = -1  # the process that runs the thread, which does not survive a fork
+        self._pid = -1  # id of the process that runs the thread; a forked child has no such thread
 
     def start(self, limit_s: float, end: Callable[[], None]) -> None:
         """Call `end` in the thread after `limit_s`, unless `stop` or `start` is called before."""

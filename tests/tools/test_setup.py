@@ -127,7 +127,7 @@ def test_second_run_changes_nothing() -> None:
 
 @pytest.mark.usefixtures("set_up")
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """Python may start next to a folder named vkbackend, which must not hide the package."""
+    """Python may start next to a folder named vkbackend. This folder must not hide the package."""
     (tmp_path / "vkbackend").mkdir()
     python = str(ROOT / ".venv" / "bin" / "python")
     done = run(python, "-c", "from vkbackend import LLM; print(LLM.__name__)", cwd=tmp_path)

@@ -46,7 +46,7 @@ def words_of_environment(
 def _words(flag: Flag, value: str, flags: Mapping[str, Flag]) -> list[str]:
     if not flag.switch:
         return [f"{flag.long_name}={value}"]
-    if flag.env.startswith(NO) or value in ON:  # any value sets a --no- flag
+    if flag.env.startswith(NO) or value in ON:  # a variable with any value sets a --no- flag
         return [flag.long_name]
     opposite = flags.get(_opposite(flag.env))
     return [opposite.long_name] if opposite and value in OFF else []

@@ -1,4 +1,4 @@
-"""Flags for experiments with sharing a model between devices, which --help lists last."""
+"""Flags for experiments with sharing a model between devices. --help lists these flags last."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_fit(args: argparse.Namespace, words: Iterable[str], known: Mapping[str, argparse.Action]) -> None:
-    """Replace `args.fit` by the names of the options that `--fit` chooses, which no flag in `words` sets."""
+    """Replace `args.fit` by the names of the options that `--fit` chooses. No flag in `words` sets these
+    options."""
     actions = [known[flag] for word in words if (flag := word.partition("=")[0]) in known]
     given = {SETS.get(action.dest, action.dest) for action in actions}
     if args.fit is None:

@@ -1,4 +1,4 @@
-"""Notes about flags, which commands print to stderr after they have checked their arguments."""
+"""Notes about flags. Commands print the notes to stderr after they have checked their arguments."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 
 
 class _Collect(argparse.Action):
-    """Collect the values of a repeated flag in a list, which replaces the default."""
+    """Collect the values of a repeated flag in a list. The list replaces the default."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         before = getattr(namespace, self.dest)

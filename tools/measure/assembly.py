@@ -15,8 +15,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Op:
-    """An instruction, which counts as `weight` instructions of the subgroup's width. `nbytes` is per lane,
-    and `macs` per subgroup."""
+    """An instruction. It counts as `weight` instructions of the subgroup's width. `nbytes` is per lane, and
+    `macs` per subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch

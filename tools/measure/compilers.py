@@ -1,6 +1,6 @@
 """Runs this checkout's Python with the compiler of an absent GPU as the only Vulkan driver. The compilers
-report statistics, but cannot execute. `tools/setup.sh --compilers` unpacks the compilers and a newer lavapipe
-with matrix units (8 x 8), which can execute.
+report statistics, but cannot execute. `tools/setup.sh --compilers` unpacks the compilers. It also unpacks a
+newer lavapipe with matrix units (8 x 8), which can execute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streaming clients of an OpenAI endpoint, which measure latencies.
+"""Streaming clients that measure the latencies of an OpenAI endpoint.
 
 The clients use only asyncio, so they need no packages and little CPU time.
 """

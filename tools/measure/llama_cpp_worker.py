@@ -40,7 +40,7 @@ class Loaded:
         llama_cpp.llama_backend_init()
         model: Any = llama_cpp.llama_model_default_params()
         layers = wanted["n_gpu_layers"]
-        # all layers; earlier versions read -1 as none
+        # all layers; earlier versions of llama.cpp read -1 as no layers
         model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers
         model.split_mode = getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{wanted['split_mode'].upper()}")
         self._shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*wanted["tensor_split"])

@@ -54,7 +54,7 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """Return the times of all ops, where `us` returns the microseconds of a case."""
+    """Return the times of all ops. `us` returns the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)

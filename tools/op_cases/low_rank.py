@@ -95,7 +95,7 @@ class LowRankAdd(Case):
         return Setup(tensors, record)
 
     def _ids(self, rng: np.random.Generator, n: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Return ids, of which about a third are NO_ADAPTER, and t."""
+        """Return ids and t. About a third of the ids are NO_ADAPTER."""
         ids = rng.integers(0, n, (rows, self.n_terms)).astype(np.uint32)
         ids[rng.random(ids.shape) < 1 / 3] = NO_ADAPTER
         t = rng.uniform(-1, 1, (*ids.shape, self.rank + self.t_pad)).astype(np.float32)

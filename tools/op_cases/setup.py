@@ -106,7 +106,7 @@ class Case:
         raise NotImplementedError
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Split an output into parts of different magnitudes, which are compared separately."""
+        """Split an output into parts that are compared separately, because their magnitudes differ."""
         return {name: array}
 
 
@@ -151,9 +151,9 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     if dtype == "nvfp4":  # values are up to 12 times the scale, and some scales are 0 or subnormal
         most = 8 * max(0, 3 + math.floor(math.log2(scale)))
         blocks[:, :4] = rng.integers(max(0, most - 24), most + 8, (len(blocks), 4))
-        blocks[::7, 0] = 0x7F  # NaN in E4M3, which means 0
+        blocks[::7, 0] = 0x7F  # NaN in E4M3 is read as 0
         return Tensor(shape, dtype, blocks)
-    if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words
+    if dtype == "iq1_m":  # the F16 scale is in the high nibbles of four words
         scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
         for i in range(4):
             blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0

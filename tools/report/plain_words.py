@@ -10,7 +10,7 @@ from vkbackend.meta.options import AHEAD
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.report.part import Row
 
-Parts = Mapping[str, Sequence[Row]]  # the rows of each part, with the names of their devices as "device"
+Parts = Mapping[str, Sequence[Row]]  # part -> its rows; "device" contains the names of a row's devices
 SPLIT_S = 0.05  # A rate that differs by less than this share may differ by noise.
 
 

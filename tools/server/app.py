@@ -177,7 +177,7 @@ class Answer:
 
 
 def log_bug(error: BaseException) -> None:
-    """Log the traceback but not the message, which may contain a client's text."""
+    """Log the traceback but not the error's message, because it may contain a client's text."""
     places = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s, a bug in this server:\n%s", type(error).__name__, places)
 

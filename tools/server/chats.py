@@ -142,8 +142,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments, or {"arguments": text} if the text is not a JSON object, which can happen
-        without a grammar."""
+        """The call's arguments, or {"arguments": text} if the text is not a JSON object. Without a grammar,
+        this can happen."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):

@@ -38,7 +38,7 @@ def connections_of(most: int) -> int:
 
 
 class QuietAccepts:
-    """An exception handler of the event loop, which logs failed accepts once a minute."""
+    """The event loop's exception handler. It logs failed accepts once a minute."""
 
     def __init__(self) -> None:
         self._next = -QUIET_S

@@ -23,7 +23,7 @@ HEADER_NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}( ?, ?[A-Za-z0-9-]{1,64}){0,31}")
 
 
 def normal_path(path: str) -> str:
-    """Remove /v1 and doubled slashes, which some clients send, from the path."""
+    """Remove /v1 and doubled slashes from the path, because some clients send them."""
     path = re.sub("/{2,}", "/", path)
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]

@@ -32,7 +32,7 @@ def is_remote(url: Any) -> bool:
 
 
 def fetch(name: str, url: str, allowed: Sequence[str]) -> bytes:
-    """Return the bytes at `url`. Raises InvalidArgument with the reason, which names no address."""
+    """Return the bytes at `url`. Raises InvalidArgument with a reason that names no address."""
     host, path = checked(name, url, allowed)
     try:
         address = resolved(host)

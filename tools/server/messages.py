@@ -24,8 +24,8 @@ from vkbackend.tools.server.images import merged, of_anthropic
 from vkbackend.tools.server.service import Service
 
 MAX_BLOCKS = 10_000
-# Claude Code's system prompt begins with this block, which is removed, because it changes and would defeat
-# the prefix cache.
+# Claude Code's system prompt begins with this block. The block is removed, because it changes, and changes
+# would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 

@@ -26,7 +26,7 @@ from vkbackend.tools.server.model_facts import facts_of
 from vkbackend.tools.server.service import Service
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # settings with a client's text
+TEXTS = ("stop", "grammar", "dry_sequence_breakers")  # settings that contain a client's text
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -134,7 +134,7 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def set_props(service: Service, request: Request) -> Response:
-    """Answer as llama-server does, which has no property to change yet."""
+    """Answer as llama-server does. llama-server has no properties that can be changed yet."""
     await service.fields(request)
     if not service.config.takes_props:
         raise Refusal(501, "the properties cannot be changed; start the server with --props")
@@ -250,7 +250,8 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Raises InvalidArgument for a name with a folder, and for a link, which could leave `folder`."""
+    """Raises InvalidArgument for a name with a folder, and for a link, because both could lead out of
+    `folder`."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",

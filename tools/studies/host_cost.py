@@ -2,7 +2,7 @@
 
 The devices compute nothing, so only Python takes time: the engine's step, sampling, and delivery of answers.
 Prints minimum microseconds of CPU time per token for each number of sequences. `--against CHECKOUT`
-alternates runs of this checkout and another, which needs a .venv.
+alternates runs of this checkout and of another checkout. The other checkout needs a .venv.
 """
 
 from __future__ import annotations

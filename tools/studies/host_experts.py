@@ -1,12 +1,12 @@
 """Predicts mixtures that are larger than the cards: `python -m vkbackend.tools.studies.host_experts`.
 
-Three machines have simulated cards of 24 GiB, which read 700 GB/s of device memory. All experts are in host
-memory, and the cards' remaining memory is a cache of the most used experts. Prints the tokens per second that
-memory, bus and RAM allow: without the cache; with the cache, for an even router and for Zipf's law; and with
-experts on the CPU. An exchange between two cards is assumed to take 83 us. Handing a layer's missed experts
-to a CPU device is assumed to take 83 us, too. The third table shows how fast this device must read RAM to
-save time. The last table counts the bytes that a prompt's step reads over the bus. Either each tile of pairs
-reads its expert from host memory, or the step first copies all experts to device memory.
+Three machines have simulated cards of 24 GiB, whose memory reads 700 GB/s. All experts are in host memory,
+and the cards' remaining memory is a cache of the most used experts. Prints the tokens per second that memory,
+bus and RAM allow: without the cache; with the cache, for an even router and for Zipf's law; and with experts
+on the CPU. An exchange between two cards is assumed to take 83 us. Handing a layer's missed experts to a CPU
+device is assumed to take 83 us, too. The third table shows how fast the CPU device must read RAM to save
+time. The last table counts the bytes that a prompt's step reads over the bus. Either each tile of pairs reads
+its expert from host memory, or the step first copies all experts to device memory.
 """
 
 from __future__ import annotations

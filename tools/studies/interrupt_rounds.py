@@ -26,7 +26,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.runtime import Device
 
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
-WEIGHTS = (2, 2, 4, 2, 1, 1)  # weights of PHASES in the random choice
+WEIGHTS = (2, 2, 4, 2, 1, 1)  # weights of the PHASES for the random choice
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
 AGAIN = 0.3  # Share of rounds with two interrupts.
 AGAIN_S = 0.003  # Longest time between two interrupts.

@@ -71,7 +71,7 @@ class Pair:
         return tuple(rate * self.nbytes for rate in self.alone)
 
     def best(self, exchange_us: float, cut_us: float) -> Prediction:
-        """Return the prediction of the fastest shares in sixteenths."""
+        """Return the prediction for the fastest shares. Shares are multiples of 1/16."""
         every = [self.predicted(exchange_us, cut_us, (n, SIXTEENTHS - n)) for n in range(1, SIXTEENTHS)]
         return min(every, key=lambda of: of.times.total_ms)
 

@@ -45,7 +45,7 @@ BAD: list[Any] = [
 ]  # fmt: skip
 LAST_EVENTS = "message_stop", "response.completed", "response.incomplete"
 HANG_UP_S = 0.1
-SHOWN = 600  # number of letters that are printed from both ends of a wrong request
+SHOWN = 600  # number of letters that are printed at each end of a wrong request
 CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 

@@ -78,7 +78,7 @@ def content_of(parts: Sequence[bytes | str]) -> list[dict[str, Any]]:
 
 
 def chat_body(path: str, parts: Sequence[bytes | str], n: int) -> dict[str, Any]:
-    """Return the body of a chat of one message for an API, `n` tokens at most."""
+    """Return a request's body for a chat API, with one message and at most `n` answer tokens."""
     if path == "/chat/completions":
         return {"messages": [{"role": "user", "content": content_of(parts)}], "max_tokens": n}
     if path == "/responses":

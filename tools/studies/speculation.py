@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 TARGET, DRAFT = DATA / "stories-w256-F16.gguf", DATA / "stories-narrow-F16.gguf"
 N_COUNTED, N_EDITS, N_COMMITS = 40, 3, 400
-LEAST, MOST = 1000, 1800  # tokens of an edited file
+LEAST, MOST = 1000, 1800  # number of tokens of an edited file
 N_TOKENS = 300  # of the other cases
 TURN = 16  # tokens
 FEW = range(3, 6)  # tokens of a text that repeats itself
@@ -215,7 +215,7 @@ def edits(tokenizer: Tokenizer, n: int, least: int, most: int) -> list[tuple[lis
 
 
 def contrary(rng: random.Random, n: int) -> list[int]:
-    """Return tokens that repeat themselves, in which no n-gram draft is right."""
+    """Return tokens that repeat themselves, although no n-gram draft is right."""
     ngrams, tokens = Ngrams(1, 2 * n), [rng.choice(FEW) for _ in range(LENGTHS[-1])]
     while len(tokens) < n:
         [draft] = ngrams.draft([Want(0, 0, tokens, tokens, 1)])

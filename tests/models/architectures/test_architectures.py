@@ -132,7 +132,7 @@ ON_ONE = (
 )
 ON_VULKAN = only(product(FIXTURES, product([three, single], WAYS)), *ON_THREE, *ON_ONE)
 # Other models run on three numpy devices, some of them in test_gemma3n.py, test_indexed.py and
-# test_state_space.py. Variants that add little run with --all.
+# test_state_space.py. Variants that add little run only with --all.
 ELSEWHERE = {"gemma3n", "deepseek32", "glm-dsa+shared", "granitehybrid", "falcon-h1"}
 ELSEWHERE |= {
     "gptneox+serial",

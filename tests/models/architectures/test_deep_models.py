@@ -27,7 +27,7 @@ from vkbackend.step import Mix
 pytestmark = pytest.mark.no_vulkan
 TIMES = 7
 FEW_TIMES = 4
-# on two devices, its splits have a period of six layers; steps in halves need four periods
+# on two devices, openelm's splits have a period of six layers; steps in halves need four periods
 MORE_TIMES = {"openelm": 10}
 FIRST_DIFFERS = ("rwkv7",)
 FOURTH = "llama4", "qwen3next", "qwen35", "qwen35moe"

@@ -151,7 +151,7 @@ def test_layers_are_repeated_around_the_inputs_that_are_kept(tmp_path: Path) -> 
     m = deep(24)
     path, head = write(m, tmp_path / "m.gguf"), write(eagle3(m, states=[2, 12, 21]), tmp_path / "h.gguf")
     rows = []
-    for keeps in (False, True):  # values can be read only if all layers are recorded
+    for keeps in (False, True):  # these values can be read only if all layers are recorded
         with opened(path, ["numpy"] * 2, **OPTIONS, draft=head, keep_values=keeps) as runner:
             runner.step(PROMPT[:9], [Run(0, 0, 9, 0)], [8])
             rows.append(draft(runner, [7], [0], [9]))

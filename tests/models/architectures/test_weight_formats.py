@@ -166,7 +166,7 @@ SMALL = Tiny("llama", n_embd=64, n_head=4, n_head_kv=2, head_dim=64, n_ff=192)
 
 
 def with_factors(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
-    """Write a model with NVFP4 matrices and factors, and the model of their products in F32."""
+    """Write two models: one with NVFP4 matrices and factors, and one with the products of both in F32."""
     matrices = [name for name, values in tensors(tiny) if values.ndim > 1 and name.startswith("blk.")]
     rng = np.random.default_rng(1)
     factors = {name: rng.uniform(0.2, 1.5, 1).astype(np.float32) for name in matrices}

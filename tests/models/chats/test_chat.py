@@ -78,7 +78,7 @@ def test_glm4_reads_calls_as_metadata(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["gpt-oss", "mistral", *OTHERS])
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
-    most = 40 if name == "gpt-oss" else 200  # in the format of gpt-oss, the model thinks until the end
+    most = 40 if name == "gpt-oss" else 200  # in gpt-oss's format, the model may think until this limit
     answer = llm.chat(ASKED, most, tool_choice="required", parallel_tool_calls=False, **options)
     if answer.finish_reason != "tool_calls":
         assert name == "gpt-oss" and answer.reasoning

@@ -42,7 +42,7 @@ def llm(path: Path) -> Iterator[LLM]:
 
 def test_hidden_states_times_the_output_matrix_are_the_logits(llm: LLM, path: Path) -> None:
     [tensor] = [t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight"]
-    for text in TEXTS[2:4]:  # longer than a step of 32 rows
+    for text in TEXTS[2:4]:  # this text is longer than a step of 32 rows
         hidden = llm.embed(text, pooling="none", normalize=-1)
         assert hidden.shape == (len(text), 64)
         assert nmse(hidden @ tensor.data.T, llm.logits(text)) < 1e-12

@@ -26,7 +26,7 @@ from vkbackend.ops import CELL_BLOCK
 PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 138).tolist()
 N_FULL = len(PROMPT) // CELL_BLOCK
 OPTIONS: dict[str, Any] = {"n_ctx": 160, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"}
-Answer = tuple[list[int], np.ndarray, int]  # tokens, log probabilities, computed tokens of the prompt
+Answer = tuple[list[int], np.ndarray, int]  # (tokens, log probabilities, number of computed prompt tokens)
 
 
 def answer(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.no_vulkan
 
 N_TOKENS = 500
 DRAFTED, OTHER = 1, 2  # A drafted token is right if it equals this token.
-IDLE_SHARE = 0.01  # measurements of a draft model that saves no time
+IDLE_SHARE = 0.01  # share of time for measuring a draft model that saves no time
 
 
 class World:

@@ -31,7 +31,7 @@ def logits(runner: Runner) -> list[np.ndarray]:
 
 
 def counts(runner: Runner) -> dict[str, int]:
-    """Return the numbers of live objects, without pipelines, which a device keeps."""
+    """Return the numbers of live objects. Pipelines are excluded, because a device keeps them."""
     counted = {**runner.mesh.devices[0].counts}
     return {kind: n for kind, n in counted.items() if kind not in ("VkPipeline", *LAYOUTS)}
 

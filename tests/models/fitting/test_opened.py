@@ -60,7 +60,7 @@ def test_less_memory_gives_less_or_one_error(models: Path, room: list[int]) -> N
     pasted = {name: getattr(args, name) for name in ("n_ctx", "type_k", "type_v", "n_gpu_layers")}
     with LLM(models / MODEL, devices=["numpy"], **pasted) as llm:
         assert llm.n_ctx == args.n_ctx
-    room[0] = held["weights"] // 8  # another program has taken the memory since
+    room[0] = held["weights"] // 8  # since then, another program has taken the memory
     with pytest.raises(OutOfDeviceMemory, match="gpu would hold"):
         LLM(models / MODEL, devices=["numpy"], **pasted)
     with pytest.raises(OutOfDeviceMemory, match="gpu would hold"):

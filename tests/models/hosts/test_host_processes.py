@@ -36,7 +36,7 @@ SILENCE_S = 3
 LIMIT_S = 300.0
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # longer than a cell block
+LONG = 9 * PROMPT  # this prompt is longer than a block of cells
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,8 @@ TEXT = "stories-narrow-F32.gguf"
         ([1, 2], [9, 0], 1),
         ([1, 2], [9, -1], 0),
         ([1, 2, 3], [9, 1, -1], 1),
-        ([95, 100, 80], [9, 2, 99], 0),  # if speeds are about equal, the device with the most free memory
+        # if speeds are about equal, the device with the most free memory is chosen
+        ([95, 100, 80], [9, 2, 99], 0),
         ([100, 95], [92, 100], 0),  # about as much
         ([1, 1], [5, 5], 0),
         ([9, 1], [-8, -2], 1),  # no room anywhere

@@ -50,7 +50,7 @@ def test_the_plan_equals_the_allocator(tmp_path: Path, name: str, on: str) -> No
     with Projector.open(path, opened, limits=limits) as projector:
         n = plan.encoder.most_patches(plan.encoder.config.most_tokens(limits))
         width = plan.encoder.table_widths()["patches"]
-        if name == "idefics3":  # a square of the largest size
+        if name == "idefics3":  # the picture is a square of the largest size
             side = round(n**0.5)
             tile = Tile(np.zeros((n, width), np.float32), (side, side))
             projector.encode(Picture(bytes(16), (tile,), (0,)))

@@ -108,7 +108,7 @@ class Grammars:
 
 
 def other_json(rng: random.Random, value: Any) -> Any:
-    """Return JSON in which another value replaces one value."""
+    """Return JSON in which one value is replaced by another value."""
     if not value or not isinstance(value, dict | list) or rng.random() < 0.2:
         return rng.choice(SCHEMA_VALUES)
     if isinstance(value, list):

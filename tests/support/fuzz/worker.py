@@ -28,7 +28,7 @@ def kind_of(name: str) -> type[Kind]:
 
 
 def fault_of(kind: Kind, case: bytes) -> tuple[str, str]:
-    """Return how the case ended, and its fault or ""."""
+    """Return how the case ended, and its fault ("" without a fault)."""
     try:
         return kind.check(case), ""
     except Wrong as error:
@@ -56,7 +56,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, case: bytes) -> tuple[str, str]:
-        """Return how the case ended, and its fault or ""."""
+        """Return how the case ended, and its fault ("" without a fault)."""
         process = self._process or self._start()
         try:
             self._pipe.send(case)

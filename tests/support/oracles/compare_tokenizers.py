@@ -9,7 +9,7 @@ load and to encode.
   per CPU second. `cold` is the first encoding after loading, `warm` the second.
 - `cuts` compares all pre-tokenizers that split differently. The vocabulary contains all pairs of bytes. `own`
   counts lines that differ because llama.cpp does not split as the model does (see make_pre_tokenizers.py).
-- `kinds` compares the other kinds of tokenizers, with small vocabularies. Needs xllamacpp.
+- `kinds` compares tokenizers of other kinds, with small vocabularies. Needs xllamacpp.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def gemma3n(m: Fixture) -> None:
         m.matrix(p + "laurel_l", RANK, n)
         m.matrix(p + "laurel_r", n, RANK)
         for name in ("post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm"):
-            m.norm(p + name, n)  # small norms, because 25 layers amplify GELU's error
+            m.norm(p + name, n)  # the norms are small, because 25 layers amplify GELU's error
             m.tensors[f"{p}{name}.weight"] *= np.float32(0.3)
         for name in ("altup_router_norm", "altup_correct_scale"):
             m.norm(p + name, n)

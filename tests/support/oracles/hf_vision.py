@@ -1,7 +1,6 @@
 """Computes the rows of a projector with Hugging Face `transformers`, in float32 with eager attention.
 
-Complete models (`COMPLETE`) also have a text model, which is random here and which make_image_logits.py
-replaces.
+Complete models (`COMPLETE`) also have a text model. It is random here, and make_image_logits.py replaces it.
 """
 
 from __future__ import annotations

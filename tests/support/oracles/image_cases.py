@@ -73,7 +73,7 @@ def text_of(name: str) -> Fixture:
         return with_sections([2, 1, 1, 0])
     if name != "minicpmv":
         return build(TEXT_OF[name])
-    m = Fixture("qwen3", "qwen3")  # its embeddings have the width of one head of the resampler
+    m = Fixture("qwen3", "qwen3")  # the text model's embeddings have the width of one head of the resampler
     base(m, 4, n_kv=1, embedding_length=128)
     for il in range(4):
         attention(m, il, head_norms=True)

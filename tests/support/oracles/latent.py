@@ -136,7 +136,7 @@ def mistral4(m: Fixture) -> None:
 TOP_K, N_INDEX = 19, 8
 
 
-INDEX_DIM = 64  # the smallest size of llama.cpp's Hadamard matrix for index keys
+INDEX_DIM = 64  # llama.cpp's Hadamard matrix for index keys has at least this size
 
 
 RANK_Q = 24

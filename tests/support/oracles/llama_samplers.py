@@ -96,7 +96,7 @@ def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
         ),
     }
     for name in p.samplers:
-        if name != "dry" or p.dry:  # the function for tests cannot disable DRY
+        if name != "dry" or p.dry:  # llama.cpp's function for tests cannot disable DRY
             yield make[name]()
 
 

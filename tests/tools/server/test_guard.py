@@ -233,7 +233,8 @@ def test_logs_contain_neither_contents_nor_keys(caplog: pytest.LogCaptureFixture
         with address.connect() as sock:
             sock.sendall(b"prompt-text first-key\r\n\r\n")
             sock.recv(1000)
-    assert "GET /models 401" in caplog.text  # the path of a refused request helps to find the client
+    # the log contains a refused request's path, which helps to find the client
+    assert "GET /models 401" in caplog.text
     assert "POST /completions 200" in caplog.text and "ValueError" in caplog.text
     assert "GET /models 401" in caplog.text and "GET unknown 404" in caplog.text
     assert "prompt-text" not in caplog.text and "-key" not in caplog.text

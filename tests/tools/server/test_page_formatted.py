@@ -100,7 +100,7 @@ def test_long_code_keeps_the_page_usable(page: Any, question: str, length: int) 
         wait_for(page, f"document.querySelector('{BODY} .c-keyword')")
     assert page.text_content(f"{BODY} pre code") == CODE[:length].removesuffix("\n")
     assert page.evaluate("window.pwned") is None
-    # not a speed test: the page would be frozen for minutes with quadratic time
+    # this does not test speed: with quadratic time, the page would be frozen for minutes
     assert page.evaluate("clearTimeout(window.timer), window.longest") < 10_000
 
 

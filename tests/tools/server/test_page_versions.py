@@ -35,7 +35,7 @@ def test_versions_are_compared_stored_and_exported(page: Any, tmp_path: Path) ->
     assert page.inner_text(".assistant .counter") == "1/2" and len(texts(page)) == 2
     page.keyboard.press("Alt+v")
     assert page.inner_text(".assistant .counter >> nth=0") == "2/2" and len(texts(page)) == 4
-    page.keyboard.press("Alt+v")  # after the last version comes the first
+    page.keyboard.press("Alt+v")  # the first version follows the last version
     assert page.inner_text(".assistant .counter >> nth=0") == "1/2"
     with page.expect_download() as download:
         page.click("#export")

@@ -31,7 +31,7 @@ def test_never_a_500(server: Command, path: str, request: pytest.FixtureRequest)
     n, seed = N_ALL if request.config.getoption("--all") else N, random.randrange(1 << 30)
     rng = random.Random(seed)
     client, statuses, sent = Client(server.address.port), set(), 0
-    if path.startswith("/slots"):  # an empty slot cannot be saved
+    if path.startswith("/slots"):  # an empty slot cannot be saved, so the slot needs a text
         assert client.status("/completion", b'{"prompt": "a b", "id_slot": 0}') == 200
     # Some bodies must be valid and some invalid. All bodies of /infill fail, because no test model has infill
     # tokens.

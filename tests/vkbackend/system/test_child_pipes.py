@@ -42,7 +42,7 @@ def test_bytes_return_in_order_through_full_pipes(started: Callable[[str], tuple
     sent, received = memoryview(bytes(range(251)) * 4000), bytearray()
     left, buffer = sent, bytearray(100_000)
     while len(received) < len(sent):
-        for _ in range(3):  # write faster than the test reads the child's output
+        for _ in range(3):  # the test writes faster than it reads the child's output
             try:
                 left = left[pipes.write(left, 0.01) :] if left else left
             except TimeoutError:
@@ -58,7 +58,7 @@ def test_waits_end_in_time(started: Callable[[str], tuple[Any, Any]]) -> None:
     with pytest.raises(TimeoutError):
         pipes.read_into(memoryview(bytearray(1)), 0.01)
     with pytest.raises(TimeoutError):
-        for _ in range(100):  # more than a pipe's buffer holds
+        for _ in range(100):  # more bytes than a pipe's buffer holds
             pipes.write(memoryview(bytes(1 << 16)), 0.01)
 
 

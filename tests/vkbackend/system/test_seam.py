@@ -11,7 +11,7 @@ pytestmark = pytest.mark.no_vulkan
 ASKS = re.compile(
     r"\bsys\.platform\b|\bos\.name\b|\bplatform\.system\(\)|\bhasattr\((os|signal|socket|mmap), "
 )
-NAMED = {"tools/report/machine.py"}  # prints the name of the system
+NAMED = {"tools/report/machine.py"}  # this command prints the name of the system
 
 
 def test_only_the_seam_asks_for_the_system() -> None:

@@ -2,9 +2,9 @@
 
 import { announce, button, element, find } from "./dom.js";
 
-const MAX_SIDE = 2048; // pixels; larger images are made smaller before they are sent
-const MAX_FILE = 4 * 2 ** 20; // bytes of a file that is sent unchanged
-export const MAX_IMAGES = 16; // the server's limit of a request
+const MAX_SIDE = 2048; // pixels of a side; larger images are made smaller before they are sent
+const MAX_FILE = 4 * 2 ** 20; // largest number of bytes of a file that is sent unchanged
+export const MAX_IMAGES = 16; // number of images; the server's limit for a request
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
 export class Attachments {

@@ -1,7 +1,7 @@
 // Parses formulas that occupy whole lines, for markdown.js.
 
 const FORMULA = /^[ \t]*(\$\$|\\\[)/;
-const MAX_FORMULA_LINES = 100; // limits the time for unclosed formulas
+const MAX_FORMULA_LINES = 100; // this limit bounds the time for unclosed formulas
 
 /** Return [block, next line], or null. Formulas have no blank lines, so an unclosed mark is text. */
 export function formulaAt(lines, at) {

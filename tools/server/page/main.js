@@ -206,7 +206,7 @@ const KEYS = {
     const last = path(chat.current).findLast((node) => place(chat.current, node)[1] > 1);
     if (!last) return;
     const [index, n] = place(chat.current, last);
-    chat.turn(last, index + 1 < n ? 1 : 1 - n); // after the last version comes the first
+    chat.turn(last, index + 1 < n ? 1 : 1 - n); // the first version follows the last version
   },
   KeyG: () => devices.toggle(),
   Comma: () => settings.open(),

@@ -5,7 +5,7 @@ import { announce, appended, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";
 import { colour, formula } from "./typeset.js";
 
-const MAX_READ = 10_000; // characters of a block that screen readers announce
+const MAX_READ = 10_000; // number of characters of a block that screen readers announce
 const EMPHASIS = { strong: "strong", em: "em", del: "del" };
 
 function inlines(nodes) {

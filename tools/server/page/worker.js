@@ -3,7 +3,7 @@
 
 importScripts("vendor/highlight.min.js", "vendor/temml.min.js");
 
-const MAX_EM = 30; // length of rules and spaces in a formula
+const MAX_EM = 30; // largest length of rules and spaces in a formula
 
 /** Return a tree of [scope, children] and strings, or null for an unknown language. */
 function colours({ language, text }) {

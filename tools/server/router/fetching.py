@@ -20,7 +20,7 @@ def show(**line: object) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process after the server, which may have been killed."""
+    """End this process when the server has ended, because the server may have been killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -64,7 +64,7 @@ def places_of(
 
     `devices` are the devices that the user chose. Otherwise a place is a single device of the machine. If the
     model fits on no single device, the place is all devices together. Raises OutOfDeviceMemory if the model
-    does not fit on empty devices, and the errors of loading.
+    does not fit on empty devices. Also raises the errors of loading.
     """
     if devices is not None:
         return [place_on(options, tuple(devices), machine, budgets)]

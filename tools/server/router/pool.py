@@ -47,7 +47,7 @@ class PoolSettings:
 
 class Pool:
     """`plan` returns the places of a model, the fastest first. `plan` gets the bytes that are left on each
-    device, which only a model with `--fit` needs. `budgets` are bytes by device."""
+    device. Only a model with `--fit` needs this number. `budgets` are bytes by device."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class Pool:
                 other.places = None  # More memory is left.
         if failed is not None and not (was_closing or self._has_shrunk(failed, place)):
             if isinstance(failed, DeviceLost) and not tenant.is_retried:
-                tenant.is_retried = True  # The process was killed, which need not be the model's fault.
+                tenant.is_retried = True  # The process was killed, perhaps not because of the model.
             else:
                 self._failed(tenant, failed)
         self.schedule()

@@ -9,6 +9,6 @@ from vkbackend.tools.server.router import pool
 
 @pytest.fixture
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unload models without a garbage collection, which takes 0.1 s here and has nothing to free from models
-    without engines."""
+    """Unload models without a garbage collection. It takes 0.1 s here, and frees nothing if models have no
+    engines."""
     monkeypatch.setattr(pool, "gc", SimpleNamespace(collect=lambda: 0))
