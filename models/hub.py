@@ -183,7 +183,7 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
 
 def projectors(sizes: Mapping[str, int], model: str) -> list[str]:
     """Return the projectors among a repository's files, the best for `model` first. Projectors in the model's
-    folder come first, then the order is by type."""
+    folder come before others. Otherwise the order is by type."""
     files = [path for path in sizes if path.lower().endswith(".gguf") and "mmproj" in path.lower()]
 
     def rank(path: str) -> tuple[bool, int, str]:

@@ -163,7 +163,6 @@ class Pictures:
             return {**self._total.report(), "image_kept_nbytes": n_bytes} if self._total.n else {}
 
     def count(self, times: ImageTimes) -> None:
-        """Add a request's times to the statistics."""
         with self._lock:
             self._total.add(times)
 

@@ -105,8 +105,8 @@ def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[st
 
 
 def _checked(path: str, spec: WeightSpec, pair: Pair, *, whole: bool) -> Pair:
-    """Check the shapes of a pair, and return the pair of `spec`. If `whole`, `pair` is for the complete fused
-    tensor, and the result has only the rows of `spec`."""
+    """Check the shapes of a pair, and return it. If `whole`, `pair` is for a complete fused tensor, and only
+    the rows of `spec` are returned."""
     if len(spec.shape) < 2 or spec.host or spec.stacked or spec.values is not None:
         raise UnsupportedModel(
             f"{path}: {spec.name} is not a matrix product of the model, and its pair would be ignored; "

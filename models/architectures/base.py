@@ -58,7 +58,6 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 def all_weights(model: Weighted) -> list[WeightSpec]:
-    """Return the weights of the model's file and its adapters."""
     return [*model.weights(), *model.low_rank]
 
 

@@ -42,7 +42,7 @@ class DecoderWeights:
     half_split = True  # RoPE pairs element i with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # Norms before attention and FFN.
-    gated = True  # The FFN has a gate.
+    gated = True
     causal = True  # Rows do not attend to later rows, unless the file's attention.causal differs.
     differing: Collection[int] = ()  # Layers whose ops differ, although their weights have the same shapes.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
@@ -108,7 +108,6 @@ class DecoderWeights:
         return {*self._scales, *of_inputs} | ({"output.weight"} if self.encodes else set())
 
     def outer_weights(self) -> list[WeightSpec]:
-        """Return the weights outside the layers."""
         c = self.config
         specs = [
             WeightSpec("token_embd.weight", (c.n_vocab, c.n_embd), host=True),

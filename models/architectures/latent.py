@@ -33,7 +33,7 @@ class LatentAttention(Decoder):
     chosen positions, it reads blocks of `block_size` positions. With `tail`, the last block is incomplete."""
 
     applies_rope = True
-    q_rope = "rope"  # The RoPE table for q.
+    q_rope = "rope"
     half_split = False
     block_size = 1
     tail = False

@@ -3,8 +3,8 @@ streams. An n-gram's hash is its row in the table of embeddings.
 
 A row's n-grams have 2 to `longest` tokens and end at the row's token. Tokens before an end of text count as
 ends of text. Each n-gram has several heads: each hashes it to another row, and the rows are concatenated.
-Products turn the concatenation into a value, and into a key per stream. A stream's product with its key is
-the weight of the value. A convolution over every `longest`-th row is added to the result.
+Products turn the concatenation into a value, and into a key per stream. The product of stream and key weighs
+the value. A convolution over every `longest`-th row is added to the result.
 """
 
 from __future__ import annotations
@@ -111,5 +111,4 @@ class Ngrams:
         return y + ssm_conv(self.normed(y, w, "ple_norm_conv"), w("ple_taps"), state.arrays["ngrams"])
 
     def normed(self, h: Tensor, w: Weights, name: str) -> Tensor:
-        """Return the RMS norm of each stream."""
         return ops.mul_vector(ops.head_norm(h, None, self.n_embd, self.eps), w(name))

@@ -141,7 +141,6 @@ class Model(qwen35moe.Model):
         return super().residual(graph, w, caches)
 
     def normed(self, h: Tensor, w: Weights, name: str) -> Tensor:
-        """Return the RMS norm of each stream."""
         return ops.mul_vector(ops.head_norm(h, None, self.config.n_embd, self.config.eps), w(name))
 
     def mixed(self, x: Tensor, w: Weights, name: str) -> Tensor:

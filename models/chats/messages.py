@@ -18,7 +18,7 @@ from vkbackend.models.tool_calls.formats import GLM4
 from vkbackend.models.vision.images import Image, image_of_part
 
 MAX_MESSAGES = 10_000
-WITH_IMAGES = ("user", "tool")  # the roles whose messages may contain images
+WITH_IMAGES = ("user", "tool")
 TOOLS = """\
 You can call functions. To call one, answer with nothing but JSON of this form:
 {{"name": "the function", "arguments": {{"an argument": "its value"}}}}
@@ -85,7 +85,6 @@ def _content(name: str, value: Any, role: str, images: MessageImages | None) -> 
 
 
 def _image(name: str, part: Mapping[str, Any], role: str, images: MessageImages | None) -> str:
-    """Return the marker of a part's image."""
     why = ""
     if images is None:
         why = NO_VISION

@@ -138,7 +138,6 @@ class Chats(ABC):
     def _with_images(
         self, images: MessageImages, messages: Sequence[Message], maker: PromptMaker, prompt: Prompt
     ) -> Ids:
-        """Tokenize a prompt that may have images."""
         if not images.by_key:
             return maker.ids(prompt)
         assert self.pictures is not None

@@ -1,10 +1,10 @@
 """Bounds the time that drafts may lose, however bad the guesses and however slow the steps are.
 
 A draft costs the time to compute it, and the time of the additional rows of a step. It saves the time of
-decoding the accepted tokens. The best moment is when `saved_s` was largest. When drafts have lost the time of
-LOSS steps since then, drafts are verified only as tries, and the number of steps between tries doubles. So N
-steps lose at most the time of LOSS steps, one more draft, 1 + log2(1 + N / 16) tries, and the first steps of
-2, 4 and 8 rows, whose times are not known before.
+decoding the accepted tokens. The best moment is when drafts had saved the most time. When drafts have lost
+the time of LOSS steps since then, drafts are verified only as tries, and the number of steps between tries
+doubles. So N steps lose at most the time of LOSS steps, one more draft, 1 + log2(1 + N / 16) tries, and the
+first steps of 2, 4 and 8 rows, whose times are not known before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ class Account:
         self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s` counts from the best moment on.
 
     def begin(self, plain_s: float) -> None:
-        """Begin a step that takes `plain_s` seconds without drafts. Limit the lost time to LOSS steps, so the
-        time that tries have lost does not count."""
+        """Begin a step that takes `plain_s` seconds without drafts. Lost time above LOSS steps, which tries
+        lost, is forgotten."""
         self._most_s = LOSS * plain_s
         self._lost_s = min(self._lost_s, self._most_s)
 
     def spend(self, seconds: float) -> None:
-        """Count the time of a draft."""
         self._lost_s += seconds
         self.saved_s -= seconds
 

@@ -81,7 +81,6 @@ class StepPrices:
         return self._tables[hopeful].get(padded(n_rows))
 
     def known(self, n_rows: int, hopeful: bool = False) -> float:
-        """Return `seconds` after a step has been measured."""
         seconds = self.seconds(n_rows, hopeful)
         assert seconds is not None
         return seconds
@@ -99,7 +98,6 @@ class StepPrices:
         return self.is_measured(n_rows) and self._times[padded(n_rows)].n_added >= SURE
 
     def is_old(self, n_rows: int) -> bool:
-        """Return whether the measured time is old."""
         rows = padded(n_rows)
         return rows in self._measured_at and self._n_steps - self._measured_at[rows] >= REFRESH
 
@@ -196,5 +194,4 @@ def best_length(
             best, best_s = n, per_token
         if (per_token := (hopeful + n * seconds) / tokens) < hoped_s:
             hoped, hoped_s = n, per_token
-    # An old time is measured again only if drafts pay.
     return Length(hoped if best else 0, plain - best_s if best else 0.0)

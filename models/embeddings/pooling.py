@@ -12,7 +12,7 @@ from vkbackend.models.engine.messages import Event
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # in the order of GGUF's `pooling_type`
 MAX_NORM = 1 << 16
-LARGEST = 32_760.0  # the largest magnitude after normalisation 0, as in llama.cpp
+LARGEST = 32_760.0  # the largest magnitude with kind 0, as in llama.cpp
 
 Rows = Literal["all", "first", "last"]
 ROWS: dict[str, Rows] = {"none": "all", "mean": "all", "cls": "first", "last": "last"}

@@ -59,7 +59,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """Return a future that ends when an answer arrives, or None if one has arrived already."""
+        """Return a future for the next answer, or None if an answer has arrived."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter

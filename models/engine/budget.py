@@ -21,7 +21,7 @@ REFRESH = 64  # A step without prompt rows is measured again after this many ste
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
 PADDED = 16  # Steps with PADDED or more prompt rows have no padding.
-PAUSE_S = 0.2  # If the remaining rows of all prompts take at most this time, prompts are not cut.
+PAUSE_S = 0.2
 MAX_ROWS = 1e4
 MAX_SHARE = 8  # At most, prompts take this many times the time of a decode-only step.
 

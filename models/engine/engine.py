@@ -296,7 +296,6 @@ class Engine:
         return news
 
     def _shift(self) -> None:
-        """Shift the context of every sequence that fills its context."""
         n_ctx = self.runner.n_ctx
         if any(is_full(sequence, n_ctx) for sequence in self.scheduler.running):
             while self._in_flight:

@@ -277,7 +277,6 @@ class Scheduler:
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _restore(self, restoring: Restoring) -> None:
-        """Restore the next stored blocks of each prompt."""
         for sequence in [s for s in self.running if s.restore]:
             restore = sequence.restore
             assert restore is not None

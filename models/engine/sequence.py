@@ -58,7 +58,7 @@ class Sequence:
     reduce_s: float = 0.0
     n_discarded: int = 0  # Tokens that context shifts have removed from `tokens`.
     n_kept: int = 0  # The first tokens that context shifts kept.
-    mark: Mark = ()  # The adapters of its positions.
+    mark: Mark = ()
     has_moved_cells: bool = False  # A context shift has moved the cells after position `n_kept`.
     shifted_at: int = -1  # `n_generated` at the last context shift.
     restore: Restore | None = None  # Loads stored blocks into the slot, before the first step.
@@ -86,7 +86,6 @@ class Sequence:
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
 
     def show(self, images: SequenceImages) -> None:
-        """Give the sequence the images of its prompt."""
         self.images, self.history = images, without_images(self.tokens)
         self.n_asked -= len(self.tokens) - len(self.history)
 

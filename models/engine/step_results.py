@@ -93,7 +93,6 @@ class StepResults:
             self._store(sequence, start)
 
     def _store(self, sequence: Sequence, start: int) -> None:
-        """Store the positions from `start` on in the prefix cache."""
         if sequence.stage >= 0:
             return  # an encoder's cells are not reused
         stored = sequence.n_stored

@@ -117,7 +117,6 @@ class Sizer:
         return replace(sized, moe_cache_mib=ceil(100 * float(sized.moe_cache_mib)) / 100)  # short to print
 
     def with_layers(self, options: Options, shares: Shares | None) -> Options:
-        """Return the options with as many layers on the devices as fit."""
         options = replace(options, tensor_split=shares)
         limits = [device.limits for device in self._devices]
         how = {"halves": self._halves, "reuse": self._reuse}

@@ -177,7 +177,6 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return a file's bytes as a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
     # ---- typed reads ----

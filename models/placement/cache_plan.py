@@ -135,8 +135,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """Some layers read another layer's cache or choice of positions. Set the other layer's quantization block
-    to the largest block of these layers, so that its split suits all of them."""
+    """Some layers read another layer's cache or choice of positions. Set that layer's quantization block to
+    the largest among these layers, so that one split suits all of them."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:

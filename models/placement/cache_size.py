@@ -53,7 +53,6 @@ def with_cache_size(
 
 
 def cache_notes(options: Options, layout: Layout, n_devices: int) -> list[str]:
-    """Return notes for the user about the cache's size."""
     if not options.moe_cache_mib:
         return []
     of_each = slot_nbytes_of(layout.stacks, n_devices)

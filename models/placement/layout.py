@@ -48,7 +48,7 @@ class Layout:
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # Each layer's computing devices.
     adapters: frozenset[str] = frozenset()  # names of low-rank adapters' loads
-    # The stacks of experts in host memory, by layer, and these layers' tables if they have slots.
+    # By layer, the stacks of experts in host memory, and the tables of layers with expert slots.
     stacks: Mapping[str, Sequence[Load]] = field(default_factory=dict)
     tables: Mapping[str, SlotTable] = field(default_factory=dict)
     streamed: frozenset[int] = frozenset()  # layers with weights that stay in the file
@@ -124,8 +124,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 
 
 def layouts(model: Model, types: Mapping[str, str], n_devices: int) -> Callable[[Options], Layout]:
-    """Return a function that lays out the model. It keeps the layouts, because loading asks for them several
-    times."""
+    """Return a function that lays out the model. It keeps its results, because loading asks several times."""
     return cache(partial(lay_out, model, types, n_devices))
 
 
@@ -153,7 +152,7 @@ def _host_nbytes(loads: Sequence[Load], added: Collection[str], n_devices: int) 
 def _streamed(
     model: Model, loads: Sequence[Load], added: Collection[str], n_devices: int, options: Options
 ) -> frozenset[int]:
-    """Return the layers whose weights stay in the file: all layers after the first layers, which fit in
+    """Return the layers whose weights stay in the file: all except the first layers, which fit in
     `pinned_mib`. An encoder's layers, which may run alone, and heads that predict tokens are pinned."""
     if options.pinned_mib == "auto" or model.encodes:
         return frozenset()

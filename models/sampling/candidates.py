@@ -48,7 +48,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (indices of candidates in `tokens`, their indices in `tokens`)."""
+        """For the candidates that occur in `tokens`, return (their indices, their indices in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()

@@ -1,8 +1,8 @@
 """Treats special tokens in the texts of users and tools as plain text. Otherwise a user could write
 `<|im_end|>` to end a message and continue in another role.
 
-The conversation is rendered a second time with a random sentinel next to each special token of these texts.
-The sentinels show where the tokens are in the prompt. A template may test how contents begin and end. So the
+The conversation is rendered again with a random sentinel next to each special token of these texts. The
+sentinels show where the tokens are in the prompt. A template may test how contents begin and end. So the
 sentinels are trusted only if the second rendering without them equals the first.
 """
 

@@ -130,8 +130,8 @@ class Tokenizer:
         return out
 
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
-        """Return the ids of two texts that a reranker compares, and the position of the second text if the
-        model distinguishes them by token types (BERT), else 0.
+        """Return the ids of two texts that a reranker compares. Also return the position of the second text
+        if the model distinguishes the texts by token types (BERT), else 0.
 
         The ids are [CLS] first [SEP] second [SEP] (BERT), <s> first </s></s> second </s> (RoBERTa), or both
         texts with the BOS, EOS and separator tokens that the file adds.

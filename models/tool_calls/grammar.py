@@ -132,7 +132,6 @@ class CallGrammar:
         return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """Return each argument's name, schema, and whether it is required."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, property_, key in required) for key, property_ in properties.items()]

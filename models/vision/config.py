@@ -85,8 +85,8 @@ class VisionConfig:
         return self.patch_size * self.merge if self.projector in NO_ENCODER else self.patch_size
 
     def most_tokens(self, limits: TokenLimits) -> int:
-        """Return the maximum number of rows of a picture or tile: the caller's, or else the family's default.
-        Only for families whose pictures vary in size."""
+        """Return the maximum number of rows of a picture or tile: the caller's, or else the family's
+        default."""
         return limits.max_tokens or DEFAULT_TOKENS.get(self.projector, MAX_TOKENS)
 
     @property

@@ -104,7 +104,6 @@ def image_of_base64(name: str, text: Any) -> Image:
 
 
 def _named(name: str, read: Callable[[], bytes]) -> Image:
-    """Return the image, or raise InvalidArgument with the argument's name."""
     try:
         data = read()
     except InvalidArgument as error:

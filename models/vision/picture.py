@@ -11,9 +11,9 @@ import numpy as np
 class Tile:
     """The input of one run of the encoder.
 
-    `patches` is f32 [n_patches, 3 * patch * patch]; the columns are in the order (channel, y, x). The rows
-    are in the order that the projector merges: patches that become one row of the result are neighbours, in
-    raster order, and these groups are in raster order.
+    `patches` is f32 [n_patches, 3 * patch * patch]; the columns are in the order (channel, y, x). Patches
+    that become one row of the result are consecutive. These groups, and the patches inside each group, are in
+    raster order.
     """
 
     patches: np.ndarray

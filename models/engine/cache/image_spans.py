@@ -51,7 +51,6 @@ def with_row_ids(prompt: Sequence[int | ImageRows]) -> tuple[tuple[int, ...], tu
 
 
 def without_images(tokens: Sequence[int]) -> list[int]:
-    """Return the tokens without the rows of images."""
     return [token for token in tokens if token >= 0]
 
 
@@ -121,8 +120,8 @@ class SequenceImages:
             yield start, end, False
 
     def fitting(self, start: int, n: int, n_free: int) -> int:
-        """Return how many of the next `n` tokens a step may compute. A step computes an image whose rows
-        attend to each other to its end, or not at all. The first image may have up to `n_free` rows."""
+        """Return how many of the next `n` tokens a step may compute. If the rows of an image attend to each
+        other, a step computes all of them or none. The first image may have up to `n_free` rows."""
         if not self._whole:
             return n
         end = start

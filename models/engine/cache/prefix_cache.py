@@ -178,7 +178,6 @@ class PrefixCache:
             node.ends_prompt |= ends_prompt
 
     def own_block(self, slot: int, group: int, index: int) -> int:
-        """Return the slot's own block."""
         return self.groups[group].spans[slot].blocks[index]
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:

@@ -15,7 +15,6 @@ Key = tuple[BlockMark | int, ...]  # CELL_BLOCK tokens, after the block's adapte
 
 
 def key_of(tokens: Sequence[int], begin: int, mark: Mark = ()) -> Key:
-    """Return the key of the block that begins at position `begin`."""
     end = begin + CELL_BLOCK
     if mark and (adapters := block_mark(mark, begin, end)):
         return (adapters, *tokens[begin:end])

@@ -136,7 +136,6 @@ class Restoring:
         return True
 
     def _needed(self, restore: Restore, index: int, node: Node | None) -> list[int]:
-        """Return the parts of a block that are not on the devices."""
         parts = [
             part
             for part, low in enumerate(restore.lows)

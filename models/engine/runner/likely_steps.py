@@ -15,14 +15,13 @@ MAX_USED = 8  # Neighbours of this many of the latest steps come first.
 def likely_kinds(
     used: Sequence[StepKind], shape: StepShape, n_slots: int, max_top_k: int
 ) -> Iterator[StepKind]:
-    """Yield kinds of steps, the most likely first. `used` has the kinds of computed steps, the latest first.
+    """Yield kinds of steps, the most likely first, some of them twice. `used` has the kinds of computed
+    steps, the latest first.
 
-    A server that just started gets decoding steps of 1 to `n_slots` sequences first. Then come full and
-    smaller steps with prompts only, for one sequence and for all. Steps with prompts and decoding sequences
-    come last. Among these, steps with the most outputs and with a power of two as number of rows come first,
-    because a larger step can replace a step that is not recorded yet. A running server first gets the
-    neighbours of the latest steps: rows and outputs of the next larger or smaller bucket. Some kinds are
-    yielded twice.
+    The neighbours of the latest steps come first: rows and outputs of the next larger or smaller bucket.
+    Decoding steps, steps with prompts, and steps with both follow. Among steps with both, steps with the most
+    outputs and a power of two as number of rows come first, because a larger step can replace a step that is
+    not recorded yet.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))

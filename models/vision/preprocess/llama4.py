@@ -49,7 +49,6 @@ def inside(height: int, width: int, most_height: int, most_width: int) -> Size:
 
 
 def joined(layout: list[str | int]) -> tuple[str | int, ...]:
-    """Join texts that follow each other."""
     parts: list[str | int] = []
     for part in layout:
         last = parts[-1] if parts else 0

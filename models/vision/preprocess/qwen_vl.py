@@ -31,9 +31,9 @@ def n_windows(size: tuple[int, int]) -> int:
 
 
 def token_range(config: VisionConfig, limits: TokenLimits, area: int) -> tuple[int, int]:
-    """Return the least and the most rows: the caller's, else the file's, else the defaults. `area` is the
-    number of pixels that become a row. The file's maximum is bounded by the default, because the maximum
-    determines the memory of the encoder."""
+    """Return the minimum and maximum number of rows: the caller's, else the file's, else the defaults. `area`
+    is the number of pixels that become a row. The file's maximum is bounded by the default, because the
+    maximum determines the memory of the encoder."""
     most = config.most_tokens(limits)
     if not limits.max_tokens:
         most = min(most, config.max_pixels // area or most)
