@@ -66,7 +66,7 @@ class Weighted(Protocol):
 
     n_layer: int  # Number of layers, including the multi-token prediction heads.
     n_ahead: int  # How many of the last layers are multi-token prediction heads.
-    draft_head: Model | None  # The layer of the EAGLE-3 head, as a model for its file.
+    draft_head: Model | None  # The EAGLE-3 head's layer, a model read from the head's file.
     low_rank: Sequence[WeightSpec]  # The weights that adapters add (models/adapters/stacks.py).
 
     def weights(self) -> list[WeightSpec]: ...

@@ -20,7 +20,7 @@ class Text(NamedTuple):
 def pair_of(
     tokenizer: Tokenizer, query: str, document: str, template: str | None, most: int | None = None
 ) -> Text:
-    """Return the tokens of a pair, by the file's template if there is one. If `most` is set, the document is
+    """Return the tokens of a pair. If the file has a template, it is used. If `most` is set, the document is
     truncated so that at most `most` tokens remain. Raises InvalidArgument if the query alone is longer."""
     text = _pair(tokenizer, query, document, template)
     if most is None or len(text.ids) <= most:

@@ -73,8 +73,8 @@ class Speculation:
         self._account = Account()
         self._token_s = 0.0  # seconds per token that the last step would take without drafts
         self._asked_at: dict[Drafter, int] = {}  # the step of the last draft
-        self._invested_s: dict[Drafter, float] = {}  # seconds for tokens that a drafter had not computed
-        self._budget_s = 0.0  # seconds that may be spent on such tokens
+        self._invested_s: dict[Drafter, float] = {}  # seconds that each drafter spent on missing tokens
+        self._budget_s = 0.0  # seconds that may be spent on missing tokens
         self._followed: dict[tuple[Drafter, int], tuple[int, float]] = {}  # slot -> (number, seconds)
         self._paused: dict[Drafter, int] = {}  # the step at which the drafter is considered again
         self.n_drafts = self.n_drafted = self.n_accepted = 0

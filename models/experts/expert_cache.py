@@ -83,7 +83,7 @@ class ExpertCache:
             raise AssertionError(f"the next step would read experts that are being replaced: {faults}")
 
     def _settle(self) -> None:
-        """Add the counts since the last change of residents."""
+        """Add the counts since experts were last replaced."""
         counts = self.slots.counts_of_experts(self._totals)
         hits = int(counts[self._is_resident].sum())
         self.hits += hits

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
-MAX_DRAFTED = 8  # Most rows of a step with drafts.
+MAX_DRAFTED = 8  # Maximum number of rows of a step with drafts.
 MAX_ERROR = 600  # Characters.
 EXIT_S = 10.0  # Twice a grammar's limit. `close` kills the process, but cannot stop a library call.
 

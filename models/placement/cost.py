@@ -126,8 +126,9 @@ def bus_bytes_per_row(model: Model, layout: Layout, n_rows: int) -> list[float]:
 
 
 def _read_nbytes(model: Model, load: Load, device: int, n_rows: int = 1) -> int:
-    """Return the bytes that a step reads of a weight. Rows read a matrix once. If the router chooses all E
-    experts equally often, n rows of k experts each read E (1 - (1 - k / E)^n) experts of a stack."""
+    """Return the bytes that a step reads of a weight. All rows of a step together read a matrix once. If the
+    router chooses all E experts equally often, n rows of k experts each read E (1 - (1 - k / E)^n) experts of
+    a stack."""
     nbytes, n_experts = weight_nbytes(load, device), load.shape[0]
     if len(load.shape) < 3:
         return nbytes

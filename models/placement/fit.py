@@ -74,8 +74,9 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 def without(
     budgets: Sequence[Budget], devices: Sequence[Device], residents: Sequence[Resident]
 ) -> list[Budget]:
-    """Return the budgets of `devices` less the memory of other models of this process. Drivers count this
-    memory as part of a budget (VK_EXT_memory_budget), so open models are subtracted, too."""
+    """Return the budgets of `devices` less the memory of other models of this process. A driver's budget
+    (VK_EXT_memory_budget) includes memory that this process has allocated, so open models are subtracted,
+    too."""
     left = []
     for budget in budgets:
         of_models = ((r.name, r.nbytes(devices[budget.members[0]], budget.homes)) for r in residents)

@@ -239,8 +239,8 @@ def layer_of(name: str) -> int | None:
 
 
 def _where_active(plan: Plan, shape: tuple[int, ...], n: int) -> State:
-    """Return the state of an adapter's A or B that is not split. If only one device has the layer, only this
-    device holds the matrix."""
+    """Return the split state of an adapter's A or B, which is not split here. If only one device has the
+    layer, only this device holds the matrix."""
     active = _active(plan)
     if len(active) != 1:
         return MIRRORED

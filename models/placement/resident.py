@@ -15,7 +15,8 @@ COUNTED = Home.WEIGHTS, Home.KV, Home.SCRATCH, Home.HOST, Home.STREAM, Home.STAG
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A draft model or a projector, which is loaded before the model and may use the same physical devices.
-    `held` lists the bytes on each of `devices`. If it is loaded, free host memory is already smaller."""
+    `held` lists the bytes on each of `devices`. If the resident is loaded, its bytes are no longer part of
+    the free host memory."""
 
     name: str
     devices: tuple[Device, ...]

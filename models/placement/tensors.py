@@ -71,7 +71,7 @@ def check_weights(gguf: GGUF, model: Weighted) -> dict[str, str]:
     """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     and UnsupportedModel for an unsupported type or tensor."""
     if gguf.draft_head and model.draft_head:
-        check_weights(gguf.draft_head, model.draft_head)  # its errors name the head's file
+        check_weights(gguf.draft_head, model.draft_head)  # errors then name the head's file
     types = {}
     used = {*ROPE_FACTORS, *HEAD_TENSORS, *ahead_tensors(gguf, model), *model.unread(), *of_encoders(gguf)}
     for spec in all_weights(model):

@@ -45,8 +45,8 @@ class Ended(Exception):
 
 
 class Child:
-    """A running child process. `worker` is the module whose `main` it runs, `purpose` words for messages, and
-    `memory` the most bytes that the process may take.
+    """A running child process. `worker` is the module whose `main` the process runs. `purpose` says in
+    messages what the process is for. `memory` is the maximum number of bytes that the process may take.
 
     Raises VkbackendError if the process cannot be started, and Timeout if it is not ready in START_S.
     """

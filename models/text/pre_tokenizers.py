@@ -112,8 +112,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Splits text into lines for merges of characters. If `whole_runs`, a run of line feeds that is a token
-    is not split. If `words`, each line begins with a space and is split before each space."""
+    """Splits text into lines, in which characters are merged. If `whole_runs`, a run of line feeds that is a
+    token is not split. If `words`, each line begins with a space and is split before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

@@ -17,7 +17,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
-_MAX_PAIRS = 64  # Most lookbehinds of a pattern; each takes 30 ns per word.
+_MAX_PAIRS = 64  # Maximum number of lookbehinds in a pattern; each takes 30 ns per word.
 # The 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were 10 % slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 

@@ -23,7 +23,7 @@ from vkbackend.trusted_files import Untrusted, why
 
 KIND = b"vkbackend block 1 "
 N_READERS = 2  # SHA-256 takes about 1 s per GB.
-QUEUE_NBYTES = 256 << 20  # most bytes that may wait to be written
+QUEUE_NBYTES = 256 << 20  # maximum bytes that may wait to be written
 _FOLDER, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.\d{1,3}")
 _PART = re.compile(r"\.[0-9a-f]{64}\.\d{1,3}\.[0-9a-f]{8}")
 REPORT_S = 3600.0  # A writing error is reported at most once in this time.

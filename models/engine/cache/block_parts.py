@@ -24,7 +24,7 @@ from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.rope import RopeTable
 
-Cell = tuple[int, int]  # (part, block of the group or cell of the state)
+Cell = tuple[int, int]  # (part, index of its block or of its state's cell)
 
 
 class Parts(Protocol):

@@ -22,7 +22,7 @@ from vkbackend.models.engine.cache.prefix_tree import Node, node_digest
 from vkbackend.models.engine.cache.restoring import Restoring
 from vkbackend.models.placement.recurrent_state import SlotStates
 
-BATCH_NBYTES = 16 << 20  # most bytes that are read from the devices at once
+BATCH_NBYTES = 16 << 20  # maximum bytes that are read from the devices at once
 BATCH_NODES = 64
 ROOM_S = 0.05  # how long to wait for files to be written, before asking again
 CLOSE_S = 6.0  # limit for writing at the end; the engine's process is killed after 10 s
@@ -53,7 +53,8 @@ class HostTier:
         cache.leaving, cache.snapshots.leaving = self._leaving, self._state_leaving
 
     def stats(self) -> dict[str, float]:
-        """Return counts, bytes, and the engine's mean microseconds per block that it copied to the host."""
+        """Return counts, bytes, and the mean microseconds of the engine per block that it copies to the
+        host."""
         return {
             "n_blocks_kept": self._n_kept,
             "n_blocks_restored": self.restoring.n_restored,

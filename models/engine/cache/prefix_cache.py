@@ -36,7 +36,7 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        # nodes of each slot's leading full blocks
+        # for each slot, the nodes of its leading full blocks
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0

@@ -21,9 +21,9 @@ from vkbackend.models.engine.cache.prefix_tree import Key, Node, digest_of, key_
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.ops import CELL_BLOCK
 
-BATCH_NBYTES = 16 << 20  # most bytes that are written to the devices at once
-SLICE_NBYTES = 64 << 20  # most bytes that are restored between two steps
-AHEAD_NBYTES = 64 << 20  # most bytes that are read from files ahead
+BATCH_NBYTES = 16 << 20  # maximum bytes that are written to the devices at once
+SLICE_NBYTES = 64 << 20  # maximum bytes that are restored between two steps
+AHEAD_NBYTES = 64 << 20  # maximum bytes that are read from files ahead
 READ_S = 10.0  # If reading a part takes longer, the file system counts as hanging.
 
 

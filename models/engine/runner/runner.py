@@ -265,7 +265,8 @@ class Runner:
             self.expert_cache.save()
 
     def block_parts(self) -> BlockParts:
-        """Return the transfers of blocks between devices and host. Needs all devices in this process."""
+        """Return the object that copies blocks between devices and host. Needs all devices in this
+        process."""
         ropes = self.model.ropes(self.n_ctx)
         identity = identity_of(self.fingerprint, self.options, ropes, len(self.kv.plans))
         return BlockParts(self.mesh, self.kv, identity)

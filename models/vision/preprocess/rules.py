@@ -47,8 +47,8 @@ def nearest_grid(height: int, width: int, tile: int, least: int, most: int) -> S
 
 
 def tile_texts(rows: int, columns: int, begin: str, after_row: str = "") -> list[str | int]:
-    """Return the text before each tile and its index. `begin` has the fields {row} and {column}, which count
-    from 1; `after_row` is the text between two rows of tiles."""
+    """For each tile, return the text before the tile, and the tile's index. `begin` has the fields {row} and
+    {column}, which count from 1; `after_row` is the text between two rows of tiles."""
     layout: list[str | int] = []
     for row in range(rows):
         for column in range(columns):
