@@ -45,8 +45,8 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """`reduce_ms` includes the time that devices idle around exchanges. `layers_ms` is the time of layers
-    beyond reading weights."""
+    """`reduce_ms` includes the time that devices idle around exchanges. `layers_ms` is the time of layers in
+    addition to reading weights."""
 
     weights_ms: float
     host_ms: float
@@ -158,8 +158,8 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """Lower the shares of overfull devices by sixteenths until everything fits. First lower all devices of a
-    kind equally, then devices separately. If both fail, return `shares` unchanged."""
+    """Lower the shares of overfull devices by sixteenths until everything fits. First, lower all devices of a
+    kind equally. If this fails, lower each device separately. If both fail, return `shares` unchanged."""
     if too_large(held(shares), shares, budgets):
         return shares
     for alike in (list(kinds), list(range(len(shares)))):
@@ -206,7 +206,7 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """Return the n fastest devices, in device order, for every n below the number of devices."""
+    """For every n below the number of devices, return the n fastest devices in device order."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 

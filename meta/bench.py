@@ -21,7 +21,7 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # On a single node, no step starts after this time.
+LIMIT_S = 3.0  # Without other nodes, no step starts after this many seconds.
 PERIOD = 3  # Odd, so that a stale slot, which is two reduces old, makes the sum wrong.
 CHAIN_NBYTES = 64 << 20  # Bytes of all reduces of a step, which has 4 to 32 reduces.
 

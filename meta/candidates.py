@@ -132,8 +132,8 @@ class Outputs:
         return self._draft_vocab if wanted.ahead else self._vocab
 
     def read_logits(self, out: np.ndarray, n_outputs: int, wanted: Wanted, place: int = 0) -> np.ndarray:
-        """Copy the logits to `out`, float32 [>= n_outputs, >= size of the vocabulary]. Return its view of
-        them."""
+        """Copy the logits to `out`, float32 [>= n_outputs, >= size of the vocabulary]. Return the part of
+        `out` with the logits."""
         regions, vocab = self._places[place], self._rows(wanted)
         for device, region, (begin, end) in zip(self._devices, regions, vocab, strict=True):
             if region is not None and begin < end:

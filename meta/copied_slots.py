@@ -25,7 +25,7 @@ class CopiedSlots(ImportedPages):
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         super().__init__(devices, slot_nbytes)
-        self._own: list[Buffer] = []  # the slots of all devices, as in the pages
+        self._own: list[Buffer] = []  # each device's copy of all slots
         self._copies: dict[Reduce, tuple[list[RecordedCopies], list[RecordedCopies]]] = {}
         try:
             for device in devices:

@@ -1,5 +1,4 @@
-"""A stand-in for another node's device. The stand-in has the device's limits. It has memory only for slots
-and logits.
+"""A stand-in for another node's device. It has the device's limits, but memory only for slots and logits.
 
 Every node plans and records for all devices, and runs its own devices. Between steps, node 0 can access the
 memory of other nodes through a `link`.
@@ -55,7 +54,7 @@ class Card:
 
 
 class Link(Protocol):
-    """A connection to a device's node that addresses caches and tables by name."""
+    """A connection to a device's node. It addresses caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 

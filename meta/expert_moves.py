@@ -98,7 +98,7 @@ class ExpertSlots:
     def _begin_copies(self) -> None:
         for d in self._here:
             if copies := self.copies(d):
-                self._copying.add(d)  # before starting the copies: if that fails, no table may name the slots
+                self._copying.add(d)  # even if begin_copies fails, so that no table names the slots
                 self._devices[d].begin_copies(copies)
 
     def at_once(self, moves: Sequence[Move]) -> list[Move]:
@@ -134,8 +134,8 @@ class ExpertSlots:
         return [view for stacks in self._stacks for stack in stacks for view in stack.views(d)]
 
     def poll(self) -> int:
-        """If all devices have the moved experts, let steps read them, and return how many moves have ended.
-        Return 0 while experts are still being copied. No step may be running."""
+        """If all devices have the moved experts, let steps read them, and return the number of moves.
+        Otherwise return 0. No step may be running."""
         if self._is_staging and self._staged:
             if not self._staged.ended():
                 return 0

@@ -1,4 +1,5 @@
-"""Slots in device memory for some experts of layers whose experts are in host memory (an expert cache).
+"""An expert cache. A layer's experts are in host memory, and slots in device memory hold copies of some of
+them.
 
 Every device holds its slices of the experts in slots, and copies the slices over its own bus. A table per
 layer maps experts to slots. The tables are part of a step's inputs, so a recorded step never changes. The

@@ -91,8 +91,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def gather_many(devices: Sequence[Device], wanted: Sequence[tuple[Weight, int, int]]) -> list[np.ndarray]:
-    """Return rows of several tensors, each given as (tensor, begin, end of gather_rows). Each device is read
-    once."""
+    """Return `gather_rows` for each (tensor, begin, end). Each device is read once."""
     outs = [np.empty((end - begin, matrix_of(weight)[1]), np.uint8) for weight, begin, end in wanted]
     missing = [np.ones(out.shape, bool) for out in outs]
     held: dict[str, list[Extent]] = {}
@@ -124,8 +123,7 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
 
 
 def scatter_many(devices: Sequence[Device], rows: Sequence[tuple[Weight, int, np.ndarray]]) -> None:
-    """Write rows of several tensors, each given as (tensor, first row, data of scatter_rows). Each device is
-    written once."""
+    """Call `scatter_rows` for each (tensor, begin, data). Each device is written once."""
     held: dict[str, list[Extent]] = {}
     for d, device in enumerate(devices):
         held.clear()

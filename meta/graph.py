@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Arrival(NamedTuple):
-    """Rows begin..end of a sum. The devices can read their shares."""
+    """Rows begin..end of a sum whose shares the devices can read."""
 
     begin: int
     end: int
@@ -231,8 +231,9 @@ class Graph:
         return folded
 
     def _exchange(self, x: Tensor, readers: Sequence[int], wire: str) -> Iterator[_Arrival]:
-        """Record the exchange. After each piece, yield each reading device's slots and each device's share in
-        the summed format. The segment that reads a piece also writes the shares of the next piece."""
+        """Record the exchange. After each piece, yield the slots that each reading device sums, and each
+        device's own share as add_partials reads it. The segment that reads a piece also writes the shares of
+        the next piece."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -257,7 +258,7 @@ class Graph:
 
     def _send(self, x: Tensor, whole: Reduce, rows: tuple[int, int]) -> tuple[Reduce, Sequence[View | None]]:
         """Record writing rows begin..end of all shares to the slots. Returns the reduce of these rows, and
-        each device's share in the summed format."""
+        each device's own share as add_partials reads it."""
         provider, wire, (begin, end) = self.provider, whole.wire, rows
         assert provider is not None
         elements = (end - begin) * x.width

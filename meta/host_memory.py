@@ -1,6 +1,6 @@
-"""Measures how fast a device reads pinned host memory of each kind (buffer.py), how fast it copies this
-memory to its own, and the speeds of both when they run at once. The rates that users report for the same bus
-range from 2 to 26 GB/s, so no rate is assumed.
+"""For each kind of pinned host memory (buffer.py), measures how fast a device's shaders read it, how fast
+copies move it to the device, and the speeds of both when they run at once. The rates that users report for
+the same bus range from 2 to 26 GB/s, so no rate is assumed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def measure_gpus_host_memory(devices: Sequence[Device]) -> None:
 
 def measure_pair(first: Device, second: Device) -> tuple[float, float]:
     """Return the bytes per second at which two devices read host memory at the same time, measured once.
-    Devices on one bus read more slowly than each alone."""
+    Devices on one bus read more slowly than one alone."""
     key = f"host pair {key_of(first)}, {key_of(second)}"
     known = numbers(key)
     if len(known) != 2:

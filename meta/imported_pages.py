@@ -18,7 +18,7 @@ from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, slot_size
 from vkbackend.pages import HostPages
 from vkbackend.runtime import Device
 
-PIECE_NBYTES, MAX_PIECES = 1 << 20, 8  # An exchange takes less time than moving a piece.
+PIECE_NBYTES, MAX_PIECES = 1 << 20, 8  # Moving a piece takes longer than an exchange.
 
 
 def page_of(devices: Sequence[Device]) -> int:

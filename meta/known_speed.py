@@ -76,7 +76,7 @@ def _read() -> dict[str, Any]:
 
 
 def stored(key: str) -> Any:
-    """Return the value stored for `key`, which any program may have written, or None."""
+    """Return the value stored for `key`, or None. Any program may have written the value."""
     return _read().get(key)
 
 

@@ -51,7 +51,8 @@ def _key(devices: Sequence[Device]) -> str:
 
 
 def _choice(value: Mapping[str, Any]) -> Choice | None:
-    """Return a choice of a file that anybody may have edited, or None."""
+    """Return the choice that a file stores, or None if it is invalid, because anybody may have edited the
+    file."""
     ways, signal, ahead = value.get("ways"), value.get("signal"), value.get("ahead")
     if not isinstance(ways, list) or not ways or signal not in SIGNALS:
         return None

@@ -1,9 +1,9 @@
 """Learns times from measured tokens, for later predictions.
 
-A token takes longer than reading the weights, because a device waits between short commands. The time that
-one device takes beyond reading is its time per layer. The time that a group takes beyond reading, layers and
-exchanges is its time per cut, because a device idles before and after each exchange. Both are medians of
-stored measurements.
+A token takes longer than reading the weights, because a device waits between short commands. From a token of
+one device, this additional time is learned per layer. A group of devices takes even longer than reading,
+layers and exchanges, because a device idles before and after each exchange. This time is learned per
+exchange. Both are medians of stored measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ WRONG = 0.2  # a prediction is wrong if it differs by more than this share of th
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A measured token, and the predicted seconds of reading weights and of exchanges, without cuts."""
+    """A measured token, and the predicted seconds of reading weights and of exchanges, without the time that
+    devices idle."""
 
     n_layers: float
     read_s: float
@@ -38,7 +39,7 @@ def remember_token(devices: Sequence[Device], token: Token) -> None:
 
 
 def known_tokens(devices: Sequence[Device]) -> list[Token]:
-    """Return the stored measurements without damaged measurements."""
+    """Return the stored measurements, except damaged ones."""
     value = stored(_key(devices))
     tokens = []
     for row in value if isinstance(value, list) else []:

@@ -16,7 +16,7 @@ from vkbackend.meta.ways import PROVIDERS
 from vkbackend.runtime import SIGNALS, Device
 
 SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
-TOKEN_NBYTES = 1 << 14  # A decoded token's sum in a model with 4,096 values per row.
+TOKEN_NBYTES = 1 << 14  # Bytes of a decoded token's sum in a model with 4,096 values per row.
 DEPTHS: tuple[int | None, ...] = (0, 1, 2, None)
 BETTER = 0.9  # A way replaces the default if it takes less than this share of the default's time.
 
@@ -25,7 +25,7 @@ Timing = Callable[[int, ReduceOptions], ReduceTime]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An exchange of `nbytes` by one way. `us` is the median."""
+    """A measured exchange of `nbytes` by one way. `us` is the median."""
 
     nbytes: int
     provider: str

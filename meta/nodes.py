@@ -141,8 +141,8 @@ class OverNodes(Provider):
     # ---- when nodes sum ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """Return the elements of a large reduce that each reading node sums. The result is empty if complete
-        slots take fewer bytes."""
+        """For a large reduce, return the elements that each reading node sums. Return {} if sending complete
+        slots takes fewer bytes."""
         reading = sorted({self._nodes.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < ways.SCATTER_NBYTES:
             return {}
@@ -178,9 +178,9 @@ class OverNodes(Provider):
     # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """Return (device, node, begin, end) of each transfer of bytes begin..end of the device's slot to the
-        node. The order is the same on all nodes. If `reduce.gather` is set, the bytes are sums that the
-        device computed, not shares."""
+        """Return (device, node, begin, end) of each transfer. It sends bytes begin..end of the device's slot
+        to the node. The order is the same on all nodes. If `reduce.gather` is set, the bytes are sums that
+        the device computed, not shares."""
         of, n = self._nodes.of, len(self._nodes.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -13,8 +13,8 @@ from vkbackend.meta.ways import PROVIDERS
 from vkbackend.options_class import check_fields, option
 from vkbackend.runtime import SIGNALS, Device
 
-# A submission takes the host about 10 us. With two segments ahead, devices need not wait. Submitting all
-# segments ahead would delay the host's part of an exchange.
+# A submission takes the host about 10 us. If two segments are submitted ahead, devices need not wait. If all
+# were submitted ahead, the host's part of an exchange would wait.
 AHEAD: int | None = 2
 
 

@@ -48,8 +48,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Each device's range of units per dimension. `experts` lists the ranges of each expert's FFN columns. In
-    a layer with experts, "ffn" is the additional FFN."""
+    """Each device's range of units in each dimension. `experts` lists the ranges of each expert's FFN
+    columns. In a layer with experts, "ffn" is the additional FFN."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
@@ -60,10 +60,10 @@ class Plan:
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
-            # A stack of adapters holds the matrices of all experts once per adapter.
+            # A stack of adapters contains the matrices of all experts for each adapter.
             return split_experts(role.axis, self.experts * (shape[0] // len(self.experts)))
         ranges = on_holders(self.ranges["kv_heads"]) if role.dim == "index" else self.ranges[role.dim]
-        if len(shape) == 3:  # a stack whose matrices are all split alike
+        if len(shape) == 3:  # all matrices of a stack have the same split
             return split_experts(role.axis, (ranges,) * shape[0])
         units, size = max(end for _, end in ranges), shape[role.axis]
         if size % (units * sum(role.segments)):

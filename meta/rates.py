@@ -33,7 +33,7 @@ class Rates:
 
     def speeds(self, devices: Sequence[Device], host: Sequence[int]) -> tuple[Speed, ...]:
         """Return the speeds of devices that work at the same time. `host` holds the bytes that each device
-        reads over its bus. Devices on one bus read more slowly than alone."""
+        reads over its bus. Devices on one bus read more slowly than one alone."""
         speeds = [self.speed(device) for device in devices]
         return tuple(speeds if self.host else shared_bus(devices, speeds, [n > 0 for n in host]))
 

@@ -22,9 +22,10 @@ from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.recording import Recording, cut_long, derive_barriers, in_parts
 from vkbackend.runtime import Executable
 
-# At least MIN_STEPS steps are stored, and more up to MAX_NBYTES of estimated host memory. A stored command
-# takes 1.6 KB in Python, and every command, repeats included, takes 3.4 KB in lavapipe (RSS of 20 steps of 40
-# layers). GPU drivers are assumed to need 128 words for the commands and descriptors of a dispatch.
+# At least MIN_STEPS steps are stored. More are stored if their estimated host memory is at most MAX_NBYTES. A
+# stored command takes 1.6 KB in Python, and every command, repeats included, takes 3.4 KB in lavapipe (RSS of
+# 20 steps of 40 layers). GPU drivers are assumed to need 128 words for the commands and descriptors of a
+# dispatch.
 MAX_NBYTES, MIN_STEPS = 2 << 30, 32
 STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
 # lavapipe maps memory for the descriptor set of each dispatch, and crashes if the kernel refuses a map. A
@@ -40,7 +41,7 @@ Values = dict[str, list[View | None]]
 class Step:
     kind: StepKind
     executables: list[Executable]
-    # The host's work at the end of each segment except the last.
+    # the host's work at the end of each segment but the last
     meetings: list[Reduce | Fetch | None]
     values: Values  # By label, if keep_values is set.
     lag: int = 1  # Segment k may begin after all devices have finished segment k - `lag`.
@@ -67,7 +68,7 @@ class Step:
 
 
 class _Awaited(Exception):
-    """A request arrived while a step was recorded ahead."""
+    """A request arrived while a step was being recorded ahead."""
 
 
 class RecordedSteps:
@@ -94,7 +95,7 @@ class RecordedSteps:
     def record_ahead(self, kind: StepKind, is_awaited: Callable[[], bool]) -> bool:
         """Record a step that no request needs yet, and return whether it was recorded. `is_awaited` is called
         before every layer of the graph and of each device, and stops the recording if it returns True. Steps
-        recorded ahead are closed first, and take at most half of the room."""
+        that were recorded ahead are the first to be closed, and take at most half of the room."""
         is_half_full = self.nbytes > MAX_NBYTES // 2 or self.n_cpu_commands > MAX_CPU_COMMANDS // 2
         if kind in self.by_kind or is_half_full:
             return False
@@ -157,8 +158,7 @@ class RecordedSteps:
 
     def _larger(self, kind: StepKind) -> Step | None:
         """Return the smallest recorded step that can replace `kind`. It has at most twice the rows and at
-        least as many output rows. Like `kind`, it uses the kernels for few rows, or the kernels for many
-        rows."""
+        least as many output rows. If `kind` uses the kernels for few rows, so does the larger step."""
         n_rows, n_outputs = kind.n_rows, kind.n_outputs
         most = min(2 * n_rows, MAX_VEC_ROWS) if n_rows <= MAX_VEC_ROWS else 2 * n_rows
         larger = [

@@ -21,11 +21,11 @@ WIRES = ("auto", *FORMATS)
 # instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-PART = 1024  # In large scattered reduces, parts are multiples of this many elements.
+PART = 1024  # In large scattered reduces, a device's range is a multiple of this many elements.
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """Return the wire format, one of FORMATS, for `wanted` in WIRES. If all devices run on the processor
+    """Return the wire format, one of FORMATS, for `wanted` in WIRES. If all devices are software devices
     (`software`), `auto` is f32, which took 0.6 to 1.0 times as long as bf16 (lavapipe, bench-reduce of 2
     MB)."""
     if wanted != "auto":
@@ -56,8 +56,8 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """Divide the elements among n devices or nodes, in complete blocks of the wire format. Return each one's
-    elements begin..end."""
+    """Divide the elements among n devices or nodes, in complete blocks of the wire format. Return (begin,
+    end) of each."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -91,7 +91,7 @@ class ReduceSlots:
 class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # Bytes of shared host memory.
-    copies: bool = False  # Whether copies follow segments, which then wait for semaphores.
+    copies: bool = False  # Whether copies follow segments. If so, segments wait for semaphores.
     network_s: float = 0.0  # Total seconds of exchanges between nodes.
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Provider(ABC):
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """Do the host's work between a reduce's last write and its first read."""
+        """Do the host's work after a reduce's last write and before its first read."""
 
     def release(self) -> None:  # noqa: B027 - most providers record nothing
         """Release what was recorded, before the devices close."""

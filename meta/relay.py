@@ -35,14 +35,14 @@ class Relay:
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
-        self._bases = [0] * len(devices)  # segments that each queue had before the step
+        self._bases = [0] * len(devices)  # number of segments of each queue before the step
         self.n_reduces, self.reduce_s = 0, 0.0
         self.stream: Stream | None = None
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step, and wait for all devices. DeviceLost, Timeout and Ctrl-C set `broken`. Ctrl-C also
-        does, because it may interrupt between two calls that must both run."""
+        """Replay the step, and wait for all devices. DeviceLost, Timeout and Ctrl-C set `broken`: Ctrl-C may
+        interrupt between two calls that must both run."""
         self.broken = "a step was interrupted"
         try:
             self._relay(step, step.executables[0].n_segments, provider)

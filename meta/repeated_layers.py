@@ -3,8 +3,8 @@ repeats the commands of one period of layers.
 
 Most models repeat one layer. Others repeat a period of layers, such as five with a sliding window and one
 without. The first layers and two periods pass through fusion, ordering, memory planning and barriers like a
-complete model. If the two periods then differ only in the views of weights and caches, further periods repeat
-the first of them. Otherwise the complete model is recorded.
+complete model. If the commands of both periods then differ only in the views of weights and caches, further
+periods repeat the first period's commands. Otherwise the complete model is recorded.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Repetition(NamedTuple):
 
 
 def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
-    """Find repetitions, from the first layer on, each of which skips as many layers as possible."""
+    """From the first layer on, find the repetitions that each skip as many layers as possible."""
     repetitions: list[Repetition] = []
     first = 0
     while first < len(keys):
@@ -117,8 +117,8 @@ class RepeatedLayers:
         self._settled: dict[tuple[Mix, bool, bool], Sequence[Sequence[Repetition]]] = {}
 
     def ways(self, kind: StepKind) -> Sequence[Sequence[Repetition]]:
-        """Return the ways to record a step, the best first. A step in halves skips the first way, because the
-        halves end at different times and so their last layers do not repeat."""
+        """Return the ways to record a step, the best first. The first way is left out for a step in halves:
+        the halves end at different times, so their last layers do not repeat."""
         settled = self._settled.get((kind.mix, kind.halves, kind.images))
         return self._ways[kind.halves :] if settled is None else settled
 

@@ -23,8 +23,8 @@ from vkbackend.runtime import Device
 from vkbackend.step import Mix, step_words
 from vkbackend.wire import wire_words
 
-# Names in StepShape.places: of the rows' adapter ids and scales, of the expert caches' tables, and of the
-# rows of images.
+# Names in StepShape.places for the rows' adapter ids and scales, the expert caches' tables, and the rows of
+# images.
 ADAPTERS, EXPERTS, IMAGES = "adapters", "experts", "images"
 SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
@@ -41,7 +41,7 @@ class StepShape:
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     top_k: int = 0  # Maximum number of candidates per output row, or 0 for all logits.
-    halves: int = 0  # Minimum rows of a halved step, or 0 for never.
+    halves: int = 0  # Minimum rows of a step in halves, or 0 if no step has halves.
     n_slots: int = 0  # Maximum number of runs of a step, or 0 for a run per row.
     adapters: int = 0  # Maximum number of adapters of a row.
     n_embd: int = 0  # Width of a hidden state, or 0 if no step outputs hidden states.
@@ -191,9 +191,9 @@ def measure(
     forms: dict[str, int] = {}
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
-        """Return (each arena's bytes, the largest slot's words). Also update `largest`."""
+        """Return (bytes of each arena, words of the largest slot). Also update `largest`."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
-        arenas, alike = [], dict[object, int]()  # devices with equal recordings are planned once
+        arenas, alike = [], dict[object, int]()  # memory is planned once for devices with equal recordings
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(graph.recordings[d]) for graph in graphs)) if n > 1 else None
             if key not in alike:
@@ -234,7 +234,7 @@ def _largest_binding(recording: Recording) -> int:
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
     """Return the kinds of steps that may need the most memory, the largest first. Steps with fewer output
-    rows, or with logits instead of candidates, need less."""
+    rows need less, and so do steps with logits instead of candidates."""
     if shape.encodes:
         kind = StepKind(shape.n_rows, shape.n_hidden, Mix.PREFILL, Wanted(hidden=True))
         return [kind._replace(adapters=shape.adapters)]
@@ -256,7 +256,7 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
         kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
-    # With adapters a step may need more or less memory than without, because other values share memory.
+    # With adapters, a step may need more or less memory than without, because other values then share memory.
     kinds += [kind._replace(adapters=shape.adapters) for kind in kinds]
     if shape.n_image_tables:
         kinds += [kind._replace(images=True) for kind in kinds]

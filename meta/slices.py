@@ -159,8 +159,9 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Return each stack piece's (first expert, number of experts, shape). The shape is [rows of the piece's
-    experts, n_in]. If the stack is split by columns, the shape is [n_out, columns of the piece's experts]."""
+    """Return (first expert, number of experts, shape) of each piece of a stack. The shape is [rows of the
+    piece's experts, n_in]. If the stack is split by columns, the shape is [n_out, columns of the piece's
+    experts]."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
@@ -193,6 +194,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """Return the bytes of the largest piece for a binding and an allocation. A binding begins at an aligned
-    offset, up to ALIGN bytes before the piece."""
+    """Return the maximum bytes of a piece, so that it fits a binding and an allocation. A binding begins at
+    an aligned offset, up to ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

@@ -34,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 
 
 def class_of(device: Device) -> Hashable:
-    """Return a key that is equal for devices of the same kind, which are assumed to be equally fast."""
+    """Return a key. Devices with equal keys are of the same kind and are assumed to be equally fast."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
@@ -76,8 +76,8 @@ def measure_gpus(devices: Sequence[Device]) -> None:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the bytes per second of fast copies within a device, read and written bytes together, measured
-    once."""
+    """Return the bytes per second of fast copies within a device, measured once. Both read and written bytes
+    count."""
     key = f"copy {key_of(device)}"
     known = numbers(key)
     if len(known) != 1:

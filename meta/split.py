@@ -115,8 +115,8 @@ def no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """Return the state of y = x w^T. A split of w's rows splits y's width. If the width of x and the columns
-    of w have the same split, y is PARTIAL."""
+    """Return the state of y = x w^T. If the rows of w are split, the width of y is split in the same way. If
+    the width of x and the columns of w have the same split, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -143,7 +143,7 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """The product with a factor per row is linear, so x may be split or PARTIAL."""
+    """Multiplying each row by a factor is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
     raise no_rule("gate_rows", gate=gate, x=x)
@@ -203,7 +203,7 @@ def per_new_head(op: str, x: State, head_dim: int, new_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """Both x and its weight are split between heads. Devices exchange sums of squares."""
+    """x and its weight must be split between heads. Devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise no_rule("wide_norm", x=x, w=w)
@@ -256,7 +256,8 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """The result is PARTIAL, because it is linear in `down`. The `biases` are split like gate and up."""
+    """The result is PARTIAL, because every device multiplies by its columns of `down`. The `biases` are split
+    like gate and up."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -299,8 +300,7 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
 
 
 def share(x: State, like: State) -> State:
-    """Return the state of x after each device keeps only its own columns. Before, all devices have the
-    complete x."""
+    """All devices have the complete x. Return its state after each device keeps only its own columns."""
     if x == MIRRORED and (
         like == MIRRORED or (like.kind is Kind.SPLIT and like.axis == 1 and not like.segments)
     ):

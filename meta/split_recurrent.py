@@ -45,7 +45,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Return whether v has equally many values per unit of q and k on every device."""
+    """Return whether the ratio of v's values to q's and k's units is the same on every device."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))

@@ -1,7 +1,6 @@
-"""Pinned memory for moving experts from the model file to their slots (expert_moves.py), if a layer's weights
-stay in the file. Devices cannot read the mapped file. So while steps run, a thread copies experts from the
-file to pinned memory, which has room for N_STAGED experts on each device. From there the device copies them
-to the slots.
+"""Pinned memory through which experts move from the model file to their slots (expert_moves.py), because
+devices cannot read the mapped file. While steps run, a thread copies experts from the file to pinned memory,
+which has room for N_STAGED experts on each device. From there, the device copies them to the slots.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class StagedExperts:
                         copy_into(buffer.host[at : at + data.size].reshape(data.shape), data)
 
     def places(self, d: int, k: int, prefix: str) -> list[tuple[Buffer, int]]:
-        """Return (buffer, first byte) of each matrix of the k-th expert on device `d`. The device must have a
-        share."""
+        """Return (buffer, first byte) of each matrix of the k-th expert. Device `d` must have a share."""
         buffer = self._buffers[d]
         assert buffer
         sizes = [slot_nbytes(load, d) for load in self._streamed[prefix]]

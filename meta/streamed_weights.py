@@ -1,5 +1,6 @@
 """Assigns addresses in a device's pinned memory to weights that stay in the model file, and lists the bytes
-to copy to these addresses (streams.py). Each device has two regions, each with room for any of the layers."""
+to copy to these addresses (streams.py). Each device has two regions, and each region has room for any
+layer."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ N_REGIONS = 2
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """Return the tensor in the mapped file as uint8, of any shape with rows in order."""
+        """Return the tensor in the mapped file as uint8. The rows must be in order; the shape may have any
+        number of axes."""
 
 
 Pair = tuple[np.ndarray, np.ndarray]  # (target, source), uint8 of equal shapes

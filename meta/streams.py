@@ -1,9 +1,9 @@
 """Weights that stay in the mapped model file, because the system has too little memory to pin them.
 
-Each device has two regions of pinned memory, and reads the weights of layer l of these layers from region
-l mod 2. A step's segments end before each of the layers. While the devices compute layer l, a thread copies
-the next layer from the file to the other region. The addresses in a region never change, so recordings need
-not change. Every byte crosses the bus as often as if all weights were pinned.
+Each device has two regions of pinned memory, and reads the weights of the l-th of these layers from region l
+mod 2. A step's segments end before each of the layers. While the devices compute layer l, a thread copies the
+next layer from the file to the other region. The addresses in a region never change, so recordings need not
+change. Every byte crosses the bus as often as if all weights were pinned.
 
 In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router, which
 writes the ids of the used experts to host memory, and the host copies only these experts. Experts that have
@@ -40,8 +40,8 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Ends a segment before the next layer, or if `stacks` is set, after the router of a layer. `stacks` are
-    the names of the experts' matrices within the layer. `devices` has a device for each node that computes
-    the layer; this device wrote the ids."""
+    the names of the experts' matrices within the layer. Each node that computes the layer has one device in
+    `devices`, which wrote the ids."""
 
     stacks: tuple[str, ...] = ()
     n_ids: int = 0
@@ -49,9 +49,9 @@ class Fetch:
 
 
 def uses_all(n_rows: int, n_used: int, n_experts: int) -> bool:
-    """Return whether a step copies all experts of a layer before the layer begins. With an even router, a
-    step with at least as many pairs (row, expert) as experts uses 63 % of the experts or more, and copying
-    ahead takes no additional time."""
+    """Return whether a step copies all experts of a layer ahead, before the layer begins. With an even
+    router, a step with at least as many pairs (row, expert) as experts uses 63 % of the experts or more, and
+    copying ahead takes no additional time."""
     return n_rows * n_used >= n_experts
 
 
@@ -121,12 +121,12 @@ class Stream:
             self._names.append(section)
 
     def attach(self, used: Sequence[View | None]) -> None:
-        """Set the host-visible memory in which each device writes ids of experts."""
+        """Set the host-visible memory to which each device writes the ids of used experts."""
         self._used = list(used)
 
     def leave_out(self, stacks: Mapping[str, Sequence[Load]], resident: Mapping[str, np.ndarray]) -> None:
         """Do not copy experts that are in slots. `resident` has the experts of each layer's slots ("blk.3.").
-        They change only between steps."""
+        The slots change only between steps."""
         for section, layer in zip(self._names, self._layers, strict=True):
             if (prefix := f"{section}.") in resident:
                 layer.cached = frozenset(name_in_layer(load.name) for load in stacks[prefix])

@@ -30,7 +30,8 @@ def whole(x: Tensor) -> Tensor:
 
 
 def same_bits(x: Tensor) -> Tensor:
-    """Copy x from the first device to all active devices, because drivers round norms differently."""
+    """Copy x from the first device to all active devices, so that all have the same bits. Drivers round norms
+    differently."""
     x = whole(x)
     holders = holders_of(x)
     if len(holders) < 2:

@@ -17,9 +17,9 @@ from vkbackend.runtime import Device
 class Weight:
     """A matrix [n_out, n_in] or vector [n]. Each device's slice is a list of pieces (first local row, view).
 
-    A slice has several pieces if it exceeds one binding, and none if it is empty. In a stack, the first
-    number of a piece counts experts. `starts` holds each device's prefix sums of the experts' FFN columns,
-    u32 [n_expert + 1].
+    A slice has several pieces if it exceeds one binding, and none if it is empty. A piece of a stack is
+    (first expert, view). `starts` holds each device's prefix sums of the experts' FFN columns, u32 [n_expert
+    + 1].
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The ways to move and add partial sums (providers), what each needs, and the choice by size.
+"""Lists the ways to move and add partial sums (providers) and their needs, and chooses a way for each size.
 
 `auto` uses the ways that `vkbackend tune` measured for these devices (known_ways.py). If nothing was
 measured, it uses pages if all devices import them, and otherwise the host sum.
@@ -60,7 +60,7 @@ def _no_visible(devices: Sequence[Device], slot_nbytes: int) -> str:
 def _pages_nbytes(
     devices: Sequence[Device], slot_nbytes: int, gathers: bool = False
 ) -> list[tuple[int, int]]:
-    """Shared pages count for the first device."""
+    """All shared pages are counted for the first device."""
     nbytes = 2 * (len(devices) + gathers) * slot_size(slot_nbytes)
     return [(nbytes, aligned(nbytes, page_of(devices)))] + [(0, 0)] * (len(devices) - 1)
 
@@ -90,7 +90,7 @@ def _large_scattered(devices: Sequence[Device], slot_nbytes: int) -> Provider:
 
 PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes)
 HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes)
-# Scatters only large sums, but uses the same slots as for small sums.
+# Scatters only large sums, but all sums use the same slots.
 LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes)
 WAYS = (
     PAGES,

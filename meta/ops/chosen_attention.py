@@ -18,8 +18,8 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
-# Scores are computed for some rows at a time (64 rows in a context of 128k). Scores of 512 rows would exceed
-# the largest binding.
+# Compute the scores of some rows at a time (64 rows in a context of 128k), because the scores of 512 rows
+# would exceed the largest binding.
 SCORES_NBYTES = 1 << 25
 
 
@@ -34,7 +34,7 @@ def choose(
     block: int = 1,
     tail: bool = False,
 ) -> Tensor:
-    """Return the top_k blocks of `block` positions for each row in ascending order, u32 [rows, top_k]. A
+    """For each row, return the top_k blocks of `block` positions in ascending order, u32 [rows, top_k]. A
     block's score is the sum over the indexer's heads of w * max(q . k, 0), where k is the key of the block's
     last position. The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With
     `tail`, the row's own block is the last of the top_k, if it is incomplete. Without w, all weights are
@@ -88,7 +88,7 @@ def pool_keys(
 
 
 def choose_blocks(q: Tensor, keys: Weight, cells: Weight, *, top_k: int, block: int, n_local: int) -> Tensor:
-    """Return the top_k blocks of `block` positions for each row and kv head in ascending order, u32 [rows,
+    """For each row and kv head, return the top_k blocks of `block` positions in ascending order, u32 [rows,
     kv_heads * top_k]. Every kv head has an indexer's head in q [rows, kv_heads * head]. A block's score is
     the largest q . k of its positions. The row's own block and the n_local - 1 blocks before it are always
     chosen. `keys` is [n_cells, head]."""

@@ -138,8 +138,8 @@ def attention(
     split like the heads, adds a logit per head to the softmax's denominator (Xiao et al. 2024). If `causal`
     is False, a row also attends to later rows of its run; a `window` then covers window / 2 positions on each
     side. Such steps have Mix.PREFILL. ALiBi's `slopes` [heads] (Press et al. 2022) are split like the heads.
-    If `sees_end`, rows attend to later rows only in runs that state an end (step.Run). A slot has one run per
-    step, unless `n_runs` sets the maximum number of runs of a step.
+    If `sees_end`, rows attend to later rows only in runs that state an end (step.Run). By default, a slot has
+    one run per step. `n_runs` sets another maximum number of runs of a step.
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     head_dim = head_dim_v

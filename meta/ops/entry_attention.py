@@ -36,7 +36,7 @@ def attend_entries(
     rotated = is_rotated(kv)
     if rotated:
         q = hadamard(q, head, head)
-    held = split.resized(kv.state, 1, 2)  # split as if a cell had one vector
+    held = split.resized(kv.state, 1, 2)  # the state for a cell of one vector
     state = split.attention(q.state, held, held, heads, 1, head, head)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head)

@@ -96,8 +96,8 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         weighs_rows = e.weighs_input and router.n_used == 1  # x has one weight per row
         if weighs_rows:
             each = y.on(d).reshape(*each.shape)
-        # An expert with fewer than `width` columns leaves the ends of rows unwritten. Only activations
-        # read these ends.
+        # An expert with fewer than `width` columns does not write the ends of rows. Only activations read
+        # these ends.
         weighed = _weighed(graph, d, x.on(d), weights) if weighs_rows else None
         adapted = expert_ids(graph, d, ids, (e.gate, e.up, e.down))
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
@@ -208,7 +208,8 @@ def _pairs(
 def _experts(
     graph: TensorGraph, d: int, w: Weight, bias: Weight | None, x: View, pairs: _Pairs, out: View
 ) -> None:
-    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns."""
+    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with the columns that device d
+    holds."""
     ids = pairs.ids
     if w.slots and pairs.hits and pairs.misses:
         table, region = w.slots.table, graph.inputs[d].experts

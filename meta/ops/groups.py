@@ -31,8 +31,8 @@ def groups_of(
 
 
 def tiles_in_parts(groups: device_ops.Groups, n: int) -> list[device_ops.Groups]:
-    """Divide the tiles into `n` parts, whose sizes differ by at most one tile for any routing. An expert with
-    tiles in two parts is read twice."""
+    """Divide the tiles into `n` parts. For any routing, their sizes differ by at most one tile. An expert
+    with tiles in two parts is read twice."""
     n_tiles = groups.tiles.shape[0]
     bounds = [n_tiles * i // n for i in range(n + 1)]
     return [replace(groups, tiles=groups.tiles.rows(*bound)) for bound in pairwise(bounds)]

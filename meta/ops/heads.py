@@ -22,7 +22,7 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Append to each head of `a` the matching head of `b`, or `b`'s only head."""
+    """Append a head of `b` to each head of `a`: the head with the same number, or the only head of `b`."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)
     both = [d for d in holders_of(a) if b.views[d] is not None]

@@ -3,8 +3,8 @@
 If W's columns are split, every device applies the complete B to its partial A x. B is linear, so the
 all-reduce of y also sums the updates.
 
-A step's region `Inputs.adapters` holds the adapters' ids u32 [n_rows, n] and scales f32 [n_rows, n] of the
-rows, then ids and scales of the output rows, where n is StepKind.adapters.
+`Inputs.adapters` of a step holds each row's adapter ids u32 [n_rows, n] and scales f32 [n_rows, n], then the
+ids and scales of the output rows, where n is StepKind.adapters.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def adapters_of(graph: TensorGraph, d: int, *, of_outputs: bool = False) -> tupl
 
 
 def adapt(x: Tensor, w: Weight, y: Tensor) -> None:
-    """Add the adapters' updates to y = x W^T, if the rows of this step may have adapters. `x` contains a row
-    per row of the step."""
+    """If rows of this step may have adapters, add the adapters' updates to y = x W^T. `x` contains a row per
+    row of the step."""
     graph = x.graph
     if not graph.kind.adapters or w.low_rank is None or x.rows != graph.kind.n_rows:
         return

@@ -56,7 +56,7 @@ def delta_net(
     heads * head_dim], split like v.
 
     The heads of q and k are first normalized to length 1. Consecutive value heads share a key head. If
-    `tiled` is set, value head h uses key head h % n_k. `state` [n_cells, heads * head_dim * head_dim] becomes
+    `tiled` is set, value head h uses key head h % n_k. `state` [n_cells, heads * head_dim * head_dim] gets
     each run's state after its last row.
     """
     graph, rows = beta.graph, beta.rows

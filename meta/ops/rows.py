@@ -91,7 +91,7 @@ def pool_rows(x: Tensor, count: int) -> Tensor:
 
 
 def joined_rows(x: Tensor, n: int) -> Tensor:
-    """Return [rows / n, n * width], where a row consists of n consecutive rows of x, without a copy."""
+    """Without a copy, return [rows / n, n * width], where a row consists of n consecutive rows of x."""
     x = whole(x)
     assert x.rows % n == 0, (x.rows, n)
     state = split.rows_op("joined_rows", x.state)

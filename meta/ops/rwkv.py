@@ -13,7 +13,7 @@ from vkbackend.step import Mix
 
 def token_shift(x: Tensor, mu: Weight, state: Weight) -> list[Tensor]:
     """Return x + mu[s] * (before - x) for each row of mu [n, width], where `before` is the row before each
-    row of x [rows, width]. `state` [n_cells, width] becomes each run's last row."""
+    row of x [rows, width]. `state` [n_cells, width] gets each run's last row."""
     x, graph = whole(x), x.graph
     split_recurrent.token_shift(x.state, mu.state, state.state)
     (n, width), rows = mu.shape, x.rows
@@ -37,7 +37,7 @@ def _mix(view: View, s: int, rows: int, width: int) -> View:
 def wkv_keys(
     k: Tensor, rate: Tensor, removal: Weight, replacement: Weight, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (key, removed, added) of k [rows, heads * head_dim], split like k."""
+    """Return (key, removed, added) for k [rows, heads * head_dim], each split like k."""
     graph = k.graph
     how = split_recurrent.wkv("wkv_keys", (k.state, rate.state), (removal.state, replacement.state), head_dim)
     results = tuple(graph.new(k.rows, k.width, how, f"wkv_{name}") for name in ("key", "removed", "added"))
@@ -67,7 +67,7 @@ def wkv(
     head_dim: int,
 ) -> Tensor:
     """Return the scan of r, key and v [rows, heads * head_dim], split like r. `state` [n_cells, heads *
-    head_dim * head_dim] becomes each run's state after its last row."""
+    head_dim * head_dim] gets each run's state after its last row."""
     graph, parts = r.graph, (r, decay, key, v, removed, added)
     how = split_recurrent.wkv("wkv", [part.state for part in parts], (), head_dim, state.state)
     y = graph.new(r.rows, r.width, how, "wkv")

@@ -26,7 +26,7 @@ def ssm_scan(
     """Return Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
     `bc` holds B of all groups, then C of all groups. The shapes are dt [rows, heads] and bias, a, d [heads].
-    `state` [n_cells, heads * n * head_dim] becomes each run's state after its last row.
+    `state` [n_cells, heads * n * head_dim] gets each run's state after its last row.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group
@@ -62,7 +62,7 @@ def selective_scan(
     """Return Mamba-1's scan of x [rows, channels] (vkbackend/ops/state_space.py), split like x.
 
     The shapes are dt [rows, channels], b and c [rows, n], a [channels, n] and d [channels]. `state` [n_cells,
-    channels * n] becomes each run's state after its last row.
+    channels * n] gets each run's state after its last row.
     """
     graph, n = x.graph, a.shape[1]
     b, c = whole(b), whole(c)

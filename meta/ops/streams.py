@@ -108,8 +108,8 @@ def transport(
 
 
 def gate(x: Tensor, k: Tensor, a: Tensor) -> Tensor:
-    """Return a copy of `a` per stream, weighted by sigmoid(root(x . k / sqrt(n))) of the stream. Here x and k
-    have n values per stream, and the root keeps the sign."""
+    """For each stream of x, return `a` times sigmoid(root(x . k / sqrt(n))). A stream of x and k has n
+    values, and the root keeps the sign."""
     x, k, a = whole(x), whole(k), whole(a)
     state, holders = _everywhere("gate", x, k, a), _holders(x, k, a)
     y = x.graph.new(x.rows, x.width, state, "streams_gate", holders)

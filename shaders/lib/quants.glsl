@@ -55,7 +55,7 @@ uvec4 transposed(uvec4 v) {
 }
 
 // Compute the table values (values4) of 32 codes at once by bitwise logic. Word j of `q` holds bit j of every
-// code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. To select each
+// code. `low` holds bits 0..3 of the values in two's complement, and `high` holds bits 4..7. Selecting each
 // value from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #if defined(TYPE_MXFP4) || defined(TYPE_NVFP4)
