@@ -34,7 +34,7 @@ class Generation:
     may_end: bool = False
     adapters: tuple[tuple[int, float], ...] = ()
     resumed: tuple[int, ...] = ()  # Tokens of a lost engine. Their chunks are repeated.
-    images: tuple[Span, ...] = ()  # Their rows have negative `ids`.
+    images: tuple[Span, ...] = ()  # Rows of images have negative `ids`.
     image_times: Mapping[str, float] = field(default_factory=dict)  # as in ImageTimes.report
 
     @property

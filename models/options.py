@@ -179,9 +179,7 @@ class Options(DraftOptions):
             n_gpu_layers=self.draft_n_gpu_layers,
             type_k=self.draft_type_k,
             type_v=self.draft_type_v,
-            speculation=(
-                "ngram",
-            ),  # It verifies no drafts, so recurrent layers need only the state before a draft.
+            speculation=("ngram",),  # Recurrent layers of a draft model need only the state before a draft.
             draft_max=0,
             use_mmap=self.use_mmap,
             exact=self.exact,

@@ -1,5 +1,5 @@
-"""arctic (Snowflake Arctic): llama with a dense FFN of n_embd columns and with experts. The experts read the
-layer's input, parallel to attention and the FFN. Snowflake 2024.
+"""arctic (Snowflake Arctic): llama plus experts. The experts read the layer's input, parallel to attention
+and the dense FFN. The dense FFN has n_embd columns. Snowflake 2024.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class CompressedAttention(HyperConnected):
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output_b.weight"])[0]
-        groups = block // gcd(block, self.rank_o)  # so that no block of attn_output_b is cut
+        groups = block // gcd(block, self.rank_o)  # keeps the blocks of attn_output_b whole
         heads = layer.n_head // self.n_group * groups
         return Attention(layer.n_head, 1, layer.head_dim, layer.head_dim, heads * layer.head_dim)
 

@@ -32,7 +32,7 @@ class MessageImages:
     def __init__(self, markers: Markers | None = None) -> None:
         self.markers = markers or Markers()
         self.by_key: dict[str, Image] = {}
-        self.names: dict[str, str] = {}  # the part of each image, for error messages
+        self.names: dict[str, str] = {}  # the message part of each image, for errors
 
     def marker(self, image: Image, name: str) -> str:
         self.by_key[image.digest] = image

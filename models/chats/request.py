@@ -152,8 +152,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """Return grammar rules for a thought up to its end marker, with the opening marker unless the prompt ends
-    with it."""
+    """Return grammar rules for a thought up to its end marker. The opening marker is included, unless the
+    prompt ends with it."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

@@ -212,7 +212,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # Otherwise a forked child that exits would end the parent's engine.
+        # A forked child that exits would otherwise end the parent's engine.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 

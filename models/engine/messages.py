@@ -60,7 +60,7 @@ class Generate:
     adapters: tuple[tuple[int, float], ...] = ()  # (id, scale)
     draft_max: int | None = None  # Maximum number of tokens of a draft; None: the model's limit.
     resumed: tuple[int, ...] = ()  # Tokens that a lost engine generated. The answers do not repeat them.
-    images: tuple[Span, ...] = ()  # In order. Their rows have negative tokens (image_spans.py).
+    images: tuple[Span, ...] = ()  # In prompt order. Rows of images have negative ids (image_spans.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`slot` must be free. The answer contains its tokens."""
+    """`slot` must be free. The answer contains the loaded tokens."""
 
     id: int
     path: str
@@ -139,7 +139,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """`target` must be free. The answer contains its tokens."""
+    """`target` must be free. The answer contains the copied tokens."""
 
     id: int
     slot: int
@@ -148,7 +148,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """`slot` must be free. The answer contains its tokens."""
+    """`slot` must be free. The answer contains the erased tokens."""
 
     id: int
     slot: int

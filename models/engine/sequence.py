@@ -114,7 +114,8 @@ class Sequence:
 
     @property
     def uses_cache(self) -> bool:
-        """Return whether only the last position's row is needed, so that earlier positions may be cached."""
+        """Return whether only the last position's row is needed. Then earlier positions may come from the
+        cache."""
         request = self.request
         if isinstance(request, Generate):
             return request.uses_cache

@@ -26,13 +26,13 @@ from vkbackend.ops import MAX_VEC_ROWS
 PROBE, MAX_PROBE = 16, 1024
 N_TRIED = 1  # tokens per try
 # A draft model may spend this share of time on tokens that it has not computed. For the first draft, it is a
-# share of the time for the remaining answer. Later it is a share of the time of all steps, and in a try of
-# the time since the last draft.
+# share of the time for the remaining answer. Later it is a share of the time of all steps. In a try, it is a
+# share of the time since the last draft.
 TRY_SHARE = 0.02
 PAUSE = 8  # steps after which a model or head that saves no time is considered again
 SELDOM = 4  # After PAUSE drafts that would save no time, only every fourth step is drafted.
 QUIET = 16  # After this many steps without a draft, the drafters are asked before every fourth step only.
-SURE = 0.5  # share of the expected saving to spend on skipped tokens, if drafts saved as much before
+SURE = 0.5  # share of the expected saving that skipped tokens may cost, if drafts already saved it
 EXPECTED = 256  # An answer is expected to have at most this many more tokens.
 
 Reserve = Callable[[int, int], bool]

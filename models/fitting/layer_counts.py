@@ -1,4 +1,4 @@
-"""Finds how many layers each device gets in split mode "layer", so that the longest context fits."""
+"""Finds the number of layers per device, in split mode "layer", with which the longest context fits."""
 
 from __future__ import annotations
 

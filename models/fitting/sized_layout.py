@@ -1,4 +1,4 @@
-"""A layout that is sized once, so that caches of any context, type and number of slots are sized in
+"""A layout that is sized once. Caches of any context, type and number of slots are then sized in
 milliseconds."""
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
 
 
 def raw_type(type_k: str) -> str:
-    """Return the type of the values from which index keys are pooled, which is never quantized."""
+    """Return the type of the values from which index keys are pooled. It is never a quantized type."""
     return type_k if block_of(type_k)[0] == 1 else "f16"
 
 

@@ -74,7 +74,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 def without(
     budgets: Sequence[Budget], devices: Sequence[Device], residents: Sequence[Resident]
 ) -> list[Budget]:
-    """Return the budgets of `devices` less the memory of other models of this process. A driver's budget
+    """Return the budgets of `devices` minus the memory of other models of this process. A driver's budget
     (VK_EXT_memory_budget) includes memory that this process has allocated, so open models are subtracted,
     too."""
     left = []
@@ -87,10 +87,10 @@ def without(
 
 
 def host_budgets(devices: Sequence[Device], residents: Sequence[Resident] = ()) -> list[Budget]:
-    """Return the budgets of host memory. A node whose free memory is known has one budget, and another for
-    its software devices, whose memory is host memory. Each GPU has a budget for the memory that its driver
-    can pin. `residents` that are not yet loaded are subtracted. A driver may allocate more than it can pin,
-    and fail later."""
+    """Return the budgets of host memory. A node whose free memory is known has one budget, and a second one
+    for its software devices, because their memory is host memory. Each GPU has a budget for the memory that
+    its driver can pin. `residents` that are not yet loaded are subtracted. A driver may allocate more than it
+    can pin, and fail later."""
     planned = [resident for resident in residents if not resident.is_loaded]
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):

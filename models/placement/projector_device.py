@@ -10,7 +10,7 @@ ABOUT = 0.9  # Two speeds, or two amounts of free memory, are about equal if the
 def fastest_with_room(speeds: Sequence[float], left: Sequence[int]) -> int:
     """Return the index of the fastest device that has room. Among devices of about the same speed, return the
     one with the most memory left, or the first if that is about equal, too. If no device has room, return the
-    one that lacks the least.
+    device with the smallest shortage.
 
     `left` are the bytes that the model and the projector leave free on each device, negative if they do not
     fit.

@@ -30,7 +30,7 @@ def mark_of(
     tokens: Sequence[int], adapters: Sequence[tuple[int, float]], known: Sequence[AdapterInfo]
 ) -> Mark:
     """Return the mark of a prompt with adapters (id, scale). An adapter with invocation tokens applies from
-    their last occurrence in the prompt on. If they do not occur, it does not apply."""
+    their last occurrence in the prompt on. Without an occurrence, the adapter does not apply."""
     uses = []
     for number, scale in adapters:
         info = known[number]

@@ -42,7 +42,7 @@ class PrefixCache:
         self.prompt_tokens = self.shared_tokens = 0
         self.n_made = 0  # nodes so far
         self.leaving: Leaving = lambda node, group: None
-        # slots with shifted content after their nodes; shifted blocks never become nodes
+        # slots whose cells after the nodes were shifted; shifted blocks never become nodes
         self._shifted: set[int] = set()
 
     def match(self, tokens: Sequence[int], mark: Mark = ()) -> list[Node]:

@@ -18,10 +18,10 @@ def likely_kinds(
     """Yield kinds of steps, the most likely first, some of them twice. `used` has the kinds of computed
     steps, the latest first.
 
-    The neighbours of the latest steps come first: rows and outputs of the next larger or smaller bucket.
-    Decoding steps, steps with prompts, and steps with both follow. Among steps with both, steps with the most
-    outputs and a power of two as number of rows come first, because a larger step can replace a step that is
-    not recorded yet.
+    The neighbours of the latest steps come first: rows and outputs of the next larger or smaller bucket. Then
+    come decoding steps, steps of prompts, and mixed steps of prompts and decoding sequences. The first mixed
+    steps have the most outputs, and a power of two as number of rows, because a larger step can replace a
+    step that is not recorded yet.
     """
     rows = buckets(shape.n_rows)
     outputs = buckets(min(n_slots, shape.n_outputs))

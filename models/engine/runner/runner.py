@@ -131,7 +131,7 @@ class Runner:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no step is in flight, so that the head can draft."""
+        """Return whether no step is in flight. Only then can the head draft."""
         return not self._in_flight
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:

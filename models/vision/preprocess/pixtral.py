@@ -25,7 +25,8 @@ def cut(height: int, width: int, config: VisionConfig, limits: TokenLimits) -> C
 
 
 def complete(height: int, width: int, longest: int, side: int) -> Size:
-    """Return rows and columns of patches of `side` pixels. The picture is not enlarged first."""
+    """Return the number of rows and of columns of patches with `side` pixels per side. The picture is not
+    enlarged first."""
     ratio = max(height / longest, width / longest)
     if ratio > 1:
         height, width = math.floor(height / ratio), math.floor(width / ratio)
