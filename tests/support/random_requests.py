@@ -126,8 +126,10 @@ class Load:
             vector = np.frombuffer(data, "<f4")
             return min(nmse(vector, expected) for expected in known.answers) < 1e-9 or "another vector"
         if "stream" in body:
-            lines = [line[6:] for line in content.splitlines() if line.startswith("data: {")]
-            text = "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+            lines = [json.loads(line[6:]) for line in content.splitlines() if line.startswith("data: {")]
+            if errors := [line for line in lines if "error" in line]:
+                return errors
+            text = "".join(line["choices"][0]["text"] for line in lines)
         else:
             text = json.loads(content)["choices"][0]["text"]
         return text in known.answers or text

@@ -36,6 +36,10 @@ def with_rows(runs: tuple[StateRun, ...]) -> bool:
 
 
 def states(rng: np.random.Generator, runs: tuple[StateRun, ...], *shape: int) -> Tensor:
+    for i, (first_pos, _, read, *written) in enumerate(runs):
+        by_others = {cell for run in runs[:i] + runs[i + 1 :] for cell in run[3:]}
+        if by_others & {*written, *([read] if first_pos else [])}:  # The order of runs is undefined.
+            raise ValueError(f"a run uses a cell that another run writes: {runs}")
     n_cells = max(max(run[2:]) for run in runs) + 2
     values = np.full((n_cells, *shape), np.nan, np.float32)
     for first_pos, _, read, *_ in runs:
@@ -250,7 +254,7 @@ def quick() -> list[Case]:
 
 def wide() -> list[Case]:
     cases: list[Case] = [
-        SsmConv(1024, d, ((8, n, 0, 1), *RUNS), 3) for d in (3, 4, 9) for n in (1, d, 2 * d, 64)
+        SsmConv(1024, d, ((8, n, 0, 4), *RUNS), 3) for d in (3, 4, 9) for n in (1, d, 2 * d, 64)
     ]
     for kda in (False, True):
         for n_k, size, repeat in ((4, 64, 1), (4, 128, 1), (8, 32, 2), (2, 16, 3)):
