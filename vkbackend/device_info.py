@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -69,7 +70,8 @@ def limits_of(info: DeviceInfo) -> Limits:
         uniform_align=have["uniform_align"],
         max_storage_range=have["max_storage_range"],
         max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
-        host_import_align=max(have["host_import_align"], 4096),
+        # Drivers report 4096 even if pages have 16 KiB or 64 KiB, but the kernel refuses parts of a page.
+        host_import_align=max(have["host_import_align"], mmap.PAGESIZE),
         subgroup_size=have["subgroup_size"],
         is_cpu=info.is_cpu and not env.as_gpu(),
     )

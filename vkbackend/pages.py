@@ -11,11 +11,13 @@ from vkbackend.system.memory_pages import private_pages
 
 
 class HostPages:
-    """Page-aligned private anonymous memory that devices import. A forked child reads zeros."""
+    """Private anonymous memory that devices import. A forked child reads zeros. Address and size are
+    multiples of the page size and of `align`, both powers of two."""
 
     home = Home.PAGES
 
-    def __init__(self, nbytes: int, align: int = 4096) -> None:
+    def __init__(self, nbytes: int, align: int = 0) -> None:
+        align = max(align, mmap.PAGESIZE)
         self.nbytes = aligned(max(nbytes, 1), align)
         try:
             whole = private_pages(self.nbytes + align)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import mmap
 import os
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +17,12 @@ from recordings import buffer, dispatch, recordings
 
 from tests.support.placement import check_placement
 from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned
+from vkbackend.device_info import limits_of
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.hazards import check
-from vkbackend.limits import Limits
+from vkbackend.limits import Limits, plausible
 from vkbackend.memory import allocate, lifetimes, pack, plan_scratch
-from vkbackend.pages import HostPages
+from vkbackend.pages import FilePages, HostPages
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.twins.device import NullDevice
 
@@ -96,6 +101,8 @@ def test_placement_check_detects_overlap() -> None:
 
 # ---- host pages ----
 
+GROUPS = ("max_groups_x", "max_groups_y", "max_groups_z")
+
 
 @pytest.mark.parametrize("align", [4096, 16_384, 1 << 16])
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_000])
@@ -105,6 +112,23 @@ def test_host_pages_are_aligned(nbytes: int, align: int) -> None:
     assert max(nbytes, 1) <= pages.nbytes == pages.bytes.size < nbytes + align + 1
     pages.bytes[:] = 7
     assert np.all(pages.bytes == 7)
+
+
+@pytest.mark.parametrize("page", [16_384, 1 << 16])
+def test_pages_of_another_size(monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    """The kernels of some ARM machines have pages of 16 KiB or 64 KiB. Drivers still report 4096."""
+    monkeypatch.setattr(mmap, "PAGESIZE", page)
+    reported = dict.fromkeys((f.name for f in fields(Limits)), 0) | dict.fromkeys(GROUPS, 0)
+    info: Any = SimpleNamespace(limits=plausible(reported | {"host_import_align": 4096}), is_cpu=True)
+    assert limits_of(info).host_import_align == page
+    pages = HostPages(100, 4096)
+    assert pages.nbytes == page and pages.address % page == 0
+    file = HostPages(4 * page).bytes
+    file[:] = np.arange(4 * page) % 251
+    begin, end = page + 4096, 2 * page + 12
+    part = FilePages(file, begin, end)
+    assert part.address % page == 0 == part.nbytes % page and part.lead == 4096
+    assert np.array_equal(part.bytes[part.lead :][: end - begin], file[begin:end])
 
 
 def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
