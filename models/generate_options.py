@@ -1,7 +1,6 @@
 """The options of a generation.
 
-A new option needs an entry in `GenerateKeywords`, a field with default and check in `GenerateOptions`, and a
-flag with the same `dest` in tools/flags.
+docs/guides/extending.md says how to add an option.
 """
 
 from __future__ import annotations

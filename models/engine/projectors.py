@@ -29,7 +29,8 @@ UNBOUNDED = 1 << 62  # the room of a device whose memory is unknown
 
 def open_projector(options: Options, residents: Sequence[Resident] = ()) -> Projector | None:
     """Open the projector of the options, if there is one. Open it before the model, whose layout then uses
-    the remaining memory. `residents` are already loaded. Raises the errors of `Projector.open`."""
+    the remaining memory. `residents` are models that are already loaded. Raises the errors of
+    `Projector.open`."""
     if options.mmproj is None:
         return None
     with GGUF.open(options.path) as text:

@@ -60,8 +60,8 @@ class Projector:
         progress: Progress | None = None,
     ) -> Self:
         """Load a projector file on a device, and allocate memory for the largest picture. `text` is the text
-        model's file, which must match. `residents` are already loaded. The projector owns the device, also
-        after an error.
+        model's file, which must match. `residents` are models that are already loaded. The projector owns the
+        device, also after an error.
 
         Raises GGUFError, UnsupportedModel, InvalidArgument, OutOfDeviceMemory.
         """

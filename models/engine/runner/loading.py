@@ -56,8 +56,8 @@ from vkbackend.runtime import Device
 
 class Loading:
     """`options` holds the settings decided so far. If `joining` is set, several nodes load the model
-    together. Otherwise this process loads the model alone, on `devices` if given. `residents` are already
-    loaded."""
+    together. Otherwise this process loads the model alone, on `devices` if given. `residents` are models that
+    are already loaded."""
 
     def __init__(
         self,

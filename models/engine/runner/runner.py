@@ -46,7 +46,7 @@ class Runner:
     """If `keep_values` is set, every intermediate tensor can be read after a step. `interleave` splits large
     micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
     of None means True for several physical devices. `group` holds the nodes of the model, with devices named
-    NODE/DEVICE. `devices` are already open, and `residents` already loaded.
+    NODE/DEVICE. `devices` are already open. `residents` are models that are already loaded.
 
     After loading, `options` contains the final context length, shares and layers on devices. `prediction`
     contains the expected times.
