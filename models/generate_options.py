@@ -1,6 +1,6 @@
 """The options of a generation.
 
-docs/guides/extending.md says how to add an option.
+The guide docs/guides/extending.md lists the steps to add an option.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ class LLM(Chats, Slots, Embeddings):
         and KV cells (total, used, cached, and shared by several slots).
 
         If the model reads images, image_n, image_cache_n, image_ms and its parts are sums of all requests.
-        image_kept_nbytes is the host memory of images that are kept.
+        Images that are kept take image_kept_nbytes of host memory.
 
         Values since the start count prompt tokens, cached prompt tokens (also as a share), preemptions, steps
         and all-reduces. Values of the last 256 steps are milliseconds (median, 99th percentile), rows, and

@@ -1,6 +1,6 @@
-"""gemma4 (Gemma 4): gemma3 with normed values (per_layer.py). q k^T is not scaled, and a factor multiplies
-every layer's result. Layers without a window have another head size. Layers without attn_v use their keys as
-values.
+"""gemma4 (Gemma 4): gemma3 with normed values (per_layer.py). Attention does not scale q k^T, and a factor
+multiplies every layer's result. Layers without a window have another head size. Layers without attn_v use
+their keys as values.
 
 Small models have shared caches and a token embedding per layer (per_layer.py). Large models have experts in
 addition to the dense FFN, with separate norms.

@@ -30,7 +30,7 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 @dataclass(frozen=True, slots=True)
 class Delta:
     """The heads of a gated delta net. A plan splits q, k and v by key heads. `qkv` lists the number of heads
-    per key head in each segment of the fused q, k and v. `v` lists it for v alone."""
+    per key head in each segment of the fused q, k and v. `v` lists the same for v alone."""
 
     n_k: int
     n_v: int

@@ -202,9 +202,9 @@ def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
 
 
 def read_scales(gguf: GGUF) -> dict[str, float]:
-    """Return the factors of the matrices in SCALED_MATRICES by tensor name. llama.cpp's converter stores one
-    factor per NVFP4 matrix. Factors of experts and of matrices that are not listed are refused, because no
-    graph reads them."""
+    """Return the factors of the matrices in SCALED_MATRICES by tensor name. The converter of llama.cpp stores
+    one factor per NVFP4 matrix. Factors of experts and of matrices that are not listed are refused, because
+    no graph reads them."""
     names = [f"{name}.scale" for name in SCALED_MATRICES]
     return {
         name: float(gguf.data(name).view("<f4")[0])

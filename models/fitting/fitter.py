@@ -3,7 +3,7 @@
 The order of preference is: all weights on the devices; K and V caches of type f16, if the context then has at
 least COMFORTABLE tokens; the longest context; the fastest shares; room for more slots. If not all weights
 fit, the experts of a mixture move to host memory, and copies of the most used experts return to device
-memory. In other models, the first layers move to host memory. docs/fit.md gives the reasons.
+memory. In other models, the first layers move to host memory. The reasons are in docs/fit.md.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def with_cache_size(
     reuse: bool = True,
     budgets: Sequence[Budget] | None = None,
 ) -> Options:
-    """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. numpy
-    devices have no limit, so all experts fit. Software devices get no slots, because their memory is host
-    memory. `budgets` replaces the devices' free memory."""
+    """Replace a `moe_cache_mib` of "auto" by the size of all slots that fit in the remaining memory. On numpy
+    devices, all experts fit, because their memory has no limit. Software devices get no slots, because their
+    memory is host memory. `budgets` replaces the devices' free memory."""
     if options.moe_cache_mib != "auto":
         return options
     without = replace(options, moe_cache_mib=0.0)

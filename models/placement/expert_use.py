@@ -56,7 +56,7 @@ def experts_read(used: Used, n_rows: int, n_slots: int = 0) -> float:
     """Return the mean number of experts per layer that a step of `n_rows` tokens uses and that the cache
     lacks.
 
-    A step reads an expert once. n tokens use an expert with probability 1 - (1 - used)^n.
+    A step reads an expert once. The probability that n tokens use an expert is 1 - (1 - used)^n.
     """
     read = np.where(resident(used, n_slots), 0, 1 - (1 - used) ** n_rows)
     return float(read.sum(-1).mean())

@@ -1,5 +1,5 @@
 """The parent's side of a child process that handles hostile input under limits. The child is a new program,
-not a fork. Each wait has a time limit. worker.py is the child's side.
+not a fork. Each wait has a time limit. The child's side is worker.py.
 """
 
 from __future__ import annotations

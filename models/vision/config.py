@@ -25,7 +25,7 @@ MAX_PATCH = 64  # Maximum side of a patch in pixels.
 MAX_SIDE = 16_384  # Maximum side of a picture in pixels.
 MAX_TILES = 64  # of a picture
 WINDOW = 112  # Side of a window in pixels, in every released Qwen2.5-VL.
-MAX_TOKENS = 2048  # Default for the most rows of a picture, if pictures vary in size; llama.cpp has 4,096.
+MAX_TOKENS = 2048  # Default maximum of a picture's rows, if pictures vary in size; llama.cpp has 4,096.
 # Families with another default. A picture of Qwen2.5-VL with 1,024 rows has up to 104 windows; a step takes
 # at most MAX_RUNS.
 DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}

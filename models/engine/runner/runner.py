@@ -198,7 +198,7 @@ class Runner:
                 kind = kind._replace(mix=Mix.PREFILL, halves=False, sees_end=True)
         if batch.stage >= 0:
             kind = kind._replace(stage=batch.stage)
-        # A step with one run never becomes larger, so its rows have the same bits at any time.
+        # A step with one run is never replaced by a larger step, so its rows always have the same bits.
         return self.mesh.recorded_step(kind, self._pads and len(runs) > 1)
 
     def record_decoding(self, sizes: Iterable[int]) -> None:
