@@ -28,7 +28,8 @@ classes.
 - **Refused**: the command ends, and its message gives the reason and an alternative. A value that changes
   nothing (`--grp-attn-n 1`) is accepted.
 
-All unknown and refused flags of a line are named at once. `--ctx_size` is `--ctx-size`, as in llama.cpp.
+One error message names all unknown and refused flags of a command line. As in llama.cpp, `--ctx_size` means
+`--ctx-size`.
 
 Environment variables work as in llama.cpp: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size 4096`, and `1`, `true`,
 `on` and `enabled` turn a switch on. A flag on the command line overrides its variable. A line on stderr names
