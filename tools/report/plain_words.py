@@ -35,7 +35,7 @@ def _alone(rates: Sequence[Row]) -> Iterator[str]:
             f"{_layers(row)}, and computes prompts at {row['pp t/s']:.3g} tokens/s."
         )
         if kept := row.get("% of t/s in segments"):
-            line += f" Split into the segments that two devices need, a step reaches {kept:.0f} % of this rate."
+            line += f" A step in segments, as two devices need, reaches {kept:.0f} % of this rate."
         yield line
 
 
