@@ -83,8 +83,8 @@ def test_a_widened_model_is_the_same_function(models: Path, name: str) -> None:
 
 
 def test_biases_and_the_choice_of_experts_matter(models: Path) -> None:
-    """The bound is a hundred times the tolerance of other tests, so those tests would notice such a
-    change."""
+    """The bound is a hundred times the tolerance of other tests, so these tests would notice missing biases
+    or wrong experts."""
     want = forward(models / "stories-wide-Q8_0.gguf", TOKENS)
     assert nmse(forward(models / "stories-qwen2-Q8_0.gguf", TOKENS), want) > 1e-2
     path = models / "stories-moe8x-Q4_0.gguf"

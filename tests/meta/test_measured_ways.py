@@ -1,4 +1,4 @@
-"""For each size, `tune` stores the fastest way to exchange sums that is exact. Predictions use its time."""
+"""For each size, `tune` stores the fastest exact way to exchange sums. Predictions use its time."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def sinks(y: State, w: State) -> State:
 
 
 # Heads have 8 elements. Two value heads read each key head. In VALUES, the value heads of a key head are
-# adjacent. In TILED, value heads h and h + n read key head h, if there are n key heads. QKV, a tensor with
-# the segments q, k and v, is split by key heads.
+# adjacent. In TILED with n key heads, value heads h and h + n read key head h. QKV, a tensor with the
+# segments q, k and v, is split by key heads.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)

@@ -1,4 +1,4 @@
-"""No kernel spills registers, according to compilers for absent GPUs, and counts of instructions equal
+"""Compilers for absent GPUs report that no kernel spills registers. Counts of instructions equal
 docs/measurements/kernels.csv. Everything here needs --all.
 """
 

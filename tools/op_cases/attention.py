@@ -93,7 +93,7 @@ class AttnDecodeCoop(AttnDecode):
 @dataclass(frozen=True)
 class AttnPrefill(Case):
     """Cache cells are scattered, and `pad` rows belong to no run. If `both` is set, attn_decode first
-    computes the runs of one row at the beginning, and must not write later rows. The heads are divided among
+    computes the leading runs, which have one row. It must not write later rows. The heads are divided among
     `n_parts` dispatches."""
 
     tolerance: ClassVar[float] = 1e-9

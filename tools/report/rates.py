@@ -1,4 +1,4 @@
-"""Parts that measure decode and prefill at depth, compile times, and llama.cpp."""
+"""Parts that measure decode and prefill at several depths of the context, compile times, and llama.cpp."""
 
 from __future__ import annotations
 

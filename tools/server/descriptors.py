@@ -1,8 +1,8 @@
 """Serve with few file descriptors.
 
 An open connection needs a descriptor, and so do the engine's process and its files. The number of connections
-is limited, so descriptors remain for the engine and its files. If the system has none left, asyncio tries to
-accept again after a second, and the log gets one line a minute.
+is limited, so descriptors remain for the engine and its files. If the system has no free descriptor, asyncio
+tries to accept again after a second, and the log gets one line a minute.
 """
 
 from __future__ import annotations

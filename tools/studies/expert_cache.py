@@ -1,10 +1,10 @@
 """Counts the hits of an expert cache: `python -m vkbackend.tools.studies.expert_cache -m mixture.gguf -f
 text.txt`.
 
-Replays routing through the cache's own counts and replacements, without a GPU. The routing is recorded from a
-model that reads a text, a token per step. Or it is drawn from Zipf's law, and each text of `TEXT` tokens
-prefers other experts. Prints hit rates, copies per token, and the bytes that a token reads over the bus for
-published shapes on a 24 GB card.
+Replays the choices of a router, and counts and replaces experts with the cache's code, without a GPU. The
+choices are recorded while a model reads a text, a token per step. Or they are drawn by Zipf's law, and each
+text of `TEXT` tokens prefers different experts. Prints hit rates, copies per token, and the bytes that a
+token reads over the bus for published shapes on a 24 GB card.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_blocks_in_host_memory(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
 def test_a_prefix_of_30_000_tokens_after_a_restart(tmp_path: Path, devices: list[str]) -> None:
-    """Takes 110 s of CPU time, nearly all for attention to so many positions."""
+    """This test takes 110 s of CPU time, nearly all for attention to so many positions."""
     tiny = Tiny("llama", n_layer=2, n_head=1, n_head_kv=1, n_embd=32, n_ff=32)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     # 59 steps, then a step of 16 rows, in both processes

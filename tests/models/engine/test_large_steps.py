@@ -55,7 +55,7 @@ def test_one_large_step_equals_small_steps(devices: list[str]) -> None:
 def test_divided_products(
     models: Path, name: str, op: str, weight: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Software devices do not divide products, so lavapipe runs the portable ops of a GPU, slowly."""
+    """Software devices do not divide products, so lavapipe runs the portable ops of a GPU, which is slow."""
     monkeypatch.setenv("VKBACKEND_FLOOR", "1")
     monkeypatch.setattr(matrix, "LONG_ROWS", 48)
     path = models / f"stories-{name}.gguf"

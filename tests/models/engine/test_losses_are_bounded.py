@@ -1,5 +1,5 @@
-"""Drafts lose at most the time of a few tries, for random prices of steps and drafts, whichever drafts are
-right. The clock advances by these prices."""
+"""Drafts lose at most the time of a few tries. This holds for random prices of steps and drafts, whichever
+drafts are right. The clock advances by these prices."""
 
 from __future__ import annotations
 

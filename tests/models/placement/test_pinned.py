@@ -111,7 +111,7 @@ def run_limited(path: Path, more: int, how: str = "mmap") -> dict[str, Any]:
 
 @pytest.mark.wide
 def test_a_limit_of_the_system(tmp_path: Path) -> None:
-    """A process whose address space is limited (ulimit -v) runs a model of 192 MiB with 96 MiB."""
+    """A process whose address space may grow by 96 MiB (ulimit -v) runs a model of 192 MiB."""
     tiny = Tiny("qwen3", n_layer=64, n_ff=1024, n_embd=256)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     free, limited = run_limited(path, 0), run_limited(path, 96 << 20)

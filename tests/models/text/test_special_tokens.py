@@ -1,4 +1,4 @@
-"""Special tokens in a text are found in bounded time, with the result of a plain definition."""
+"""Special tokens in a text are found in bounded time, with the same result as a simple definition."""
 
 from __future__ import annotations
 

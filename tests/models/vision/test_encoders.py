@@ -139,7 +139,7 @@ def test_rows_of_a_quantized_projector(tmp_path: Path, golden: Any) -> None:
 def test_rows_of_files_of_other_types(
     tmp_path: Path, golden: Any, name: str, type_: str, bound: float
 ) -> None:
-    """Every matrix whose rows consist of blocks is encoded, except the table of positions."""
+    """Every matrix whose rows consist of blocks is quantized, except the table of positions."""
     fixture, type_of = build(name), gguf.GGMLQuantizationType[type_]
     block, _ = gguf.GGML_QUANT_SIZES[type_of]
     blocks = {

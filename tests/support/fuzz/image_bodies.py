@@ -84,7 +84,8 @@ PATHS = list(bodies([SQUARE]))
 
 
 def with_images_changed(rng: random.Random, value: Any) -> Any:
-    """Return JSON in which another value replaces one image, text with marks, or list of token ids."""
+    """Return JSON in which one image, one text with marks, or one list of token ids is replaced by another
+    value."""
     if isinstance(value, str):
         return rng.choice((*URLS, *TEXTS, *VALUES, value[: rng.randrange(len(value) + 1)]))
     if isinstance(value, list) and value and rng.random() < 0.8:
@@ -97,8 +98,8 @@ def with_images_changed(rng: random.Random, value: Any) -> Any:
 
 
 class ImageBodies:
-    """A case is a path, a line break, and a body. The server runs a real engine with a projector. After any
-    other case, a known image must get the same text."""
+    """A case is a path, a line break, and a body. The server runs a real engine with a projector. A known
+    image must get the same text each time, whatever cases came before."""
 
     deadline_s = 120.0  # The first case also starts the server.
 

@@ -1,4 +1,4 @@
-"""Prompts with images, shared by transformers and the tests: two images of random rows, and a picture of
+"""Prompts with images, for transformers and for the tests: two images of random rows, and a picture of
 vision.py with the rows of its projector."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Preset:
     words: list[str] = field(default_factory=list)
     dests: set[str] = field(default_factory=set)
     loads: bool = False
-    stop_s: float = 10.0  # How long running answers may continue after a request to unload the model.
+    stop_s: float = 10.0  # Running answers may continue for this time after a request to unload the model.
     where: str = ""
 
 

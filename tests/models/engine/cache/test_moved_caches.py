@@ -114,7 +114,7 @@ def held(runner: Runner, plan: CachePlan, slot: int, n: int) -> list[np.ndarray]
 
 
 def rotated(runner: Runner, plan: CachePlan, keys: np.ndarray) -> np.ndarray:
-    """Move keys of positions KEEP + DISCARD and later down in float64, by complex numbers."""
+    """Rotate keys to positions that are DISCARD lower, by complex numbers in float64."""
     rotation = runner.model.key_rotation(plan.layer)
     if rotation is None:
         return keys
