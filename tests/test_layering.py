@@ -46,7 +46,6 @@ def layer_of(module: str) -> str | None:
 
 
 def called(node: ast.Call) -> str:
-    """Return the last name of the called function."""
     return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
 

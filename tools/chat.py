@@ -169,7 +169,6 @@ class Conversation:
             tell_notes([f"{name} is not a command; /help lists them"], self.err)
 
     def send(self, text: str) -> None:
-        """Send a message with the attached images."""
         images, self.images = self.images, []
         self.answer(partial(self.chat.send, text, self.most, images=images, **self._options))
 

@@ -121,7 +121,6 @@ class Report:
 
 
 def opened(args: argparse.Namespace) -> GGUF:
-    """Open the model of -m, or the shape of --synthetic."""
     if bool(args.model) == bool(args.synthetic):
         raise InvalidArgument("give one model, with -m FILE or --synthetic SHAPE:TYPE")
     return Synthetic(args.synthetic) if args.synthetic else GGUF.open(args.model)

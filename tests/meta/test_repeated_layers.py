@@ -63,7 +63,6 @@ def opened(name: str, shares: tuple[float, ...], chunk: int | None = None, **mor
 
 
 def compare(runner: Runner, kind: StepKind) -> Step:
-    """Compare a step with the step of all layers, and return it."""
     steps = runner.mesh.steps
     step = steps._record(kind)
     steps.repeating = False

@@ -31,7 +31,6 @@ def opened(path: Path, devices: list[str], pinned_mib: Any = "auto", **options: 
 
 
 def text(runner: Runner) -> np.ndarray:
-    """Return the logits of a prompt, and of decoding steps."""
     steps = [runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()]
     steps += [runner.step([5 + i], [Run(0, 0, 1, N + i)], [0]).copy() for i in range(N_DECODED)]
     return np.concatenate(steps)

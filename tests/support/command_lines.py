@@ -15,7 +15,6 @@ from vkbackend.tools.cli import main
 
 
 def run_line(line: str, folder: Path) -> CompletedProcess[str]:
-    """Run `[NAME=VALUE]... vkbackend WORD...` in `folder`, without standard input."""
     words = shlex.split(line)
     at = words.index("vkbackend")
     variables = dict(word.split("=", 1) for word in words[:at])

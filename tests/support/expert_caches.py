@@ -32,12 +32,10 @@ def opened(path: Path, devices: list[str], mib: float = 0.0, **options: Any) -> 
 
 
 def slot_mib(runner: Runner) -> float:
-    """Return the MiB of one slot per layer."""
     return slot_nbytes_of(runner.layout.stacks, len(runner.mesh.devices)) / 2**20
 
 
 def text(runner: Runner) -> np.ndarray:
-    """Return the logits of a prompt, then of decoding steps."""
     steps = [runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()]
     steps += [runner.step([5 + i], [Run(0, 0, 1, N + i)], [0]).copy() for i in range(6)]
     return np.concatenate(steps)

@@ -53,7 +53,6 @@ class Watched:
         self._n = 0
 
     def run(self, *prompts: list[int | ImageRows], n: int = 1, **how: Any) -> list[list[int]]:
-        """Generate `n` tokens after each prompt, all at once."""
         requests = []
         for prompt in prompts:
             tokens, images = with_row_ids(prompt)

@@ -136,7 +136,6 @@ class Load:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Return `pid` and all processes that descend from it."""
     pids = [pid]
     for known in pids:
         for task in Path(f"/proc/{known}/task").glob("*/children"):

@@ -18,7 +18,6 @@ TEMPLATE = "[Q]{query}[D]{document}"
 
 
 def add_words(m: Fixture) -> None:
-    """Add a WordPiece vocabulary of N_VOCAB tokens."""
     words = [SPACE + word for word in WORDS]
     words += [f"{SPACE}w{i}" for i in range(N_VOCAB - len(SPECIAL) - len(words))]
     tokens = [*SPECIAL, *words]
@@ -33,7 +32,6 @@ def add_words(m: Fixture) -> None:
 
 
 def add_head(m: Fixture) -> None:
-    """Add a classification head with a score."""
     m.keys["pooling_type"] = 4
     m.matrix("cls", N_EMBD, N_EMBD, bias=True)
     m.matrix("cls.output", 1, N_EMBD, bias=True, gain=4.0)

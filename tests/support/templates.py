@@ -23,7 +23,6 @@ def pid_of(template: ChatTemplate) -> int:
 
 
 def process_ends(pid: int) -> bool:
-    """Return whether a process ends in time and leaves no zombie."""
     deadline = time.monotonic() + GIVE_UP_S
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > deadline:

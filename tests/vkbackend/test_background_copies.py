@@ -35,7 +35,6 @@ def part(view: View, begin: int, end: int) -> View:
 
 
 def finish(device: Device) -> int:
-    """Return the number of polls until the copies have ended."""
     deadline, n = time.monotonic() + DEADLINE_S, 1
     while not device.copies_ended():
         assert time.monotonic() < deadline, "the copies do not end"

@@ -138,7 +138,6 @@ def of_shell(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs and tables of Markdown, without code."""
     text = re.sub(
         r"^( *)```.*?^\1```", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE | re.DOTALL
     )

@@ -84,7 +84,6 @@ def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -
 
 
 def reached(imports: Imports, module: str) -> set[str]:
-    """Return all direct and indirect imports of `module`."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:

@@ -47,7 +47,6 @@ def run(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
 
 
 def tool(name: str, *words: str) -> tuple[str, ...]:
-    """Return the command that runs a tool of the extra `supply`."""
     beside = Path(sys.executable).parent / name
     if not beside.exists():
         sys.exit(f"{name} is missing; install the extra: pip install -e '.[supply]'")

@@ -67,7 +67,6 @@ class Vocabulary:
 
 
 def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabulary:
-    """Learn a vocabulary on `n_stories` stories."""
     rng = random.Random(seed)
     return learned_vocabulary(n_vocab, (tell_story(rng).text for _ in range(n_stories)))
 

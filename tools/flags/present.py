@@ -28,7 +28,6 @@ def present() -> list[DeviceInfo]:
 
 
 def warn_of_missing_driver_file() -> None:
-    """Print to stderr that a driver file in VK_DRIVER_FILES or VK_ICD_FILENAMES does not exist."""
     from vkbackend.vulkan.instance import missing_driver_file
 
     if missing := missing_driver_file():

@@ -87,13 +87,11 @@ def demo_model() -> str:
 
 
 def vision_demo() -> tuple[str, str]:
-    """Return the paths of the vision demo's model and projector."""
     folder = files("vkbackend.models") / "demo"
     return str(folder / "demo-vision.gguf"), str(folder / "mmproj-demo-vision.gguf")
 
 
 def take_vision_demo(args: argparse.Namespace) -> None:
-    """Set the vision demo's files if there are images and no model."""
     if args.image and args.model is None and args.hf_repo is None and args.mmproj is None:
         args.model, args.mmproj = vision_demo()
         note(args, VISION_DEMO)

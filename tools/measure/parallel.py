@@ -45,7 +45,6 @@ def longest(n_gen: int) -> int:
 
 
 def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
-    """Return a function that returns random prompts of different lengths."""
     rng = random.Random(seed)
     shared = [random.Random(-1).randrange(n_vocab) for _ in range(SHARED)]
     count = seed

@@ -42,7 +42,6 @@ class TokenTime:
 
     @property
     def rate(self) -> float | None:
-        """Return tokens per second."""
         return 1e3 / self.times.total_ms if self.times else None
 
     @property
@@ -50,7 +49,6 @@ class TokenTime:
         return self._n_reduces
 
     def learn(self, measured_s: float) -> None:
-        """Store the measured time for later predictions."""
         if not self.times or not cache_folder.writable():
             return
         read_s = 1e-3 * (self.times.weights_ms + self.times.host_ms)

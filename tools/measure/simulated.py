@@ -95,7 +95,6 @@ class SimulatedDevice(HostDevice):
         pass
 
     def write(self, view: View, data: np.ndarray) -> None:
-        """Check sizes and discard the data."""
         assert data.nbytes <= view.nbytes, (view, data.nbytes)
 
     def build(self, recording: Recording) -> HostExecutable:

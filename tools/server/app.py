@@ -143,7 +143,6 @@ class Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Send an error response if the answer has not begun."""
         refusal = self.service.refusal(error)
         self.service.note(error)
         if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:

@@ -138,7 +138,6 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 
 async def count_input_tokens(service: Service, request: Request) -> Response:
-    """Answer llama-server's /v1/chat/completions/input_tokens."""
     prompt = await rendered_prompt(service, request)
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 

@@ -159,7 +159,6 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _extras(self, job: Job, chunk: Chunk, tally: Tally) -> dict[str, Any]:
-        """Return the fields of llama-server in an event."""
         extras = self.results.extras(chunk, tally)
         is_last = tally.finish_reason is not None
         if self.is_both:

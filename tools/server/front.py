@@ -120,7 +120,6 @@ class Front:
         raise NotImplementedError
 
     def bind(self, endpoint: Endpoint) -> Handler:
-        """Return the handler of a route."""
         return partial(endpoint, self)
 
     async def run(self) -> None:
@@ -141,7 +140,6 @@ class Front:
         return known
 
     async def entries(self, request: Request) -> list[Fields]:
-        """Read a body that is a list of objects."""
         headers = dict(request.scope["headers"])
         return await read_entries(request.receive, headers, self.config.limits, self._large)
 
@@ -155,6 +153,5 @@ class Front:
         return as_refusal(error)
 
     def note(self, error: BaseException) -> None:
-        """Store an untyped error (a bug) for the log."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

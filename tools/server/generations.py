@@ -166,7 +166,6 @@ def _are_prompts(value: Sequence[Any]) -> bool:
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """Return `n` copies of a job with consecutive seeds."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):

@@ -83,7 +83,6 @@ class LlamaFields:
         return float("inf") if seconds <= 0 else float(seconds)
 
     def check_jobs(self, jobs: Sequence[Any]) -> None:
-        """Refuse fields that need a single sequence."""
         if len(jobs) > 1:
             named = (
                 ("id_slot", self.slot >= 0), ("t_max_predict_ms", self.limit_ms > 0),

@@ -52,13 +52,10 @@ def progress_of(progress: PromptProgress) -> dict[str, int]:
 
 
 class LlamaResults:
-    """Makes results of a request."""
-
     def __init__(self, service: Service, llm: LLM, fields: LlamaFields) -> None:
         self.service, self.llm, self.fields = service, llm, fields
 
     def part(self, job: Job, chunk: Chunk, tally: Tally) -> dict[str, Any]:
-        """Return an event of a stream."""
         part: dict[str, Any] = {
             "index": job.index,
             "content": chunk.text,
@@ -137,7 +134,6 @@ class LlamaResults:
         }
 
     def _end(self, job: Job, tally: Tally) -> tuple[str, str]:
-        """Return llama-server's `stop_type` and `stopping_word`."""
         if tally.finish_reason == "length":
             return "limit", ""
         word = stop_met(self.llm, tally, "".join(tally.text), job.options.get("stop", ()))

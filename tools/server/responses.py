@@ -118,7 +118,6 @@ def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
 
 
 def _parts(item: Fields, name: str) -> str | list[dict[str, Any]]:
-    """Return a content with texts and images."""
     value = item.get(name)
     if value is None or isinstance(value, str):
         return value or ""

@@ -88,7 +88,6 @@ def test_a_head_costs_no_exchange_in_a_step_and_two_in_a_draft(folder: Path, nam
 
 @pytest.mark.parametrize("name", only(HEADS, "nemotron_h_moe"))
 def test_steps_without_a_head_record_the_same(folder: Path, tmp_path: Path, name: str) -> None:
-    """If no head is requested, files with and without a head record the same commands."""
     bare = write(without_head(with_head(name)), tmp_path / "bare.gguf")
     forms = []
     for path in (file_with_head(folder, name), bare):

@@ -51,13 +51,11 @@ def open_encoder(models: Path, name: str, devices: list[str], **options: Any) ->
 
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit steps to 16 rows."""
     for module in (settled, encoders):
         monkeypatch.setattr(module, "most_rows", lambda model: 16)
 
 
 def hidden(llm: LLM, ids: Any) -> Any:
-    """Return the hidden states before dense layers."""
     rows = llm.embed(ids, pooling="none", normalize=-1)
     assert not llm.heads.dense
     return rows

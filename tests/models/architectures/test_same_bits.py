@@ -32,7 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def after(runner: Runner, slot: int) -> int:
-    """Store the prompt in a slot, and return the slot."""
     runner.step(PROMPT[:STORED], [Run(slot, 0, STORED, 0)], [])
     return slot
 

@@ -67,7 +67,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def cold(files: Files) -> list[list[int]]:
-    """The tokens of the merged model for each of CHOICES."""
     answers = []
     for i, choice in enumerate(CHOICES):
         chosen = [(files.pairs["ab".index(name)], scale) for name, scale in choice.items()]
@@ -85,7 +84,6 @@ def llm(files: Files) -> Iterator[LLM]:
 
 
 def answer(llm: LLM, choice: dict[str, float], **options: Any) -> tuple[list[int], int]:
-    """Return the tokens, and how many tokens of the prompt were computed."""
     done = llm.generate(LONG, 6, temperature=0, lora=choice, **options)
     return done.tokens, int(done.timings["prompt_n"])
 

@@ -63,7 +63,6 @@ CHAINS: dict[str, tuple[dict[str, float], Weights]] = {
 
 
 def third_tokens(weights: Weights) -> dict[int, float]:
-    """Return the exact probability of each third token."""
     now: dict[tuple[int, ...], float] = {PROMPT: 1.0}
     for _ in range(3):
         after: dict[tuple[int, ...], float] = {}

@@ -56,7 +56,6 @@ def numbers(*values: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers for tests of the engine."""
     fixture = Fixture("small", "llama")
     base(fixture, 2)
     for il in range(2):

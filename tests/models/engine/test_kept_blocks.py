@@ -70,7 +70,6 @@ def stored(model: Path) -> tuple[Path, Answer]:
 
 @pytest.fixture
 def folder(stored: tuple[Path, Answer], tmp_path: Path) -> Path:
-    """Return a copy of the folder with the prompt's files."""
     return Path(shutil.copytree(stored[0], tmp_path / "kv", copy_function=shutil.copy2))
 
 

@@ -214,7 +214,6 @@ def test_rows_are_fewer_where_memory_is_short() -> None:
 
 
 def mixture(**options: Any) -> tuple[Model, dict[str, str], list[NullDevice], Options]:
-    """Return a three-layer mixture-of-experts model."""
     shape = synthetic._mixture(8, 2, 64, **synthetic._dense(3, 256, 8, 4, 32, 768))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(synthetic.SHAPES, "mixture", ("qwen3moe", 4096, False, shape))

@@ -48,8 +48,6 @@ def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
 
 
 def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
-    """Check that loading the file raises StateError, and that the slot's content and caches remain
-    unchanged."""
     runner, content = held
     before = SlotContent(list(content.tokens), content.n_stored)
     caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]

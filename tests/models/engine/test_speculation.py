@@ -198,7 +198,6 @@ def test_wrong_drafts_cost_no_steps() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 8, 9, 17])
 def test_drafts_end_with_the_text(limit: int) -> None:
-    """No row is computed after the last token."""
     engine, runner = make(n_ctx=64, drafter=right())
     events = finish(engine, [Generate(0, prompt(4), limit, GREEDY)])[0]
     assert tokens_of(events) == continuation(prompt(4), limit) and runner.n_rows == 4 + limit - 1

@@ -206,7 +206,6 @@ def n_looked_up(runner: Runner) -> int:
 
 
 def of_two_slots(runner: Runner) -> np.ndarray:
-    """Return the logits of an 80-row step and of three decoding steps."""
     tokens = [3 + 7 * i % 90 for i in range(83)]
     out = [runner.step(tokens[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     out += [runner.step([tokens[80 + i]], [Run(0, 0, 1, 50 + i)], [0]).copy() for i in range(3)]
@@ -241,7 +240,6 @@ def test_halves_and_hosts(tmp_path: Path, name: str) -> None:
     ),
 )
 def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """A state that was saved without an expert cache is also loaded with one."""
     path, saved = write(build(name), tmp_path / "model.gguf"), tmp_path / "state.safetensors"
     options = {"tensor_split": SHARES[: len(devices)]}
     plain = opened(path, devices, **options)
@@ -264,7 +262,6 @@ def test_a_state_saved_with_a_cache_is_loaded_without(tmp_path: Path, name: str,
 
 
 def test_the_report_counts_slots_exactly(tmp_path: Path) -> None:
-    """The planned bytes equal the allocated bytes of every kind of memory."""
     path = write(build("qwen3vlmoe"), tmp_path / "model.gguf")
     plain = opened(path, ["numpy"] * 2, tensor_split=SHARES[:2])
     mib = slot_mib(plain)

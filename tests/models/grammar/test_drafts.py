@@ -28,7 +28,6 @@ def matcher() -> Matcher:
 
 
 def step(matcher: Matcher, rng: random.Random) -> int:
-    """Take a random allowed token."""
     token = int(rng.choice(list(matcher.allowed(len(WORDS.pieces)))))
     matcher.take(token)
     return token

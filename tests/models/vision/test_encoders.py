@@ -174,7 +174,6 @@ def test_values_beyond_f16(tmp_path: Path, golden: Any, name: str, on: str) -> N
 
 
 def with_heads(head_dim: int) -> Fixture:
-    """Return an idefics3 projector with two heads."""
     m, d = Fixture("idefics3", "clip"), 2 * head_dim
     vision.keys(m, "idefics3", image=96, n_layer=1, n_embd=d, n_head=2)
     m.keys |= {"use_gelu": True, "vision.projector.scale_factor": 3}
@@ -315,7 +314,6 @@ def test_wrong_projector_files(
 def text_model(
     path: Path, arch: str = "llama", n_embd: int = 64, tokens: list[str] | None = None, **keys: int
 ) -> Path:
-    """Write a text model of one tensor, with a vocabulary of `tokens`."""
     words = {"tokenizer.ggml.tokens": tokens} if tokens else {}
     of_model: dict[str, Any] = {"embedding_length": n_embd, **keys, **words}
     return write(Fixture("text", arch, of_model, {"x": np.ones(1, np.float32)}), path)

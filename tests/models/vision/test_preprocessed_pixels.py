@@ -54,7 +54,6 @@ def check(projector: str, numbers: range) -> None:
 
 
 def shrinks(config: VisionConfig, limits: TokenLimits, size: np.ndarray) -> bool:
-    """Return whether a picture of this size has too many rows."""
     return bool(size.prod() // (config.patch_size * config.merge) ** 2 > config.most_tokens(limits))
 
 

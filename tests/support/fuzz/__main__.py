@@ -23,8 +23,6 @@ ALL = 1_000_000
 
 
 class Shown:
-    """Prints a line every ten seconds."""
-
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
 

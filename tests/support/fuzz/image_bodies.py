@@ -45,7 +45,6 @@ def url(text: str) -> str:
 
 
 def bodies(files: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return valid bodies of each endpoint, with images in base64."""
     parts = [{"type": "image_url", "image_url": {"url": url(text)}} for text in files]
     inputs: list[dict[str, Any]] = [{"type": "input_image", "image_url": url(text)} for text in files]
     blocks: list[dict[str, Any]] = [

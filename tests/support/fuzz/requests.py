@@ -45,7 +45,6 @@ class Client:
         return self.answer(path, body)[0]
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Return the answer's status and content. Raises Wrong like `status`."""
         try:
             self._connection.request("POST", path, body)
             answer = self._connection.getresponse()
@@ -181,7 +180,6 @@ class Headers:
 
 
 def statuses_of(answer: bytes) -> list[int]:
-    """Return the status of each answer in a stream."""
     lines = [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
     if answer and not answer.startswith(b"HTTP/1.1 "):
         raise Wrong(f"the answer is not HTTP: {answer[:100]!r}")

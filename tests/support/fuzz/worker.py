@@ -21,7 +21,6 @@ START = "import sys; sys.path[:] = sys.argv[3:]; from fuzz.worker import serve; 
 
 
 def kind_of(name: str) -> type[Kind]:
-    """Return the class that module:class names."""
     module, _, attribute = name.partition(":")
     kind: type[Kind] = getattr(importlib.import_module(module), attribute)
     return kind
@@ -56,7 +55,6 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, case: bytes) -> tuple[str, str]:
-        """Return how the case ended, and its fault ("" without a fault)."""
         process = self._process or self._start()
         try:
             self._pipe.send(case)
@@ -91,14 +89,12 @@ class Worker:
         raise SystemExit(f"the worker of {self._path} did not start in {START_S:.0f} s: {why}")
 
     def size(self) -> tuple[float, int]:
-        """Return MiB of resident memory and the number of open files."""
         assert self._process is not None
         process = Path(f"/proc/{self._process.pid}")
         pages = int((process / "statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(list((process / "fd").iterdir()))
 
     def close(self) -> None:
-        """Kill the process, and the servers that it started."""
         if self._process is None:
             return
         with suppress(OSError):

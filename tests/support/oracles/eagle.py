@@ -78,7 +78,6 @@ class Reference:
         self.entries: list[np.ndarray] = []
 
     def w(self, name: str) -> np.ndarray:
-        """Return a matrix of the head, or the target's matrix if the head lacks it."""
         name = f"{name}.weight"
         values = self.m.tensors[name] if name in self.m.tensors else self.target[name]
         return values.astype(np.float64)

@@ -12,7 +12,6 @@ SIZES = "attention.key_length", "attention.value_length", "rope.dimension_count"
 
 
 def without(m: Fixture, *names: str) -> None:
-    """Remove the keys or tensors with these names, in all layers."""
     for name in names:
         m.keys.pop(name, None)
         for tensor in [t for t in m.tensors if t.removesuffix(".weight").endswith(name)]:
@@ -27,7 +26,6 @@ def fuse_qkv(m: Fixture, il: int) -> None:
 
 
 def normed(m: Fixture, n_layer: int, names: tuple[str, ...] = ("attn_norm", "ffn_norm")) -> None:
-    """Add biases to the layers' norms and the final norm."""
     layer_norms(m)
     m.bias("output_norm", N_EMBD)
     for il in range(n_layer):

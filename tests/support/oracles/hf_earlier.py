@@ -18,7 +18,6 @@ FUSED = {"attn_qkv": "self_attn.query_key_value", "attn_output": "self_attn.dens
 
 
 def split_qkv(m: Fixture) -> Fixture:
-    """Return a model with separate tensors of q, k and v."""
     m = replace(m, keys={**m.keys}, tensors={**m.tensors})
     k = m.keys
     k.setdefault("attention.head_count_kv", k["attention.head_count"])

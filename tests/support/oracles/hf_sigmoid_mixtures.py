@@ -33,7 +33,6 @@ LLAMA3 = {
 
 
 def trunk(m: Fixture, state: State) -> State:
-    """Drop the layers of multi-token prediction heads."""
     first, n = m.n_layer, m.keys["block_count"]
     gone = tuple(f"model.layers.{il}." for il in range(first, n))
     return {name: values for name, values in state.items() if not gone or not name.startswith(gone)}

@@ -68,7 +68,6 @@ def case(name: str) -> Case:
 
 
 def text_of(name: str) -> Fixture:
-    """Return the text model of a projector in vision.py."""
     if name == "glm4v":
         return with_sections([2, 1, 1, 0])
     if name != "minicpmv":

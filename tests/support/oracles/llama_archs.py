@@ -99,7 +99,6 @@ _SET = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Tensor), ctypes.c_void_p)
 
 
 def keys(arch: str, has_experts: bool) -> dict[str, Any]:
-    """Return the keys of a file without the architecture's prefix."""
     n_embd, n_head, n_kv, n_ff, n_layer = SIZES.get(arch, (256, 2, 2, 384, 2))
     size = n_embd // n_head
     heads: dict[str, Any] = {"attention.head_count": n_head, "attention.head_count_kv": n_kv}

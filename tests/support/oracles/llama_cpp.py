@@ -142,7 +142,6 @@ class Context:
             assert status == 0, "no control vectors"
 
     def apply(self, adapters: Sequence[tuple[Path, float]]) -> None:
-        """Apply GGUF adapters with their scales."""
         n = len(adapters)
         loaded = [self._lib.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
         assert all(loaded), "no adapter"

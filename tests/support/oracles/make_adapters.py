@@ -38,7 +38,6 @@ SCALES = (1.0, -0.25)
 
 
 def of_peft(case: PeftCase) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the logits, and the shapes of the adapter's tensors by name."""
     import peft
     import torch
 

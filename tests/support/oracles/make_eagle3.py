@@ -23,7 +23,6 @@ LENGTHS = 1, 3, 7
 
 
 def counts(head: Path, n: int) -> list[list[int]]:
-    """Return the drafted and accepted tokens of each prompt."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

@@ -26,7 +26,6 @@ SILU = "nomic-bert", "eurobert", "neo-bert", "llama+encoder"
 
 
 def by_llama_cpp(fixture: Fixture) -> np.ndarray:
-    """Return the hidden states of every token, without heads."""
     fixture.keys["pooling_type"] = 0
     for name in [name for name in fixture.tensors if name.startswith(("cls", "dense"))]:
         del fixture.tensors[name]

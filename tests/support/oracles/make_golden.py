@@ -84,8 +84,6 @@ def bounds(fixture: Fixture) -> tuple[float, float]:
 def checked(
     fixture: Fixture, theirs: np.ndarray, stepped: Sequence[float], folder: Path
 ) -> dict[str, object]:
-    """Check llama.cpp's logits `theirs` with `least`."""
-
     def of_neutral(neutral: Fixture) -> np.ndarray:
         return llama_cpp.logits(write(neutral, folder / "neutral.gguf"), [PROMPT], N_VOCAB)
 

@@ -50,7 +50,6 @@ class Head:
 
     @torch.no_grad()
     def outputs(self, x: Rows) -> tuple[Rows, np.ndarray]:
-        """Return g and the logits of all rows."""
         self.before_norm.clear()
         given = torch.from_numpy(x.astype(np.float32))[None]
         result: Any = self.network(inputs_embeds=given, output_hidden_states=True, use_cache=False)

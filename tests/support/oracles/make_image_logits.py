@@ -108,7 +108,6 @@ def gemma(c: Case) -> torch.Tensor:
 
 
 def with_picture(name: str) -> torch.Tensor:
-    """Return the logits of a prompt with the picture of the projector `name`."""
     m = build(name)
     c = of_picture(name, hf_vision.ROWS[name](build(name)))
     if name.startswith(("gemma", "qwen", "glm")):
@@ -136,7 +135,6 @@ def of_text(c: Case) -> torch.Tensor:
 
 
 def sliced() -> torch.Tensor:
-    """Return the logits after a picture that MiniCPM-V cuts into slices."""
     pixels = blocks(*SLICED, seed=34)
     tiles = hf_pictures.tiles(vision_config("resampler", patch_size=56), pixels)
     rows = [hf_vision_siglip.resampled(build("minicpmv"), torch.from_numpy(tile)[None]) for tile in tiles]

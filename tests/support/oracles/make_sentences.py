@@ -43,7 +43,6 @@ def loaded(network: Any, state: dict[str, np.ndarray]) -> Any:
 
 
 def dense(m: Fixture) -> Iterator[Any]:
-    """Yield the dense layers after pooling."""
     for name in ("dense_2.weight", "dense_3.weight"):
         if name in m.tensors:
             n_out, n_in = m[name].shape

@@ -231,7 +231,6 @@ def test_random_bodies_with_images(address: Address, tmp_path: Path, request: py
 
 
 def reconfigured(address: Address, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
-    """Change the server's settings for one test."""
     assert address.server is not None
     service = address.server.service
     monkeypatch.setattr(service, "config", replace(service.config, **changed))

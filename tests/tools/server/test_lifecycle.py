@@ -57,7 +57,6 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
 
 
 def read_to_end(sock: socket.socket) -> list[bytes]:
-    """Return the data of a stream's events."""
     pieces = [sock.recv(65536)]
     while not pieces[-1].endswith(b"0\r\n\r\n"):
         pieces.append(sock.recv(65536))

@@ -91,7 +91,6 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
 
 
 def answer(head: str, body: bytes) -> bytes:
-    """Return the result of reading an HTTP response."""
     ours, theirs = socket.socketpair()
 
     def respond() -> None:

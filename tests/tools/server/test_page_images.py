@@ -51,7 +51,6 @@ def attach(page: Any, *files: bytes, name: str = "red.png") -> None:
 
 
 def give(page: Any, event: str, data: bytes, kind: str = "image/png") -> None:
-    """Drop or paste a file."""
     page.evaluate(
         """([event, data, type]) => {
             const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));

@@ -175,7 +175,6 @@ def with_titles(page: Any) -> None:
 
 
 def titles_asked(model: ScriptedModel) -> list[int]:
-    """Return the indices of requests for a title."""
     return [i for i, asked in enumerate(model.asked) if str(asked[-1]["content"]).startswith("Write a title")]
 
 

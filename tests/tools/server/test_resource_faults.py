@@ -46,8 +46,6 @@ def ended(pids: list[int]) -> bool:
 
 
 def streamed(address: Address, texts: list[str]) -> threading.Thread:
-    """Append the text of a stream of BODY, or its error, to `texts`."""
-
     def read() -> None:
         events = address.events("/v1/completions", BODY | {"stream": True, "max_tokens": 200})
         texts.append("".join(e["choices"][0]["text"] if "choices" in e else str(e) for e in events[:-1]))

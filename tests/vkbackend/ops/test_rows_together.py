@@ -37,7 +37,6 @@ PARAMS = [*FEW, *map(wide, with_devices(MORE, []))]
 
 
 def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray, int]:
-    """Return the words of the result, and the rows per workgroup."""
     placed = Placed(device, case.setup(np.random.default_rng(48)))
     try:
         recording = placed.record(limits)
@@ -51,7 +50,6 @@ def result(case: AttnDecode, device: Device, limits: Limits) -> tuple[np.ndarray
 @pytest.mark.parametrize("is_cpu", [pytest.param(True, marks=pytest.mark.wide), False])
 @pytest.mark.parametrize(("case", "device"), PARAMS, indirect=["device"], scope="session")
 def test_rows_together_have_the_bits_of_rows_alone(case: AttnDecode, device: Device, is_cpu: bool) -> None:
-    """Test with the constants for a CPU and for a GPU."""
     limits = replace(device.limits, is_cpu=is_cpu)
     want, rows = result(case, device, limits)
     assert rows == 1

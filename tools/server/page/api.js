@@ -12,7 +12,6 @@ export class ApiError extends Error {
   }
 }
 
-/** Parses server-sent events. */
 export class EventLines {
   constructor() {
     this.rest = "";

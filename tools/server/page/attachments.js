@@ -22,7 +22,6 @@ export class Attachments {
     document.addEventListener("drop", (event) => this.take(event, event.dataTransfer));
   }
 
-  /** Show the button if the model reads images. */
   allow(isOn) {
     this.isOn = isOn;
     find("attach").hidden = !isOn;

@@ -6,7 +6,6 @@ const MAX_LINES = 16;
 const MAX_CHARACTERS = 1500;
 const SLACK = 1.5; // A message that is only a little longer is not folded.
 
-/** Return the beginning of a long text, or the text itself if it is short. */
 export function beginning(text) {
   const lines = text.split("\n", SLACK * MAX_LINES + 1);
   if (lines.length <= SLACK * MAX_LINES && text.length <= SLACK * MAX_CHARACTERS) return text;
@@ -15,7 +14,6 @@ export function beginning(text) {
   return (isCutInPair ? start.slice(0, -1) : start).trimEnd();
 }
 
-/** Return elements that show a text. A long text is folded. */
 export function folded(tag, text) {
   const start = beginning(text);
   const shown = element(tag, { className: "plain" }, start === text ? text : `${start} …`);

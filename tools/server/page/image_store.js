@@ -84,7 +84,6 @@ export class ImageStore {
   }
 }
 
-/** Return a data URL of the bytes of an image. */
 export async function dataUrl(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
   let text = "";

@@ -16,7 +16,6 @@ function parts(nodes, n = 0) {
   return n;
 }
 
-/** Return a parsed block, or a block of plain text if it has too many parts. */
 export function limited({ block, line, next }, lines) {
   return parts([block]) > MAX_PARTS ? { type: "text", text: lines.slice(line, next).join("\n") } : block;
 }

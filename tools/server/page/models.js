@@ -5,7 +5,6 @@ import { element, find, number } from "./dom.js";
 const CHOSEN = "vkbackend.model"; // in localStorage
 const POLL_MS = 2000; // if visible
 
-/** Return the text of a model in the list. */
 export function labelOf({ id, status }) {
   if (status.value === "loading") return `${id} (loading${status.progress ? ` ${number(100 * status.progress)} %` : ""})`;
   if (status.failed) return `${id} (failed)`;
@@ -37,7 +36,6 @@ export class Models {
     document.addEventListener("visibilitychange", () => this.chosen && !document.hidden && this.ask());
   }
 
-  /** Return the request fields that name the model. */
   fields() {
     return this.chosen ? { model: this.chosen } : {};
   }

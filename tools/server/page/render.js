@@ -82,7 +82,6 @@ export function rendered(block, isSettled = true) {
   }
 }
 
-/** Return a fragment of an answer's elements. */
 export function markdown(text) {
   const live = new LiveText(document.createDocumentFragment(), () => {});
   live.update(text, true);

@@ -90,7 +90,6 @@ export class Settings {
     for (const [name] of NUMBERS) this.form.elements[name].value = values[name] ?? "";
   }
 
-  /** Select the preset that the fields equal, if any. */
   showPreset() {
     const preset = presetOf(this.formValues());
     for (const input of this.form.elements.preset) input.checked = input.value === preset;

@@ -53,7 +53,6 @@ export class Store {
     }
   }
 
-  /** Return whether a message has this image. */
   hasImage(id) {
     const has = (chat) => Object.values(chat.nodes).some((node) => node.images?.includes(id));
     return [...this.chats.values()].some(has);

@@ -15,7 +15,6 @@ export function titleRequest(answerRequest, answer) {
   return answerRequest.model ? { ...fields, model: answerRequest.model } : fields;
 }
 
-/** Return the title of an answer, or "" if the answer is not a title. */
 export function titleFrom(text) {
   const [line = ""] = text.trim().split("\n");
   const plain = line

@@ -16,7 +16,6 @@ export function newConversation(system = "") {
   return { id: newId(), title: "", system, created: now, updated: now, nodes: { [ROOT]: root } };
 }
 
-/** The visible messages. */
 export function path(conversation) {
   const shown = [];
   let node = conversation.nodes[ROOT];
@@ -53,11 +52,9 @@ export function place(conversation, node) {
   return [all.indexOf(node.id), all.length];
 }
 
-/** Return a message and its siblings. */
 export const versions = (conversation, node) =>
   conversation.nodes[node.parent].children.map((id) => conversation.nodes[id]);
 
-/** Return the visible message below a message, or undefined. */
 export const answerBelow = (conversation, node) => conversation.nodes[node.children[node.chosen]];
 
 /** Show the version that is `step` positions away, with the messages below it. */

@@ -102,7 +102,6 @@ function whenVisible(target, action) {
 
 // ---- code ----
 
-/** Colour the text of a code element when it becomes visible. */
 export function colour(code, language) {
   const text = code.textContent;
   if (!language || !text || text.length > MAX_CODE) return;

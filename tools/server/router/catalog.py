@@ -90,7 +90,6 @@ class Catalog(Front):
         return tenant
 
     def service_of(self, tenant: Tenant) -> Service | None:
-        """Return the service of a model that is or was open."""
         service = self._services.get(tenant)
         if tenant.model is not None:
             if service is None:
@@ -99,5 +98,4 @@ class Catalog(Front):
         return service
 
     async def forward(self, endpoint: Endpoint, request: Request) -> Response:
-        """Answer with the service of the model that the request names."""
         raise NotImplementedError

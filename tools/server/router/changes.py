@@ -63,7 +63,6 @@ def _fetched(catalog: Catalog) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def _shown(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a status in llama-server's form of events."""
     rest = {key: value for key, value in status.items() if key not in ("value", "args", "progress")}
     if "progress" in status:
         rest["progress"] = {"stages": [STAGE], "current": STAGE, "value": status["progress"]}

@@ -75,7 +75,6 @@ class Downloads:
         await asyncio.shield(begun)
 
     def cancel(self, name: str) -> bool:
-        """Return whether a download was cancelled."""
         download = self.running.get(name)
         if download is not None:
             download.is_cancelled = True
@@ -118,7 +117,6 @@ class Downloads:
             begun.set_result(None)
 
     async def _result(self, download: Download, begun: asyncio.Future[None]) -> dict[str, Any]:
-        """Return the process's last line."""
         assert download.process.stdout is not None
         while line := await asyncio.wait_for(download.process.stdout.readline(), SILENT_S):
             shown: dict[str, Any] = json.loads(line)

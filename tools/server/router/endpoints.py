@@ -86,7 +86,6 @@ async def download(catalog: Catalog, request: Request) -> Response:
 
 
 async def delete(catalog: Catalog, request: Request) -> Response:
-    """Unload a model of the Hub's cache, and delete its files."""
     _downloads(catalog)
     tenant = catalog.find(request.query_params.get("model", ""))
     if tenant.entry.source != CACHE:

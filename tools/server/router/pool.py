@@ -324,7 +324,6 @@ class Pool:
     # ---- life ----
 
     async def run(self) -> None:
-        """Load requested models and unload idle models, until `close`."""
         while not self._is_ending:
             self.schedule()
             self._sleep_idle()

@@ -64,8 +64,6 @@ def names(address: Address) -> dict[str, Any]:
 
 
 class Followed:
-    """The events of /models/sse so far."""
-
     def __init__(self, address: Address) -> None:
         self.events: list[dict[str, Any]] = []
         self._sock = address.connect()

@@ -27,7 +27,6 @@ MIB, ROOM = 1 << 20, 1 << 40
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return a machine with two cards of unequal speed."""
     monkeypatch.setattr("vkbackend.tools.server.router.cards.measure_speed", lambda device: SPEED)
     cards = {}
     for word, rate in (("fast", 2e9), ("slow", 1e9)):
