@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield rows. Report and skip cases that the device cannot run."""
     whole_number("--repetitions", args.repetitions, 1, 1000)
     finite_number("--ms", args.ms, 0.0, 500.0)
     whole_number("--cold", args.cold, 0, 1 << 20)

@@ -67,7 +67,6 @@ def measured(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> Iter
 
 
 def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
-    """Measure `sizes` concurrent callers, and print or plot the result. Return the exit code."""
     for n in sizes:
         whole_number("--parallel", n, 1, MAX_RUNS)
     whole_number("--n-gen", n_gen, 2, 4096)

@@ -151,7 +151,6 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield rows. Report and skip unsupported combinations."""
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, signal, wire, ahead) in enumerate(jobs):

@@ -86,14 +86,12 @@ def outcome(
 def same(
     path: Path, devices: list[str], chains: list[dict[str, Any]], head: Mapping[str, Any], **options: Any
 ) -> Outcome:
-    """Check that drafts do not change the tokens, and return the outcome with drafts."""
     plain, drafted = (outcome(path, devices, chains, way, **options) for way in (NO_HEAD, head))
     assert drafted.texts == plain.texts and drafted.n_drafted > 0
     return drafted
 
 
 def same_for_every_chain(path: Path, devices: list[str], head: Mapping[str, Any]) -> Outcome:
-    """Check that the drafts of four sequences with different samplers do not change their tokens."""
     return same(path, devices, CHAINS, head, prompts=FOUR_PROMPTS, together=True, n_slots=4, n=20)
 
 

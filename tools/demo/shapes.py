@@ -55,7 +55,6 @@ def random_scene(rng: random.Random) -> Scene:
 
 
 def training_scene(rng: random.Random) -> Scene:
-    """Return a scene without shapes that are held out."""
     while any(map(is_held_out, (scene := random_scene(rng)).shapes)):
         pass
     return scene

@@ -22,7 +22,6 @@ def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: It
 
 
 def summary(command: str) -> str:
-    """Return the help's last paragraph, which lists ineffective and refused flags."""
     none, refused = (
         ", ".join(flag.long_name for flag in flags_of(command) if flag.kind == kind)
         for kind in ("none", "refused")

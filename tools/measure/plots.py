@@ -24,7 +24,6 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
 
 
 def check_plot(path: str) -> None:
-    """Raise an error early if the plot could not be drawn or written."""
     kinds = plotting().figure().canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in kinds:
         raise InvalidArgument(

@@ -137,7 +137,6 @@ class Block:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether a call's arguments are incomplete."""
         return self.kind == "call" and not is_object(self.text)
 
     @property

@@ -202,7 +202,6 @@ class CheckedCompletion:
         return body | {name: value for name, value in more.items() if name not in body}
 
     def _whole_fields(self, tally: Tally, text: str, tables: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return llama-server's fields of an answer at /completions."""
         tokens = tally.tokens if self.fields.returns_tokens else []
         result = self.results.whole(self.jobs[0], tally, text, tokens)
         rows = [row for table in tables for row in table["content"]]

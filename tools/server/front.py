@@ -116,7 +116,6 @@ class Front:
 
     @property
     def n_running(self) -> int:
-        """Return how many sequences have produced a token and are not done."""
         raise NotImplementedError
 
     def bind(self, endpoint: Endpoint) -> Handler:
@@ -131,7 +130,6 @@ class Front:
         raise NotImplementedError
 
     async def fields(self, request: Request) -> Fields:
-        """Return the fields of a body, which is read once."""
         known: Fields | None = getattr(request.state, "fields", None)
         if known is None:
             headers = dict(request.scope["headers"])

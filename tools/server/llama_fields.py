@@ -120,7 +120,6 @@ class LlamaFields:
 
 
 def _ended(piece: Piece, tally: Tally, n_cut: int) -> Piece:
-    """Return the last piece of a sequence without its last `n_cut` characters."""
     chunk = raw_chunk(piece)
     text = chunk.text[: max(0, len(chunk.text) - n_cut)]
     tally.text[-1] = text

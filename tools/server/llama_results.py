@@ -24,7 +24,6 @@ LEAST = -3.4028234663852886e38  # llama-server writes this number for the logari
 
 
 def settings_of(options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """Return llama-server's settings that /props, /slots and answers contain."""
     given = {name: value for name, value in options.items() if name in _PARAMS and name != "seed"}
     params = asdict(SamplingParams(**given))
     n = -1 if max_tokens is None else max_tokens
@@ -110,7 +109,6 @@ class LlamaResults:
         return tally.n_tokens != job.max_tokens and tally.prompt_n + tally.n_tokens >= self.llm.n_ctx
 
     def verbose(self, job: Job, tally: Tally) -> dict[str, Any]:
-        """Return {"__verbose": the result} if the server is verbose, else {}."""
         if not self.fields.is_verbose:
             return {}
         text, tokens = ("", []) if self.fields.streams else ("".join(tally.text), tally.tokens)

@@ -113,7 +113,6 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Return tool results as messages, then the user's text and images."""
     results, texts = list[dict[str, Any]](), list[str | dict[str, Any]]()
     for block in _blocks(message):
         if block.get("type") == "tool_result":

@@ -143,7 +143,6 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Read the engine's statistics until the engine is lost or the server ends."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -179,7 +178,6 @@ class Model:
         return True
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """Make `run` reopen the model if the error means that the model is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()

@@ -109,7 +109,6 @@ class Service(Front):
                 )
 
     async def retried(self, llm: LLM, compute: Callable[[LLM], Awaitable[T]]) -> T:
-        """Call `compute`, and call it again if the engine is lost."""
         try:
             return await compute(llm)
         except VkbackendError as error:

@@ -53,7 +53,6 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 def close(sock: socket.socket) -> None:
-    """Close the socket, and remove the file of a Unix socket."""
     path = socket_files.path_of(sock)
     sock.close()
     if path:

@@ -121,7 +121,6 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment if `ping_s` seconds passed without an event."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0

@@ -68,7 +68,6 @@ async def recorded(endpoint: Endpoint) -> tuple[int, float]:
 
 
 def waves(endpoint: Endpoint, name: str, turn: int, args: argparse.Namespace) -> tuple[object, ...]:
-    """Return a row of the table."""
     time.sleep(args.idle)
     sizes = args.parallel, args.words, args.n_gen, args.spread
     cells: list[object] = []

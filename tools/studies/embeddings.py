@@ -29,7 +29,6 @@ SIZES = 1, 16, 64
 
 
 def embed(engine: Engine, texts: Sequence[Sequence[int]], first_id: int) -> np.ndarray:
-    """Return the mean of each text's hidden states, float64 [n, n_embd]."""
     pooled = {first_id + i: Pooled("mean") for i in range(len(texts))}
     for id_, text in zip(pooled, texts, strict=True):
         engine.submit(Embed(id_, tuple(text)))

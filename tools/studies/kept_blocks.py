@@ -25,14 +25,12 @@ N_TURNS = 9
 
 
 def first_token(llm: LLM, prompt: Sequence[int]) -> tuple[float, int]:
-    """Return the milliseconds to the first token, and how many tokens were computed."""
     began = time.perf_counter()
     said = llm.generate(prompt, 1, temperature=0, ignore_eos=True)
     return 1e3 * (time.perf_counter() - began), int(said.timings["prompt_n"])
 
 
 def per_token(llm: LLM, prompt: Sequence[int], n: int) -> float:
-    """Return the microseconds per generated token."""
     began = time.perf_counter()
     llm.generate(prompt, n, temperature=0, ignore_eos=True)
     return 1e6 * (time.perf_counter() - began) / n

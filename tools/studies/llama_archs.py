@@ -55,7 +55,6 @@ class Outcome:
 
 
 def outcome_of(name: str, python: str, folder: Path) -> Outcome:
-    """Make the file of an architecture in `folder`, and compare its logits."""
     path = folder / f"{name}.gguf"
     command = [python, "-W", "ignore", str(ORACLE), name, str(path)]
     command += ["--experts"] if model_class(name).mixture or name in EXPERTS else []

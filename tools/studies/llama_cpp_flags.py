@@ -57,7 +57,6 @@ def common_flags(source: str) -> Iterator[Fact]:
 
 
 def bench_flags(source: str) -> Iterator[Fact]:
-    """Yield the flags in the usage text of tools/llama-bench/llama-bench.cpp."""
     for line in re.findall(r'printf\("  (-[^"]*)"', source):
         usage = re.split(r"\s{2,}|\(default|\\n", line)[0]
         names = tuple(re.findall(r"(?<![\w<-])-{1,2}[A-Za-z][\w-]*", usage.partition("<")[0]))

@@ -114,7 +114,6 @@ class Soak:
         return str(status)
 
     async def hung_up(self) -> str:
-        """Send a part of a request, or all of it, and close the connection without reading."""
         known = self.rng.choice(self.known)
         data = self.request(known.path, json.dumps(known.body).encode())
         _, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port)
@@ -187,7 +186,6 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of all threads."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
@@ -209,7 +207,6 @@ def rss_mib(pid: int) -> float:
 
 
 def sizes(server: int) -> str:
-    """Return the memory and the open files of the server's and the engine's process."""
     texts = []
     for pid in filter(None, (server, engine_of(server))):
         with suppress(OSError, StopIteration):

@@ -34,7 +34,6 @@ READY_S = 300.0
 
 
 def tiny(vocab: str, path: Path, n_layer: int = N_LAYER, n_embd: int = N_EMBD) -> None:
-    """Write a llama model with the vocabulary of `vocab` and small random layers."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
     n_vocab = len(kept["tokenizer.ggml.tokens"])
@@ -100,7 +99,6 @@ async def start_times(endpoint: Endpoint, began: float) -> list[float]:
 
 
 def children_s() -> float:
-    """Return the CPU seconds of ended child processes and of their descendants."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -96,7 +96,6 @@ def chat_body(path: str, parts: Sequence[bytes | str], n: int) -> dict[str, Any]
 
 
 def bad_image(rng: random.Random, files: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
-    """Return path and body of a request whose images are refused."""
     file = rng.choice(files)
     cut = file[: rng.randrange(len(file) // 2)]
     wide = BytesIO()

@@ -45,8 +45,6 @@ CHATS = "/chat/completions", "/responses", "/messages"
 
 @dataclass(frozen=True)
 class Known:
-    """A request and its text."""
-
     path: str
     body: dict[str, Any]
     text: str
@@ -122,7 +120,6 @@ def known_requests(
 
 
 def text_of(path: str, answer: dict[str, Any]) -> str:
-    """Return the text of an answer to a request to `path`."""
     if path == "/responses":
         return "".join(part["text"] for item in answer["output"] for part in item.get("content", []))
     if path == "/messages":
@@ -132,7 +129,6 @@ def text_of(path: str, answer: dict[str, Any]) -> str:
 
 
 def piece_of(event: dict[str, Any]) -> str:
-    """Return the text of an event of any API's stream."""
     if choices := event.get("choices"):
         return choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
     if event.get("type") == "content_block_delta":

@@ -58,7 +58,6 @@ class Taken:
 
 
 def compute(runner: Runner, tokens: Sequence[int], n_prompts: int) -> None:
-    """Compute prompts of equal length, a sequence each, in steps of as many rows as possible."""
     length = len(tokens) // n_prompts
     for begin in range(0, len(tokens), runner.n_ubatch):
         end = min(begin + runner.n_ubatch, len(tokens))

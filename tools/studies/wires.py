@@ -26,7 +26,6 @@ from vkbackend.wire import FORMATS
 def logits(
     gguf: Synthetic, tokens: list[int], cache: str, devices: tuple[str, ...], **how: Any
 ) -> np.ndarray:
-    """Return the logits of every token, as float64."""
     n = len(tokens)
     options = Options.of(
         gguf.paths[0],

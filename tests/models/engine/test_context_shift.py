@@ -18,7 +18,6 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def shifted(tokens: tuple[int, ...], n: int, n_ctx: int, keep: int = 0, discard: int = 0) -> list[int]:
-    """Return the greedy continuation with llama-server's context shift."""
     held, out = list(tokens), []
     while len(out) < n:
         out.append(int(row_of(held).argmax()))

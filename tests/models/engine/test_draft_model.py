@@ -30,7 +30,6 @@ PROMPT = [1, 403, 407, 261, 378]
 def outcome(
     models: Path, devices: list[str], chain: SamplingParams, n: int, **options: Any
 ) -> tuple[Any, int, int]:
-    """Generate `n` tokens. Return the tokens, the steps and the all-reduces of three sequences."""
     path = models / "stories-w256-F16.gguf"
     given = Options.of(path, devices=devices, tensor_split=[1] * len(devices), n_ctx=256, n_slots=3,
                        exact=True, **options)  # fmt: skip

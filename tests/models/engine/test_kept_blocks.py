@@ -84,7 +84,6 @@ def test_other_numbers_of_devices(model: Path, stored: tuple[Path, Answer], fold
 def test_a_killed_process_has_stored_its_blocks(
     model: Path, stored: tuple[Path, Answer], tmp_path: Path
 ) -> None:
-    """An idle engine process stores its blocks, so they survive if the process is killed."""
     with LLM(model, devices=["numpy"] * 2, cache_disk=tmp_path, process=True, **OPTIONS) as llm:
         llm.generate(PROMPT, max_tokens=1, temperature=0)
         deadline = time.monotonic() + 60

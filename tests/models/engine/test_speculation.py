@@ -56,7 +56,6 @@ def right(n: int = 7) -> Guesses:
 
 
 def check_nodes(engine: Engine, runner: FakeRunner) -> None:
-    """Check that every node of the prefix tree holds the cells of its own tokens."""
     stack = [(node, tokens) for tokens, node in engine.cache.tree.root.children.items()]
     while stack:
         node, tokens = stack.pop()

@@ -243,8 +243,6 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A node without the secret returns the greeting that it has received."""
-
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send
         transports[1].send = lambda host, lane, data, name="": send(host, lane, data[:32] + data[:32])  # type: ignore

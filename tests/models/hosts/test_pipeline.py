@@ -169,7 +169,6 @@ class Rendezvous(_TwinTransfers):
 def test_long_messages_do_not_deadlock(
     llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipeline does not deadlock while steps are recorded, slots are copied and memory is queried."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())

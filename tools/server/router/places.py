@@ -175,7 +175,6 @@ def _by_key(sizes: Sequence[Held], cards: Sequence[FoundCard]) -> Counter[str]:
 
 
 def _stand_in(index: int, card: FoundCard, budgets: Mapping[str, int]) -> Elsewhere:
-    """Return a stand-in with as much free memory as the budget allows."""
     stand_in = Elsewhere(index, NODE, _emptied(card.card, budgets[card.key]), UNMEASURED)
     stand_in.name, stand_in.host_free = card.card.name, budgets[HOST]
     stand_in.maps_files = card.maps_files

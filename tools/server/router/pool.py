@@ -90,7 +90,6 @@ class Pool:
         self.tenants |= {name: Tenant(entry) for name, entry in wanted.items()}
 
     def find(self, name: str) -> Tenant | None:
-        """Return the model for a name, an alias, or NAME:ADAPTER."""
         for word in (name, name.rpartition(":")[0]):
             for tenant in self.tenants.values():
                 if word in tenant.entry.names:
@@ -307,7 +306,6 @@ class Pool:
         tenant.waiters.clear()
 
     def _leave(self, tenant: Tenant) -> None:
-        """Admit no more requests, and close the model when its requests have ended."""
         if tenant.task is None:
             return
         tenant.is_closing = True

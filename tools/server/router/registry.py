@@ -88,7 +88,6 @@ def listed(
 
 
 def _made(make: Make, name: str, words: Sequence[str], preset: Preset, source: str) -> Entry:
-    """Return the entry of a model whose file has a valid header."""
     try:
         entry = make(name, words, preset, source)
     except InvalidArgument as error:

@@ -83,5 +83,4 @@ class Room:
 
 
 def held_by(tenants: Iterable[Tenant]) -> Counter[str]:
-    """Return the bytes by device."""
     return sum((Counter(tenant.place.held) for tenant in tenants if tenant.place), Counter())

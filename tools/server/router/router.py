@@ -118,6 +118,5 @@ class Router(Catalog):
 
 
 def _switch(request: Request, name: str) -> bool | None:
-    """Return a switch of the query, or None if it is missing."""
     value = request.query_params.get(name)
     return None if value is None else value in ("1", "true")

@@ -103,7 +103,6 @@ def _words_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _plan(machine: Machine, budgets: Mapping[str, int]) -> Plan:
-    """Return a function that plans a model again only if its files have changed."""
     known: dict[str, tuple[str, list[Place]]] = {}
 
     def plan(entry: Entry, left: Mapping[str, int]) -> list[Place]:

@@ -73,7 +73,6 @@ class Tenant:
 
     @property
     def admits(self) -> bool:
-        """Return whether a request can begin now."""
         is_usable = self.model is not None and self.model.state is State.READY
         return self.status is Status.LOADED and is_usable
 

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def asked(engine: Engine, id_: int, tokens: tuple[int, ...], n: int = 3) -> int:
-    """Generate, check the answer, and return how many tokens of the prompt were computed."""
     events = finish(engine, [Generate(id_, tokens, n, GREEDY)])[id_]
     assert tokens_of(events) == continuation(tokens, n)
     timings = events[-1].timings

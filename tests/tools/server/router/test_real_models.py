@@ -41,7 +41,6 @@ def engines_of(command: Command) -> list[int]:
 
 
 def lay_out(folder: Path, models: Path) -> dict[str, Path]:
-    """Write three models of different kinds: a dense decoder, a mixture of experts, and an encoder."""
     paths = {name: folder / f"{name}.gguf" for name in ("dense", "mixture", "encoder")}
     shutil.copy(demo_model(), paths["dense"])
     shutil.copy(models / "stories-moe8x-Q4_0.gguf", paths["mixture"])

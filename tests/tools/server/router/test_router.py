@@ -247,7 +247,6 @@ def test_keys_guard_all_but_health() -> None:
 
 
 def test_many_clients_of_more_models_than_fit() -> None:
-    """Each of 60 requests gets its own model's answer, and none is truncated."""
     machine, wrong = FakeMachine(), list[Any]()
 
     def ask(i: int) -> None:
