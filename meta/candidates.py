@@ -30,9 +30,9 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Return three views of a device's region: the best tokens as indices of the device's vocabulary rows,
-    u32 [n_outputs, 1, k]; their logits, f32 [n_outputs, 1, k]; the output of `log_sum_exp`, f32 [n_outputs,
-    n_chunks, 2]."""
+    """Return three views of a device's region. The first has the best tokens, as indices of the device's
+    vocabulary rows, u32 [n_outputs, 1, k]. The second has their logits, f32 of the same shape. The third is
+    the output of `log_sum_exp`, f32 [n_outputs, n_chunks, 2]."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))

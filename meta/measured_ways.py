@@ -38,8 +38,9 @@ class Measured:
 def measure_ways(
     open_again: Callable[[], Sequence[Device]], sizes: Sequence[int] = SIZES
 ) -> Iterator[Measured]:
-    """Time every way on newly opened devices: all providers with the default signal, then all signals and
-    depths with the best provider of a token's sum. A way that the devices do not support is left out."""
+    """Time every way on newly opened devices. First time all providers with the default signal. Then time all
+    signals and depths with the provider that is best for a token's sum. A way that the devices do not support
+    is left out."""
 
     def timed(nbytes: int, provider: str, signal: str, ahead: int | None) -> Iterator[Measured]:
         how = ReduceOptions(

@@ -29,7 +29,8 @@ from vkbackend.runtime import Executable
 MAX_NBYTES, MIN_STEPS = 2 << 30, 32
 STORED_NBYTES, CPU_NBYTES, DRIVER_NBYTES = 1600, 3400, 512
 # lavapipe maps memory for the descriptor set of each dispatch, and crashes if the kernel refuses a map. A
-# process may have 65,530 maps (vm.max_map_count). 128 steps of 40 layers (104,000 commands) had 64,000.
+# process may have 65,530 maps (vm.max_map_count). With 128 steps of 40 layers (104,000 commands), it had
+# 64,000.
 MAX_CPU_COMMANDS = 64_000
 MAX_REPLACED = 8  # After this many replacements by a larger step, a kind is recorded.
 COMPILING_SLICE_S = 0.002  # A step that is recorded ahead stops compiling within this time.

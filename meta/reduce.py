@@ -1,5 +1,4 @@
-"""An all-reduce, and the interface of its providers, which move and add the shares. ways.py lists the
-providers.
+"""An all-reduce, and the interface of its providers, which move and add the shares.
 
 All providers sum in slot order, so they produce the same bits. Reduces alternate between two sets of slots
 (parities). So a fast device can write reduce k + 1 while a slow device reads reduce k.

@@ -5,9 +5,9 @@ mod 2. A step's segments end before each of the layers. While the devices comput
 next layer from the file to the other region. The addresses in a region never change, so recordings need not
 change. Every byte crosses the bus as often as if all weights were pinned.
 
-In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router, which
-writes the ids of the used experts to host memory, and the host copies only these experts. Experts that have
-slots in device memory (expert_slots.py) are not copied, because steps read them from the slots.
+In a step with few rows, a layer uses few of its experts. Then the segment also ends after the router. The
+router writes the ids of the used experts to host memory, and the host copies only these experts. Experts that
+have slots in device memory (expert_slots.py) are not copied, because steps read them from the slots.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Stream:
 
 
 def _copy(pairs: Sequence[Pair]) -> int:
-    """Return the copied bytes."""
+    """Return how many bytes were copied."""
     for target, source in pairs:
         copy_into(target, source)
     return sum(source.size for _, source in pairs)

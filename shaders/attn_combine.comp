@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // number of splits up to the last split that has keys
+    uint n_used = 0; // The number of splits up to the last one with keys.
     // Mesa knows the arrays' size, so it would unroll the loops over splits, and compile for 20 s.
     [[dont_unroll]] for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {

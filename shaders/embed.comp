@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Look up rows of the table: y[r] = w[id(r)], or zeros if row r or its id does not exist. id(r) is the token
+// Look up rows of the table: y[r] = w[id(r)], or zeros if row r or its id does not exist. The id is the token
 // of row r (ids = 0), the row index of output r (1), the position of row r (2), the type of row r (3), or
 // chosen[r] (4). The buffer w holds one piece of the table, beginning at row `first`. Pieces are dispatched
 // in order, and only the first piece writes zeros.

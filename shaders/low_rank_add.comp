@@ -5,9 +5,9 @@
 // id outside first..first + count adds nothing, and its t is not read.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint N = 1; // rows per thread
-// 0: W_e is `rank` columns of w [n, w_stride], from e * rank on. 1: W_e is rows starts[e]..starts[e + 1] of w
-// [., rank].
+layout(constant_id = 1) const uint N = 1; // Rows per thread.
+// If STACKED is 0, W_e is `rank` columns of w [n, w_stride], from e * rank on. If it is 1, W_e is rows
+// starts[e]..starts[e + 1] of w [., rank].
 layout(constant_id = 2) const uint STACKED = 0;
 
 layout(push_constant) uniform Push {

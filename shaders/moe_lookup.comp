@@ -2,7 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Look up the pairs (row, used expert) in the table of a layer's expert cache, in one workgroup. A product
 // with the cached experts reads hits[], and a product with all experts reads misses[]. Each pair has an id in
-// one of them, and NONE in the other. counts[] gets the pairs of each expert, without rows that pad the step.
+// one of them, and NONE in the other. The array counts[] gets the number of pairs of each expert, without
+// rows that pad the step.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint COUNTED = 1; // 0: counts[] is not written

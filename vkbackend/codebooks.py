@@ -1,7 +1,7 @@
 """Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M), which dequant_iq.glsl reads from descriptor set 1.
 
-They are not constant arrays of the shaders, because compiling a constant array takes lavapipe 2 ms per word,
-and every invocation would fill the array again.
+The shaders have no constant arrays instead: lavapipe compiles a constant array in 2 ms per word, and fills it
+again in every invocation.
 """
 
 from __future__ import annotations

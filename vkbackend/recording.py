@@ -128,9 +128,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Makes later commands wait for earlier commands. Both stage masks include the compute stage. The mask of
-    earlier or of later commands includes the transfer stage only if these commands have copies, because an
-    unused stage makes some GPUs wait longer."""
+    """Makes later commands wait for earlier commands. Both stage masks include the compute stage. A mask
+    includes the transfer stage only if it is for commands with copies, because an unused stage makes some
+    GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True

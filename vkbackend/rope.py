@@ -132,8 +132,8 @@ class RopeTable:
         time, height, width, _ = self.sections
         pair = np.arange(self.n_rot // 2)
         if self.interleaved:
-            # As in transformers, the reference of these models, all other pairs turn by time. llama.cpp does
-            # not rotate pairs 61 and 62 of Qwen3-VL's sections [24, 20, 20].
+            # As in transformers, the reference of these models, all other pairs turn by time. In contrast,
+            # llama.cpp does not rotate pairs 61 and 62 of Qwen3-VL's sections [24, 20, 20].
             return np.where(pair < 3 * np.array([0, height, width])[pair % 3], pair % 3, 0)
         sector = pair % sum(self.sections)
         return np.searchsorted(np.cumsum([time, height, width]), sector, side="right")

@@ -92,7 +92,7 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 def _cells_after(run: Run) -> Sequence[int]:
-    """Return the cell of the state after each row."""
+    """Return, for each row, the cell for the state after it."""
     states = run.states or (run.slot, run.slot)
     return states[1:] if len(states) == 1 + run.n_rows else states[1:] * run.n_rows
 

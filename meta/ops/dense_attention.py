@@ -209,7 +209,7 @@ def self_attention(
 ) -> Tensor:
     """Return softmax(scale q k^T) v [rows, heads * head_dim] among the rows of a step, without
     caches. A row attends to the positions that its run states (step.Run), or to all rows. Position p is row
-    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... q, k and v have equally many heads. `scale` is 1 /
+    p. `cells` is u32 [1, rows / 32] = 0, 1, 2, ... All of q, k and v have equally many heads. `scale` is 1 /
     sqrt(head_dim) by default."""
     graph, rows = q.graph, q.rows
     assert graph.kind.mix is Mix.PREFILL, graph.kind

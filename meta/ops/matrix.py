@@ -49,9 +49,9 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 def n_parts(limits: Limits, n_rows: int) -> int:
     """Return how many dispatches compute a product with `n_rows` rows of x. No dispatch may take longer than
-    a product with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. On software
-    devices the result is 1: they have no watchdog, and gate and up are fused with their product only if each
-    is one dispatch."""
+    a product with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. Software
+    devices have no watchdog. They use one dispatch, because gate and up are fused only if each is one
+    dispatch."""
     return 1 if limits.is_cpu else -(-n_rows // LONG_ROWS)
 
 

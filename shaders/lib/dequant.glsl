@@ -25,8 +25,8 @@ uvec4 codes4(uint word, uint shift, uint mask) {
 }
 
 // vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b.
-// k is a multiple of 8, and part is 0 or 4. As few expressions as possible should depend on `part`, because
-// compilers compute the others once for both parts.
+// The argument k is a multiple of 8, and part is 0 or 4. As few expressions as possible should depend on
+// `part`, because compilers compute the others once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u

@@ -1,5 +1,5 @@
-// Functions that read four elements of a K or V cache of any type. k_block_quad and v_block_quad get the
-// block's position in a pair of blocks as an argument.
+// Functions that read four elements of a K or V cache of any type. The functions k_block_quad and
+// v_block_quad get the block's position in a pair of blocks.
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"
 

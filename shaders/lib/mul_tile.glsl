@@ -1,5 +1,5 @@
 // Compute the tiles of mat_mul and mat_mul_id: 64 rows of w by 8 * RN rows of x. Each of 16 x 8 threads
-// computes 4 * RN values. 32-element slices along k take 12.3 KiB of shared memory.
+// computes 4 * RN values. Slices of 32 elements along k take 12.3 KiB of shared memory.
 
 const uint TM = 64;
 const uint TK = 32;

@@ -8,8 +8,9 @@
 shared uint q8_tops[Q8_QUADS * LOCAL];
 shared int q8_sums[Q8_QUADS * LOCAL];
 
-// Store elements of an n-element row, which begins at word `row` of y. value[q] holds the four elements that
-// begin at i + 4 * q * LOCAL. Elements >= `end` are not stored. All threads must call this function.
+// Store elements of an n-element row, which begins at word `row` of y. In `value`, entry q holds the four
+// elements that begin at i + 4 * q * LOCAL. Elements >= `end` are not stored. All threads must call this
+// function.
 void put_q8(vec4 value[Q8_QUADS], uint row, uint n, uint i, uint end) {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % 8;

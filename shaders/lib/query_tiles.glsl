@@ -1,7 +1,7 @@
 // Tiles of TQ rows from one run, for attn_prefill. Include after lib/step.glsl.
 
-// Values of `causal`. Rows attend to later rows of their text (0), to no later rows (1), to later rows only
-// in runs that state an end (2), or to all rows of the step, where row p has position p (3).
+// Values of `causal`, which decides to which later rows a row attends: all rows of its text (0), none (1),
+// rows of runs that state an end (2), or all rows of the step, where row p has position p (3).
 const uint BOTH_WAYS = 0;
 const uint CAUSAL = 1;
 const uint SEES_END = 2;

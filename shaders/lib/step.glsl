@@ -1,5 +1,5 @@
 // StepParams holds the values that change between steps (vkbackend/step.py). Counts and runs are in a uniform
-// block at binding STEP_BINDING, after the op's arguments. lib/step_rows.glsl declares the rows.
+// block at binding STEP_BINDING, after the op's arguments. The file lib/step_rows.glsl declares the rows.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 

@@ -4,10 +4,10 @@
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
-const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // per invocation
+const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // Per invocation.
 const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
-const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // per invocation
-// K_EVEN: all pieces of an invocation are at the same position within their keys.
+const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // Per invocation.
+// K_EVEN is set if all pieces of an invocation are at the same position within their keys.
 const bool K_EVEN = LOCAL % K_PIECES == 0;
 // Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words. Only the codes of
 // the second block begin at a word boundary.

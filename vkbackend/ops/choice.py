@@ -33,8 +33,8 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
         # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, dot products
-        # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). 16 rows fill at most half of a tile of
-        # matrix units, and converting w to F16 takes longer than multiplying.
+        # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). On matrix units, 16 rows fill at most
+        # half of a tile, and converting w to F16 takes longer than multiplying.
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 

@@ -175,10 +175,10 @@ class ChosenOps(Target):
         block: int = 1,
         tail: bool = False,
     ) -> None:
-        """Compute attn_decode for every row of the step, over the positions up to the row's own in the blocks
-        that `chosen` u32 [n_rows * n_lists, n_chosen] lists. A block has `block` positions. A row has one
-        list for all kv heads, or one for each. `tail` is as in index_top_k. Without `tail`, the row's own
-        block must be chosen."""
+        """For every row of the step, compute attn_decode over the blocks in `chosen` u32 [n_rows * n_lists,
+        n_chosen], up to the row's position. A block has `block` positions. A row has one list for all kv
+        heads, or one for each. `tail` is as in index_top_k. Without `tail`, the row's own block must be
+        chosen."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
@@ -216,12 +216,12 @@ class ChosenOps(Target):
         group: int,
         q_first: int = 0,
     ) -> None:
-        """Compute attn_decode for every row of the step over the last `window` positions, including the row's
-        own, and over entries. Each complete block of `block` positions has an entry. A cell of `kv` [n_cells,
-        2 * head] holds two vectors: first the vector that is both key and value of the position, then the
-        entry of the block that ends at this position. `chosen` u32 [n_rows, n_chosen] lists up to n_chosen -
-        1 complete blocks, as index_top_k with `tail` writes them. Without `chosen`, a row attends to the
-        entries of all complete blocks."""
+        """For every row of the step, compute attn_decode over the last `window` positions, including the
+        row's own, and over entries. Each complete block of `block` positions has an entry. A cell of `kv`
+        [n_cells, 2 * head] holds two vectors. The first is both key and value of a position. The second is
+        the entry of the block that ends at this position. `chosen` u32 [n_rows, n_chosen] lists up to
+        n_chosen - 1 complete blocks, as index_top_k with `tail` writes them. Without `chosen`, a row attends
+        to the entries of all complete blocks."""
         cut = rows_cut(self.limits, q.shape[2], group)
         head, final = q.shape[2], len(part.shape) == 3
         both = kv.reshape(2 * kv.shape[0], head)

@@ -18,7 +18,8 @@ class ExpertCacheOps(Target):
     def moe_lookup(
         self, ids: View, table: View, misses: View, hits: View, step: View, counts: View | None = None
     ) -> None:
-        """Write hits[r, u] = table[ids[r, u]]. misses[r, u] is NONE for a hit, and otherwise ids[r, u].
+        """Write hits[r, u] = table[ids[r, u]]. Also write misses[r, u]: NONE for a hit, and otherwise ids[r,
+        u].
 
         `table` u32 [n_experts] holds the slot of each cached expert, and NONE for other experts. `ids`,
         `misses` and `hits` are u32 [n_rows, n_used]. `counts` u32 [n_experts] receives the number of pairs of

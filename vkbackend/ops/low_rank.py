@@ -45,9 +45,9 @@ class LowRankOps(Target):
         Without `starts`, b is [n, n_adapters * rank], and B_e is columns e * rank to (e + 1) * rank. An id of
         n_adapters or more adds nothing.
 
-        If `starts` (u32 prefix sums of the number of rows per id) is given, b is [rows, rank], and B_e is
-        rows starts[e] to starts[e + 1], at most n rows. If a stack exceeds one binding, each dispatch gets
-        the ids first..first + count and leaves other rows of y unchanged. Then n_terms is 1 and `y` is `x`.
+        With `starts`, the u32 prefix sums of the number of rows per id, b is [rows, rank], and B_e is rows
+        starts[e] to starts[e + 1], at most n. If a stack exceeds one binding, each dispatch gets the ids
+        first..first + count and leaves other rows of y unchanged. Then n_terms is 1 and `y` is `x`.
         """
         n_terms = 1 if starts else ids.shape[-1]
         n_rows, rank = math.prod(ids.shape) // n_terms, t.shape[-1] if rank is None else rank

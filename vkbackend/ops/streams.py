@@ -127,9 +127,10 @@ class StreamOps(Target):
 
     def ngram_ids(self, x: View, table: View, ids: View, *, end: int) -> None:
         """Hash the n-grams of 2 to `longest` tokens that end at each row. The hashes are `ids` of rows of a
-        table. x[r, k] is the token k positions before row r, minus the end-of-text token `end`. Tokens before
-        an end of text count as ends of text. The hash of an n-gram is the exclusive or of the 64-bit products
-        token * factor of its tokens. Each length has equally many heads. A head's id is hash % size + offset.
+        table. The value x[r, k] is the token k positions before row r, minus the end-of-text token `end`.
+        Tokens before an end of text count as ends of text. The hash of an n-gram is the exclusive or of the
+        64-bit products token * factor of its tokens. Each length has equally many heads. A head's id is hash
+        % size + offset.
 
         Shapes: x f32 [n_rows, longest], ids u32 [n_rows, n_heads], `table` u32 [2 * (longest + n_heads)]: the
         low and high words of the factors, the sizes (below 2^31), the offsets."""
@@ -143,8 +144,8 @@ class StreamOps(Target):
 
     def streams_attend(self, x: View, a: View, w: View, y: View, *, eps: float) -> None:
         """Write to y [n_rows, n] a weighted sum of the m streams x [n_rows, m, n] and the stream `a` [n_rows,
-        n]. The weights are the softmax over the streams s of the scores w . s / sqrt(mean(s^2) + eps). w is
-        [n]."""
+        n]. The weights are the softmax over the streams s of the scores w . s / sqrt(mean(s^2) + eps). The
+        vector w is [n]."""
         n = w.shape[0]
         n_rows = rows_of(a, n)
         m = rows_of(x, n) // n_rows

@@ -1,8 +1,8 @@
 """Lets a parent watch the CPU time and memory of a child process, in addition to the system's limits.
 
 Linux enforces the limits that the child sets itself (own_limits.py), and Windows the limits of the child's
-job. A system may ignore such limits, as Wine does, so the parent also compares the child's use with them, and
-ends the child.
+job. A system may ignore such limits, as Wine does. So the parent also compares the child's use with the
+limits, and ends the child.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import sys
 if sys.platform == "win32":
 
     def free_descriptors() -> tuple[int, int] | None:
-        """Sockets and handles are not limited by a small number."""
+        """Windows has no small limit for sockets and handles."""
         return None
 
 else:

@@ -24,8 +24,8 @@ def mat_vec(
     w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
     act: int = 0, up_at: int = 0, variant: str = "f32", **_: Any,
 ) -> None:  # fmt: skip
-    """If `act` is set, compute act(w x) * (up x), where `w` is an array of words: one matrix at word 0, and
-    `up` at word up_at."""
+    """If `act` is set, compute act(w x) * (up x). Then `w` is an array of words, with one matrix at word 0
+    and `up` at word up_at."""
     if not act:
         mat_mul(w, x, b, y, k=k, n=n, n_rows=n_rows, y_stride=y_stride, has_bias=has_bias)
         return

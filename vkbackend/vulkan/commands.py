@@ -107,7 +107,7 @@ class VulkanExecutable(Executable):
             report_order(device.name, recording)
 
     def _uses(self, stored: Sequence[Command], repeats: Sequence[Repeat]) -> dict[int, Use]:
-        """Return the dispatches by index."""
+        """Return the uses of each dispatch by its index in `stored`."""
         dispatches = {at: c for at, c in enumerate(stored) if isinstance(c, Dispatch)}
         pipelines = self._programs.pipelines(list(dispatches.values()))
         uses = {

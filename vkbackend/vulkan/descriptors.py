@@ -1,4 +1,5 @@
-"""The descriptor sets of a recording, which one call writes. numpy fills the arrays of Vulkan's structs."""
+"""The descriptor sets of a recording, which one call writes. NumPy fills the arrays of Vulkan's
+structs."""
 
 from __future__ import annotations
 

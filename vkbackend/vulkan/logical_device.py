@@ -79,7 +79,7 @@ class LogicalDevice:
         lib.vkGetDeviceQueue(self.vk, self.family, 0, queue)
         self.vk_queue = queue[0]
         lib.vkGetDeviceQueue(self.vk, self.families[-1], 0, queue)
-        self.transfer_queue = queue[0]  # the compute queue without a transfer family
+        self.transfer_queue = queue[0]  # the compute queue if no family is for transfers
 
     def create_pool(self) -> None:
         pool = ffi.new("VkCommandPool *")

@@ -168,7 +168,7 @@ class Memory:
         return handle[0]
 
     def import_pages(self, pages: Pages, label: str, home: Home | None = None) -> Buffer:
-        """The buffer's home is that of the pages by default. Raises UnsupportedFeature if no memory type is
+        """By default, the buffer has the home of the pages. Raises UnsupportedFeature if no memory type is
         suitable."""
         device, home = self._device, home or pages.home
         properties = new("VkMemoryHostPointerPropertiesEXT")
