@@ -39,7 +39,7 @@ def times_of(transport: Transport, node: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """Measure exchanges between node 0 and each other node. All nodes must call this function."""
+    """Measure exchanges between node 0 and each other node. All nodes must call this."""
     times = {}
     for node in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, node, SMALL_NBYTES, N_SMALL)))

@@ -106,7 +106,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """Return (load, first local row, shape) of the pieces of all loads that devices do not share."""
+    """Return (load, first local row, shape) of all pieces of unshared loads."""
     return [
         (load, first, shape)
         for load in loads

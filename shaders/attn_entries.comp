@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Like attn_chosen, but each row attends to the last positions and to entries. Each complete block of
-// positions has an entry. A cell of the cache holds two vectors. The first is both key and value of a
-// position. The second is the entry of the block that ends at this position. A row's keys are the chosen
-// entries (all if n_chosen is 0), then `window` positions. A row outside all runs gets zeros.
+// Like attn_chosen, but each row attends to the last positions and to entries. A cell of the cache holds the
+// vector of a position, then the entry of the block that ends there. A row's keys are the chosen entries (all
+// if n_chosen is 0), then `window` positions. A row outside all runs gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;

@@ -1,7 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute y[row] as a[row] followed by b[row / times]. The two rows are the parts of a head, and `times`
-// neighbouring heads share the second part.
+// Compute y[row] as a[row] followed by b[row / times].
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // For each row and indexer's head, compute the largest score q . k of each block of `block_size` positions,
-// only up to pos (MiniMax 2026). The row's own block and the n_local - 1 blocks before it get the largest
-// float instead. The workgroup ID is (block, HEADS heads, row). A thread reads a key once for HEADS heads.
+// only up to pos (MiniMax 2026). The row's own block and the n_local - 1 blocks before it get LARGEST. The
+// workgroup ID is (block, HEADS heads, row). A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Add adapters' low-rank updates: y[p, i] = x[p, i] + sum over u of scales[p / n_used, s_first + u] * (sum
 // over j of W_e[i, j] * t[p, u, j]) for adapter e = ids[p, u]. Each thread computes element i of N rows p. An
-// id outside first..first + count adds nothing, and its t is not read.
+// id outside first..first + count adds nothing.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint N = 1; // Rows per thread.

@@ -1,10 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Hash the n-grams that end at each row. A hash is the index of a row of a table. The value x[r, k] is the
-// token k positions before row r, minus the end-of-text token, as a float. Tokens before an end of text count
-// as ends of text. An n-gram's hash is the exclusive or of (token * factor), in 64 bits. For head h of the
-// n-grams of n tokens, the index is hash % size[h] + offset[h]. `table` has a pair of words (low, high) per
-// factor, then the sizes, then the offsets.
+// Hash the n-grams that end at each row (vkbackend/ops/streams.py). An n-gram's hash is the exclusive or of
+// token * factor, in 64 bits. For head h, the id is hash % size[h] + offset[h]. `table` has a pair of words
+// (low, high) per factor, then the sizes, then the offsets.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint LONGEST = 3; // tokens of the longest n-gram

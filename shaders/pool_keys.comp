@@ -1,10 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // For each row at the last position of a block of `block_size` positions, compute the mean of the block's
-// keys. If GATED, a key's gates follow it in the cell of `k`, and the mean is weighted. The weights of an
-// element are softmax(gate + bias[position in the block]) over the block's positions. If SERIES is 2, a cell
-// has two keys, two gates and two biases. The mean is then over the second keys of the block and the first
-// keys of the block before it. Other rows get zeros. The workgroup ID is (LOCAL quads, -, row).
+// keys. Other rows get zeros. If GATED, the mean is weighted by gates, which follow the keys in `k`. If
+// SERIES is 2, a cell has two keys and two gates (vkbackend/ops/chosen.py). The workgroup ID is (LOCAL quads,
+// -, row).
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"

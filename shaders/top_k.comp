@@ -3,13 +3,13 @@
 // Write the K largest elements of each chunk of a row, the largest first. Equal elements are ordered by
 // index, and NaN counts as largest. The workgroup ID is (chunk, -, row). In each of K rounds, every thread
 // finds its largest remaining element, and the workgroup writes the largest of these. The ids are indices in
-// the row, or if KIND is 1, the values of `source` at these indices. If KIND is 2, `source` is a mask, and
-// only elements whose bit is set are used.
+// the row.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-// The array `source` is unused (0), holds ids (1) or a mask with rows padded to words (2).
+// If 1, write the values of `source` at the indices as ids. If 2, use only elements whose bit is set in the
+// mask `source`, whose rows are padded to words.
 layout(constant_id = 2) const uint KIND = 0;
 
 const uint NONE = 0xffffffffu; // id of a missing element; its value is -inf

@@ -71,10 +71,9 @@ def pool_keys(
     overlap: bool = False,
 ) -> Tensor:
     """Return the mean of the keys of each block of `block` positions. The mean is in the row of the block's
-    last position. The keys x [rows, head] were stored in `raw` [n_cells, head]. With `bias` [block, head],
-    gates follow the keys in `raw` [n_cells, 2 * head]. Then the weights of the mean are softmax(gate + bias)
-    over the block's positions. The keys may begin at element `first` of a wider `raw`. With `overlap`, x, the
-    gates and `bias` have two vectors per position, side by side, and the result has one
+    last position. The keys x [rows, head] were stored in `raw` [n_cells, head]. They may begin at element
+    `first` of a wider `raw`. With `bias` [block, head], gates that follow the keys weigh the mean. With
+    `overlap`, x, the gates and `bias` have two vectors per position, and the result has one
     (Recorder.pool_keys)."""
     width, state = (x.width // 2, split.resized(x.state, 1, 2)) if overlap else (x.width, x.state)
     y = x.graph.new(x.rows, width, state, "pooled keys", holders_of(x))

@@ -27,9 +27,8 @@ def attend_entries(
     """Return the attention of q [rows, heads * head] over the last `window` positions and over entries, in
     one softmax.
 
-    A cell of `kv` [n_cells, 2 * head] holds two vectors. The first is both key and value of a position. The
-    second is the entry of the block of `block` positions that ends at this position. `chosen` are the blocks
-    of each row (`choose` with `tail`), by default all complete blocks. `sinks` [heads] adds a logit per head
+    `kv` is [n_cells, 2 * head], as in Recorder.attn_entries. `chosen` are the blocks of each row (`choose`
+    with `tail`), by default all complete blocks of `block` positions. `sinks` [heads] adds a logit per head
     to the softmax's denominator.
     """
     graph, rows, head = q.graph, q.rows, q.width // heads
