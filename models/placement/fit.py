@@ -55,7 +55,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per physical device. Devices without physical memory (numpy, null) have none."""
+    """Return a budget per physical device. Devices that are not physical (numpy, null) have none."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
