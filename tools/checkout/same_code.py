@@ -6,6 +6,7 @@ second revision defaults to the working tree.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import subprocess
@@ -60,10 +61,15 @@ def text_at(revision: str | None, name: str) -> str | None:
 
 
 def main() -> int:
-    if not 2 <= len(sys.argv) <= 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    differ = changed(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m vkbackend.tools.checkout.same_code",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", metavar="REVISION", help="a commit, such as HEAD")
+    parser.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree")
+    args = parser.parse_args()
+    differ = changed(args.before, args.after)
     print("\n".join(differ) or "the code is the same")
     return int(bool(differ))
 
