@@ -274,7 +274,6 @@ def auto_split(
 
 
 def by_speed(devices: Sequence[Device], rates: Rates = MEASURED) -> Shares:
-    """Return shares in proportion to the devices' speeds."""
     speeds = [rates.speed(device) for device in devices]
     return _among(range(len(devices)), devices, speeds, rates.resources(devices))
 

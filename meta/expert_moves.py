@@ -114,7 +114,6 @@ class ExpertSlots:
         return self.names[move.layer], move.expert
 
     def copies(self, d: int) -> list[Copy]:
-        """Return device `d`'s copies for the current moves."""
         copies: list[Copy] = []
         in_file = [move for move in self._moving if self._is_in_file(move)]
         for move in self._moving:
@@ -241,7 +240,6 @@ class _Stack:
 
 
 def _host_words(inputs: Inputs) -> np.ndarray:
-    """Return the host memory for a step's tables, uint32."""
     view = inputs.experts
     assert view is not None
     at = inputs.host.offset + view.offset - inputs.device.offset

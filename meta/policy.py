@@ -63,7 +63,6 @@ class DeltaNet:
         return {"k_heads": self.n_k_heads} | ({"shifts": 1} if self.shifts else {})
 
     def ranges(self, k_heads: Ranges, shares: Sequence[float]) -> dict[str, Ranges]:
-        """Return the ranges of all dimensions."""
         rows = tuple((0, int(share > 0)) for share in shares)
         return {"k_heads": k_heads} | ({"shifts": rows} if self.shifts else {})
 

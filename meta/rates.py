@@ -50,7 +50,6 @@ class Rates:
         return layer_seconds([device for device in devices if not device.node])
 
     def cut(self, devices: Sequence[Device]) -> float:
-        """Return the seconds that devices idle around an exchange."""
         if self.cut_s is not None or self.weights or self.exchange_s is not None:
             return self.cut_s or 0.0
         return cut_seconds(devices) if not any(device.node for device in devices) else 0.0

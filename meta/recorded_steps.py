@@ -64,7 +64,6 @@ class Step:
 
     @property
     def n_cpu_commands(self) -> int:
-        """The commands of software drivers."""
         return sum(e.recording.n_commands for e in self.executables) if self.on_cpu else 0
 
 

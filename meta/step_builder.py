@@ -32,8 +32,6 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBuilder:
-    """Builds steps from `build`, the model's forward function."""
-
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
     provider: Provider | None

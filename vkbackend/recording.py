@@ -18,8 +18,6 @@ from vkbackend.buffer import Buffer, Home, View, Virtual
 
 
 class Range(NamedTuple):
-    """A byte range begin..end of a buffer."""
-
     buffer: Buffer | Virtual
     begin: int
     end: int

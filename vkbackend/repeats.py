@@ -127,7 +127,6 @@ class RepeatingRecording(Recording):
 
     @property
     def commands(self) -> list[Command]:  # type: ignore[override]
-        """Return all commands, in a new list."""
         commands: list[Command] = []
         for position, (at, repeat, i) in enumerate(self.order()):
             if position in self.cuts:

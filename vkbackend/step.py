@@ -118,7 +118,6 @@ class StepParams:
 
     @property
     def used(self) -> np.ndarray:
-        """Return the words up to the last row."""
         return self.words[: step_words(self.n_rows)]
 
     @property

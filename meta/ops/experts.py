@@ -142,7 +142,6 @@ def _activate(graph: TensorGraph, on: device_ops.Recorder, e: Experts, a: View, 
 
 
 def _weighed(graph: TensorGraph, d: int, x: View, weights: View) -> View:
-    """Return each row of x, multiplied by its weight."""
     y, n_rows, width = graph.scratch(x.shape, "moe weighed"), math.prod(x.shape[:-1]), x.shape[-1]
     by_row = weights.reshape(n_rows, 1)
     graph.on(d, "moe").moe_sum(x.reshape(n_rows, 1, width), by_row, y.reshape(n_rows, width))

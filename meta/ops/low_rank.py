@@ -49,7 +49,6 @@ def group_name(names: Sequence[str]) -> str:
 
 
 def members_of(name: str) -> list[str]:
-    """Return the names of the weights of `group_name`."""
     layer, _, matrices = name.rpartition(".")
     return [f"{layer}.{matrix}.weight" for matrix in matrices.split(",")] if "," in matrices else [name]
 

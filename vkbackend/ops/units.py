@@ -74,5 +74,4 @@ def usable(units: MatrixUnits) -> bool:
 
 
 def usable_int8_k(k: int) -> bool:
-    """Return whether mat_mul_dot_coop supports k."""
     return k in (8, 16, 32)

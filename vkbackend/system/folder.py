@@ -113,7 +113,6 @@ else:
             os.close(self._descriptor)
 
     def is_ours(status: os.stat_result) -> bool:
-        """Return whether a file belongs to this user."""
         return status.st_uid == os.geteuid()
 
     def distrust(status: os.stat_result) -> str:

@@ -73,7 +73,6 @@ class Programs:
         return all(key in self._begun and self._begun[key][1].done() for key in keys)
 
     def stop(self) -> None:
-        """Drop queued pipelines whose compilation has not begun."""
         self._begun = {key: begun for key, begun in self._begun.items() if not begun[1].cancel()}
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:

@@ -66,12 +66,10 @@ class TimelineQueue(Queue):
 
     @property
     def go(self) -> Any:
-        """Return a pointer to the semaphore `go`."""
         return self._semaphores
 
     @property
     def done(self) -> Any:
-        """Return a pointer to the semaphore `done`."""
         return self._semaphores + 1
 
     def ends(self) -> Ends:

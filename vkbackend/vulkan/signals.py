@@ -60,7 +60,6 @@ class Events:
         self._device, self._events = device, list[Any]()
 
     def of(self, segment: int) -> Any:
-        """Return a pointer to the event for which `segment` waits."""
         while len(self._events) < segment:
             event = ffi.new("VkEvent *")
             created = lib.vkCreateEvent(self._device.vk, new("VkEventCreateInfo"), NULL, event)
