@@ -19,11 +19,11 @@ mirrors() {
             !seen[$1]++ { print ($1 ~ /\/(debian|ubuntu)\/?$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d' ' -f2-
 }
 
-# private_apt WORK URI CODENAME: write an apt configuration for the mirror URI into WORK.
+# private_apt WORK URI CODENAME [ARCHITECTURE]: write an apt configuration for the mirror URI into WORK.
 # The configuration includes the update and backport suites, which may have a newer Mesa.
 # Fail if the mirror has no package mesa-vulkan-drivers.
 private_apt() {
-    local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
+    local work=$1 uri=$2 codename=$3 architecture=${4:-} id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")
     [ -r "/usr/share/keyrings/$id-archive-keyring.gpg" ] &&
         keyring="[signed-by=/usr/share/keyrings/$id-archive-keyring.gpg] "
@@ -53,6 +53,9 @@ Acquire::Retries "2";
 CONF
         # The Valid-Until date of an archived snapshot has always passed.
         [[ $uri =~ [0-9]{8}T[0-9]{6}Z ]] && echo 'Acquire::Check-Valid-Until "false";'
+        [ -z "$architecture" ] ||
+            printf '#clear APT::Architectures;\nAPT::Architecture "%s";\nAPT::Architectures { "%s"; };\n' \
+                "$architecture" "$architecture"
     } >"$work/apt.conf"
     export APT_CONFIG=$work/apt.conf
     # The update also fails if the mirror lacks one suite, so the next line checks for the package.

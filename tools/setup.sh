@@ -6,7 +6,8 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers | --windows
+usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers | --windows |
+                             --aarch64
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
                newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
@@ -23,6 +24,9 @@ usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers 
                300 MB of downloads, apt packages)
   --windows    nothing of that: unpack Wine, and Windows Python with the package's dependencies, into .windows/ (180 MB
                of downloads, 2 GB of disk; needs the .venv of --test)
+  --aarch64    nothing of that: unpack QEMU, and Debian 13 for 64-bit ARM with Python, the package's dependencies
+               and the compilers of Adreno and Mali GPUs, into .aarch64/ (290 MB of downloads, 600 MB of disk,
+               apt packages; needs the .venv of --test)
 TEXT
 }
 
@@ -41,7 +45,7 @@ for arg in "$@"; do
             ;;
         --test) level=test ;;
         --kompute) kompute=yes ;;
-        --drivers | --compilers | --windows) alone=$arg ;;
+        --drivers | --compilers | --windows | --aarch64) alone=$arg ;;
         -h | --help) usage && exit 0 ;;
         *) echo "setup: unknown option $arg" >&2 && usage >&2 && exit 2 ;;
     esac
@@ -268,6 +272,7 @@ if [ -n "$alone" ]; then
         --drivers) unpack_drivers lavapipe swiftshader radv ;;
         --compilers) unpack_compilers ;;
         --windows) . "$root/tools/windows.sh" && unpack_drivers lavapipe 3>/dev/null && unpack_windows ;;
+        --aarch64) . "$root/tools/aarch64.sh" && unpack_aarch64 ;;
     esac
     exit 0
 fi

@@ -3,6 +3,7 @@
 # Arguments go to pytest: bash tools/test.sh tests/vkbackend/ops -k rope
 # `bash tools/test.sh --all` adds the wide sweeps.
 # `bash tools/test.sh --windows` runs tests on Windows Python under Wine instead; more arguments go to pytest.
+# `bash tools/test.sh --aarch64` runs tests on Python for 64-bit ARM under QEMU instead, likewise.
 # Without arguments, and with --all, tests also run with the kompute runtime.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,6 +23,15 @@ if [ "${1:-}" = --windows ]; then
     "$bin/python" -m vkbackend.tools.build_shaders
     . tools/windows.sh
     windows_tests "$@"
+    exit
+fi
+
+if [ "${1:-}" = --aarch64 ]; then
+    shift
+    bash tools/setup.sh --aarch64
+    "$bin/python" -m vkbackend.tools.build_shaders
+    . tools/aarch64.sh
+    arm_tests "$@"
     exit
 fi
 

@@ -65,6 +65,27 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "RADV_FORCE_FAMILY" not in env
 
 
+@pytest.mark.no_vulkan
+def test_how_a_compiler_for_arm_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compilers, "ARM", tmp_path)
+    monkeypatch.setenv("NOUVEAU_CHIPSET", "162")
+    manifest = tmp_path / "root" / "usr" / "share" / "vulkan" / "icd.d" / "panfrost_icd.json"
+    program = tmp_path / "root" / "usr" / "bin" / "python3.13"
+    for path in (manifest, program, program.with_name("python3.13-config")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    with pytest.raises(VkbackendError, match=r"G610: .*run `bash tools/setup.sh --aarch64`"):
+        compilers.gpu_of("g610")
+    shim = tmp_path / "shims" / "panvk.so"
+    shim.parent.mkdir()
+    shim.write_text("", encoding="utf-8")
+    command, env = compilers.start(compilers.gpu_of("g610"), "some.module", ["-x"])
+    assert command[:3] == ["env", f"LD_PRELOAD={shim}", str(tmp_path / "qemu-aarch64")]
+    assert command[-5:] == [str(program), "-P", "-m", "some.module", "-x"]
+    assert env["PAN_GPU_ID"] == "a867" and env["VK_DRIVER_FILES"] == str(manifest)
+    assert "NOUVEAU_CHIPSET" not in env
+
+
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
 def test_counts_of_a_compiler(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from places import ROOT
 
+from vkbackend.ops.table import OPS
 from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
@@ -36,6 +37,32 @@ def rows(gpu: str, pattern: str) -> list[KernelRow]:
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     return rows_of(gpu, ["-c", pattern])
+
+
+# (GPU, op) pairs of ARM_GPUS with spills.
+SPILLING_ON_ARM = {
+    ("A660", "mat_mul_dot_id"),
+    ("A740", "mat_mul_dot_id"),
+    ("G610", "mat_wave"),
+    ("G610", "attn_prefill"),
+    ("G610", "mat_mul_dot_id"),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("gpu", compilers.ARM_GPUS)
+def test_every_op_compiles_for_arm(gpu: str) -> None:
+    """One case of each op, except for ops that need matrix units."""
+    if why := compilers.missing(compilers.ARM_GPUS[gpu]):
+        pytest.skip(why)
+    compiled = rows_of(gpu, ["-c", ".", "--per-op", "1"])
+    by_op = {row.kernel.split(".")[0]: row for row in compiled}
+    with_lanes = {"mat_wave", "mat_dot", "mat_dot_id", "mat_mul_dot", "mat_mul_dot_id"}
+    portable = {name for name, op in OPS.items() if not op.needs}
+    assert portable <= by_op.keys() <= portable | with_lanes
+    assert all(row.instructions for row in compiled)
+    assert {(gpu, name) for name, row in by_op.items() if row.spills} <= SPILLING_ON_ARM
 
 
 def spilling(gpu: str, pattern: str) -> list[str]:

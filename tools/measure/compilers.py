@@ -17,6 +17,7 @@ from typing import Any
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 
 FOLDER = Path(__file__).resolve().parents[2] / ".drivers"
+ARM = FOLDER.with_name(".aarch64")  # A tree for ARM, whose programs run under QEMU.
 MATRIX_UNITS = "matrix_units"
 _UNPACK = "run `bash tools/setup.sh"
 
@@ -27,6 +28,7 @@ class Gpu:
     driver: str  # Folder in .drivers.
     variable: str  # Environment variable by which the driver selects the GPU.
     value: str
+    manifest: str = ""  # Name in the tree for ARM, if the driver is there and not in .drivers.
 
 
 GPUS = {
@@ -43,13 +45,24 @@ GPUS = {
         Gpu("AMPERE", "nvk", "NOUVEAU_CHIPSET", "172"),  # GA102.
     )
 }
+# GPUs whose compilers Debian builds only for ARM. Under QEMU they take about ten times as long.
+ARM_GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A660", "turnip", "FD_GPU_ID", "660", "freedreno"),  # Adreno 6xx.
+        Gpu("A740", "turnip", "FD_GPU_ID", "740", "freedreno"),  # Adreno 7xx.
+        Gpu("G610", "panvk", "PAN_GPU_ID", "a867", "panfrost"),  # Mali of the third Valhall generation.
+    )
+}
 
 
 def gpu_of(name: str) -> Gpu:
     """Raises an error if the GPU's compiler is missing."""
-    gpu = GPUS.get(name.upper())
+    gpu = (GPUS | ARM_GPUS).get(name.upper())
     if gpu is None:
-        raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
+        raise VkbackendError(
+            f"no compiler here is known for {name!r}; there are {', '.join([*GPUS, *ARM_GPUS])}"
+        )
     if why := missing(gpu):
         raise UnsupportedFeature(f"{gpu.name}: {why}")
     return gpu
@@ -57,6 +70,9 @@ def gpu_of(name: str) -> Gpu:
 
 def missing(gpu: Gpu) -> str:
     """Return why the GPU's compiler is missing, or ""."""
+    if gpu.manifest:
+        has = _manifest_of(gpu).exists() and _shim_of(gpu).exists()
+        return "" if has else f"the compiler {gpu.driver} is not in {ARM.name}/: {_UNPACK} --aarch64`"
     if (FOLDER / gpu.driver / "icd.json").exists():
         return ""
     option = "--drivers" if gpu.driver == "radv" else "--compilers"
@@ -64,18 +80,44 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    return (FOLDER / gpu.driver / "version").read_text(encoding="utf-8").strip()
+    path = ARM / "root" / "mesa-version" if gpu.manifest else FOLDER / gpu.driver / "version"
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _manifest_of(gpu: Gpu) -> Path:
+    if gpu.manifest:
+        return ARM / "root" / "usr" / "share" / "vulkan" / "icd.d" / f"{gpu.manifest}_icd.json"
+    return FOLDER / gpu.driver / "icd.json"
+
+
+def _shim_of(gpu: Gpu) -> Path:
+    return ARM / "shims" / f"{gpu.driver}.so" if gpu.manifest else FOLDER / gpu.driver / "shim.so"
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command and environment of `python -m module` with the GPU's compiler as the only driver.
-    For Intel and NVIDIA a shim replaces the kernel driver."""
+    Except for AMD, a shim replaces the kernel driver."""
     command, env = _with_driver(gpu.driver, module, arguments)
-    others = {other.variable for other in GPUS.values()} - {gpu.variable}
+    if gpu.manifest:
+        command = [*_arm_python(), "-m", module, *arguments]
+        env |= dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(_manifest_of(gpu)))
+    others = {other.variable for other in [*GPUS.values(), *ARM_GPUS.values()]} - {gpu.variable}
     env = {name: value for name, value in env.items() if name not in others}
-    shim = FOLDER / gpu.driver / "shim.so"
+    shim = _shim_of(gpu)
     preload = ["env", f"LD_PRELOAD={shim}"] if shim.exists() else []
-    return [*preload, *command], env | {gpu.variable: gpu.value, "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+    return [*preload, *command], env | {gpu.variable: gpu.value, **_ALLOWED}
+
+
+# Without these variables, the drivers refuse GPUs for which they do not pass the conformance tests.
+_ALLOWED = {"NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1", "PAN_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+
+
+def _arm_python() -> list[str]:
+    """Return the command of ARM's Python without the shell script bin/python, which cannot load a shim for
+    ARM. QEMU's own program loads no libraries."""
+    program = next((ARM / "root" / "usr" / "bin").glob("python3.*[0-9]"))
+    qemu = [str(ARM / "qemu-aarch64"), "-L", str(ARM / "root"), "-0", str(ARM / "bin" / "python")]
+    return [*qemu, str(program), "-P"]
 
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

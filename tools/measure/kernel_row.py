@@ -36,6 +36,17 @@ _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
         "spills": ("Spills to memory",),
         "scratch": ("SLM size",),
     },
+    "Qualcomm": {
+        "instructions": ("Instruction Count",),
+        "registers": ("Registers used",),
+        "waves": ("Max Waves Per Core",),
+        "spills": ("STP Count", "LDP Count"),
+    },
+    "ARM": {
+        "instructions": ("Instruction count", "Instructions"),
+        "registers": ("Registers used", "Registers"),
+        "spills": ("Spills", "Fills"),
+    },
 }
 _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly"}
 

@@ -13,6 +13,7 @@ import csv
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -50,10 +51,14 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
         probe.close()
 
 
-def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
-    by_name = {}
+def kernels(limits: Limits, pattern: str, per_op: int = 0) -> dict[str, Dispatch]:
+    by_name: dict[str, Dispatch] = {}
+    taken: Counter[type] = Counter()
     for case in cases_named(pattern, "all"):
+        if per_op and taken[type(case)] == per_op:
+            continue
         if limits.features.issuperset(case.needs) and case.fits(limits):
+            taken[type(case)] += 1
             for d in dispatches_of(case, limits):
                 by_name[
                     " ".join([f"{d.op}.{d.variant}", *(f"{name}={value}" for name, value in d.consts)])
@@ -89,7 +94,7 @@ def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
             yield kept(Path(path).stem, report, lanes)
         if args.spirv and args.case is None:
             return
-        wanted = kernels(device.limits, args.case or CASE)
+        wanted = kernels(device.limits, args.case or CASE, args.per_op)
         pipelines = device.programs.pipelines(list(wanted.values()))
         for (kernel, dispatch), (pipeline, _) in zip(wanted.items(), pipelines, strict=True):
             lanes = dict(dispatch.consts).get("LANES", info.limits["subgroup_size"])
@@ -137,9 +142,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "-g",
         "--gpus",
         metavar="NAMES",
-        help=f"compilers of GPUs that need not be there, of {', '.join(compilers.GPUS)}, or all",
+        help=f"compilers of GPUs that need not be there, of {', '.join(compilers.GPUS)}, or all; "
+        f"or {', '.join(compilers.ARM_GPUS)}, which take ten times as long",
     )
     add("-c", "--case", metavar="REGEX", help=f"which cases of bench-ops (default: {CASE})")
+    add(
+        "--per-op",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only the first N cases of each kind that the device can run (default: all)",
+    )
     add(
         "--spirv",
         action="append",

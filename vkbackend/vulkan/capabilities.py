@@ -31,6 +31,8 @@ _VENDORS = {
     0x13B5: "ARM",
     0x5143: "Qualcomm",
     0x106B: "Apple",
+    0x14E4: "Broadcom",
+    0x1010: "Imagination",
     0x1AE0: "Google",
     0x10005: "Mesa",
 }
