@@ -105,6 +105,7 @@ def test_more_clients_than_file_descriptors(expected: str) -> None:
         assert text_of(command.address) == expected
         assert command.address.post("/v1/chat/completions", CHAT)[0] == 200
         os.kill(command.engine(), signal.SIGKILL)
+        until(lambda: command.address.post("/v1/completions", BODY)[0] == 200)  # 503 while it is reopened
         assert text_of(command.address) == expected
     assert command.end() == 0
     assert sum("at most" in line and "ulimit -n" in line for line in command.log) == 1, command.log
