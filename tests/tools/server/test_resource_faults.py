@@ -89,6 +89,7 @@ def descriptors(command: Command) -> int:
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(600)
 def test_more_clients_than_file_descriptors(expected: str) -> None:
     """The server refuses connections before descriptors run out. When the clients leave, the server answers
     as before, also with a new engine."""
