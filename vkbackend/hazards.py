@@ -1,8 +1,8 @@
 """Checks a recording's barriers, and reports conflicts that no barrier orders. Two accesses conflict if they
 overlap and one is a write.
 
-The check shares no code with derive_barriers. Validation layers do not check writes after writes, in-place
-updates, reused scratch memory, and host memory around exchanges. This check does.
+The check shares no code with derive_barriers. Unlike validation layers, it checks writes after writes,
+in-place updates, reused scratch memory, and host memory around exchanges.
 """
 
 from __future__ import annotations

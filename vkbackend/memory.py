@@ -94,9 +94,9 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
 
 
 class _Place(NamedTuple):
-    """A range of scratch memory, which equal values of several layers share. `name` is the value's name in
-    its layer, `number` counts values with the same label, and `lane` distinguishes values that live at the
-    same time."""
+    """A range of scratch memory. Equal values of several layers share it. `name` is the value's name in its
+    layer, `number` counts values with the same label, and `lane` distinguishes values that live at the same
+    time."""
 
     name: str
     number: int

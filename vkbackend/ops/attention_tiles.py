@@ -13,7 +13,7 @@ CELL_BLOCK = 32  # Positions per entry of the cell table, as in shaders/lib/step
 MAX_TILE = 1536  # The most floats of q in a tile of attn_decode (6 KiB); scores and sums take 8 KiB.
 MAX_TILE_QUERIES = 8  # heads times rows
 MAX_SPLITS = 64  # With 64 splits, a row with 4 KV heads has 256 workgroups.
-MAX_UNIT_HEAD = 256  # Largest head on matrix units, because a subgroup keeps the output in registers.
+MAX_UNIT_HEAD = 256  # The largest head on matrix units. A subgroup keeps the output in registers.
 MIN_UNIT_GROUP = 4  # Minimum number of q heads per KV head for attn_decode_coop.
 # Minimum number of lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block
 # spills up to 370 registers.

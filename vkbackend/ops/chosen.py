@@ -13,7 +13,7 @@ from vkbackend.ops.kv_cache import CACHE_TYPES
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_INDEX_HEAD = 256
-INDEX_HEADS = 16  # heads per tile of index_scores, whose q need up to 16 KiB of shared memory
+INDEX_HEADS = 16  # heads per tile of index_scores; their q take up to 16 KiB of shared memory
 
 
 class ChosenOps(Target):

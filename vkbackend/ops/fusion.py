@@ -20,7 +20,7 @@ from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
 
 def fuse(recording: Recording, limits: Limits) -> Recording:
-    """The results do not change."""
+    """Fuse dispatches. The results do not change."""
     fusing = _Fusing(recording, limits)
     for at, command in enumerate(recording.commands):
         if isinstance(command, Dispatch):

@@ -13,7 +13,7 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # Maximum number of rows of x of mat_vec, and of rows of x per thread of mat_lane.
+MAX_VEC_ROWS = 8  # Maximum rows of x in mat_vec, and per thread in mat_lane.
 BUSY_TILES = 64  # The workgroups that occupy a GPU, one or two per core.
 ROW_CLASSES = {
     "one": 1,

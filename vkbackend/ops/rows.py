@@ -20,7 +20,8 @@ def _activation(y: View) -> str:
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
     """Return (LOCAL, BATCH) of a shader with a workgroup per row of n elements. A thread starts BATCH reads
-    at once. A step of one row has only one workgroup, and each read takes 0.5 us, or 1 to 2 us over a bus."""
+    at once, because a step of one row has only one workgroup, and a read takes 0.5 us, or 1 to 2 us over a
+    bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4

@@ -56,7 +56,7 @@ def on_gpus(limits: Limits) -> bool:
 
 def fast_lanes(limits: Limits) -> bool:
     """On lavapipe (8 lanes), mat_lane and mat_lane_id are 5 to 10 times as fast as other ops. On SwiftShader
-    (4 lanes), mat_lane and mat_lane_id are half as fast."""
+    (4 lanes), they are half as fast as other ops."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
