@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Like attn_chosen, but each row attends to the last positions and to entries. A cell of the cache holds the
-// vector of a position, then the entry of the block that ends there. A row's keys are the chosen entries (all
-// if n_chosen is 0), then `window` positions. A row outside all runs gets zeros.
+// Like attn_chosen, but each row attends to the last positions and to entries. The vector of a position is both key
+// and value. Entries follow the vectors in the cache, from cell `first_entry` on, and have another cell table. A row's keys are the chosen entries (all if n_chosen is 0), then `window`
+// positions. A row outside all runs gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -15,24 +15,26 @@ layout(constant_id = 7) const uint BATCH = 1;
 const uint ROWS = 1; // rows attend to different positions
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, chosen_off, part_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, n_chosen, block_size, window;
+    uint q_off, k_off, v_off, cells_off, entry_cells_off, chosen_off, part_off;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, n_chosen;
+    uint block_size, cells_per_block, first_entry, window;
     float scale;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
-layout(set = 0, binding = 4) readonly buffer Chosen { uint chosen[]; };
-layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
+layout(set = 0, binding = 4) readonly buffer EntryCells { uint entry_cells[]; };
+layout(set = 0, binding = 5) readonly buffer Chosen { uint chosen[]; };
+layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 
-#define STEP_BINDING 6
+#define STEP_BINDING 7
 #include "lib/step.glsl"
 #include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
-shared uint key_cells[2 * CELL_BLOCK]; // half cells of this block and the previous block
+shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and the previous block
 uint half_of; // index of this block's first cell in key_cells
 
 uint n_entries_of(uint pos) {
@@ -57,15 +59,19 @@ void open_block(uint slot, uint block, uint n_keys) {
     const uint n_entries = n_entries_of(pos);
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {
         const uint at = min(block * CELL_BLOCK + j, n_keys - 1);
-        const bool is_entry = at < n_entries;
         uint position = pos + 1 - n_keys + at;
-        if (is_entry) {
+        uint cell;
+        if (at < n_entries) {
             uint of_block = at;
             if (n_chosen != 0) of_block = chosen[chosen_off + gl_WorkGroupID.x * n_chosen + at];
             position = (of_block + 1) * block_size - 1;
+            const uint in_table = slot * blocks_per_slot + position / CELL_BLOCK % blocks_per_slot;
+            const uint of_entries = entry_cells[entry_cells_off + in_table];
+            cell = first_entry + cell_in_block(of_entries, position, block_size, cells_per_block);
+        } else {
+            cell = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
         }
-        const uint cell = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
-        key_cells[half_of + j] = 2 * cell + (is_entry ? 1 : 0);
+        key_cells[half_of + j] = cell;
     }
     barrier();
 }

@@ -17,10 +17,11 @@
 
 layout(constant_id = 1) const uint TYPE = 1;
 layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w
+layout(constant_id = 3) const uint BLOCKS = 0; // 1: write only rows at the ends of blocks of block_size positions
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, cos_sin_off, cells_off, cache_off;
-    uint width, n_rows, blocks_per_slot, head_dim, n_rot, half_split;
+    uint width, n_rows, blocks_per_slot, head_dim, n_rot, half_split, block_size, cells_per_block, first_cell;
     float eps;
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
@@ -38,6 +39,7 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 #include "lib/cache_blocks.glsl"
 
 const bool QUANTIZED = TYPE >= CACHE_Q8_0;
+uint rows_apart = BLOCKS != 0 ? block_size : 1; // from a row that is written to the row of the next cell
 
 // Return element e of the row after norm and rotation. For quantized caches, earlier ops norm and rotate x,
 // because quantizing reads each element twice.
@@ -57,7 +59,9 @@ float element(uint e) {
     return value;
 }
 
-bool stores(uint row, uint pos, uint slot) {
+// Return whether a row has this position, which is in the same 32 positions as `near`.
+bool stores(uint row, uint pos, uint slot, uint near) {
+    if (pos / CELL_BLOCK != near / CELL_BLOCK) return false;
     return row < step_n_rows_from_buffer() && step_place(row) == uvec2(pos, slot);
 }
 
@@ -74,13 +78,15 @@ void put_pair(uint cell, uint unit) {
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
-    if (!has_first && stores(row - 1, pos - 1, slot)) return; // a thread of the row before stores both blocks
-    if (!has_second) has_second = stores(row + 1, pos + 1, slot);
+    // a thread of the row before stores both blocks
+    if (!has_first && stores(row - rows_apart, pos - rows_apart, slot, pos)) return;
+    const bool is_last = !has_second;
+    if (is_last) has_second = stores(row + rows_apart, pos + rows_apart, slot, pos);
 
     const uint first = cache_off + (cell * n / 2 + unit) * (2 * WORDS + 1);
     const uint middle = first + WORDS;
     uint shared_word = has_first && has_second ? 0u : cache[middle];
-    for (uint b = 0; b < 2; ++b, from += BLOCK) {
+    for (uint b = 0; b < 2; ++b, from += is_last ? rows_apart * width - (n - 1) * BLOCK : BLOCK) {
         if (b == 0 ? !has_first : !has_second) continue;
         const Scale scale = scale_of(from);
         uint carry = scale.bits;
@@ -125,7 +131,11 @@ void main() {
     const uint row = gl_WorkGroupID.z;
     if (row >= step_n_rows_from_buffer()) return;
     const uvec2 place = step_place(row);
-    const uint cell = block_cell(place.y, place.x / CELL_BLOCK) + place.x % CELL_BLOCK;
+    uint cell = block_cell(place.y, place.x / CELL_BLOCK) + place.x % CELL_BLOCK;
+    if (BLOCKS != 0) {
+        if ((place.x + 1) % block_size != 0) return;
+        cell = first_cell + cell_in_block(cell / CELL_BLOCK, place.x, block_size, cells_per_block);
+    }
     if (QUANTIZED) {
         if (2 * global_index() >= width / BLOCK) return;
         if (HAS_MINIMUM) put_two(cell, global_index());

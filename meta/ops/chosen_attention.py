@@ -35,10 +35,10 @@ def choose(
     tail: bool = False,
 ) -> Tensor:
     """For each row, return the top_k blocks of `block` positions in ascending order, u32 [rows, top_k]. A
-    block's score is the sum over the indexer's heads of w * max(q . k, 0), where k is the key of the block's
-    last position. The shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head]. With
-    `tail`, the row's own block is the last of the top_k, if it is incomplete. Without w, all weights are
-    1."""
+    block's score is the sum over the indexer's heads of w * max(q . k, 0), where k is the block's key. The
+    shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head], which has a cell per block
+    (kv_store with `block`). With `tail`, the row's own block is the last of the top_k, if it is incomplete.
+    Without w, all weights are 1."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     if is_rotated(keys):
         q = hadamard(q, q.width // heads, head)

@@ -52,8 +52,12 @@ def is_rotated(cache: Weight) -> bool:
     return block_of(cache.dtype)[0] > 1
 
 
-def kv_store(x: Tensor, cache: Weight, cells: Weight, head_dim: int) -> None:
-    """Write each row of x [rows, heads * head_dim] to the row's cell of `cache`."""
+def kv_store(
+    x: Tensor, cache: Weight, cells: Weight, head_dim: int, *, block: int = 1, first: int = 0
+) -> None:
+    """Write each row of x [rows, heads * head_dim] to the row's cell of `cache`. If `block` is above 1, only
+    rows at the ends of blocks of `block` positions are written, each to the block's cell. These cells begin
+    at cell `first` (Recorder.kv_store)."""
     if is_rotated(cache):
         x = hadamard(x, head_dim, padded(head_dim, cache.dtype))
     split.elementwise("kv_store", x.state, cache.state)
@@ -61,7 +65,8 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight, head_dim: int) -> None:
     for d, view in enumerate(x.views):
         if view is not None:
             step = graph.inputs[d].step
-            graph.on(d, "kv_store").kv_store(view, cells.whole(d), cache.whole(d), step)
+            on = graph.on(d, "kv_store")
+            on.kv_store(view, cells.whole(d), cache.whole(d), step, block=block, first=first)
 
 
 def kv_load(graph: TensorGraph, cache: Weight, cells: Weight) -> Tensor:

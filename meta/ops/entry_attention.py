@@ -16,27 +16,29 @@ def attend_entries(
     q: Tensor,
     kv: Weight,
     cells: Weight,
+    entry_cells: Weight,
     chosen: Tensor | None,
     *,
     heads: int,
     scale: float,
     window: int,
     block: int,
+    first_entry: int,
     sinks: Weight | None = None,
 ) -> Tensor:
     """Return the attention of q [rows, heads * head] over the last `window` positions and over entries, in
     one softmax.
 
-    `kv` is [n_cells, 2 * head], as in Recorder.attn_entries. `chosen` are the blocks of each row (`choose`
-    with `tail`), by default all complete blocks of `block` positions. `sinks` [heads] adds a logit per head
-    to the softmax's denominator.
+    The first `first_entry` cells of `kv` [n_cells, head] hold vectors of positions, which are both key and
+    value, at the places in `cells`. The others hold entries of blocks of `block` positions, at the places in
+    `entry_cells` (Recorder.attn_entries). `chosen` are the blocks of each row (`choose` with `tail`), by
+    default all complete blocks. `sinks` [heads] adds a logit per head to the softmax's denominator.
     """
     graph, rows, head = q.graph, q.rows, q.width // heads
     rotated = is_rotated(kv)
     if rotated:
         q = hadamard(q, head, head)
-    held = split.resized(kv.state, 1, 2)  # the state for a cell of one vector
-    state = split.attention(q.state, held, held, heads, 1, head, head)
+    state = split.attention(q.state, kv.state, kv.state, heads, 1, head, head)
     if sinks:
         split.per_head_weight("attention sinks", state, sinks.state, head)
     y = graph.new(rows, heads * head, state, "attention")
@@ -51,8 +53,8 @@ def attend_entries(
         part = parts_of(graph, d, out, 1, n_blocks, sinks)
         how: dict[str, Any] = {"scale": scale, "group": heads, "window": window, "block": block}
         how["q_first"] = state.ranges[d][0] // head if state.ranges else 0
-        args = q_view, kv.whole(d), cells.whole(d), lists, part, step
-        on.attn_entries(*args, **how)
+        args = q_view, kv.whole(d), cells.whole(d), entry_cells.whole(d), lists, part, step
+        on.attn_entries(*args, first_entry=first_entry, **how)
         if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head, head) if rotated else y

@@ -3,7 +3,7 @@
 One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
 result is rotated back. Each group of heads has an output matrix of low rank. An entry is a weighted mean over
 its block. Layers with an indexer have short blocks, whose means overlap, and read the entries that the
-indexer chooses. Other layers read all entries. The cache has room for an entry per position.
+indexer chooses. Other layers read all entries. Vectors and the inputs of means are kept for the window alone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,6 @@ class CompressedAttention(HyperConnected):
     def read_config(self, gguf: GGUF) -> Config:
         c, path = super().read_config(gguf), gguf.paths[0]
         n_layer, arch = len(c.layers), gguf.architecture
-        names = (f"blk.{n_layer}.{name}.weight" for name in ("attn_kv", "nextn.eh_proj"))
-        if [name in gguf.tensors for name in names] == [True, False]:
-            raise UnsupportedModel(
-                f"{path}: layer {n_layer} is no multi-token prediction head, although "
-                f"{arch}.nextn_predict_layers counts it; set this key to 0"
-            )
         self.rank_q = read_count(gguf, "attention.q_lora_rank")
         self.n_group = read_count(gguf, "attention.output_group_count")
         self.rank_o = read_count(gguf, "attention.output_lora_rank")
@@ -160,8 +154,9 @@ class CompressedAttention(HyperConnected):
         size, series = self.config.layers[il].head_dim, 1 + self.indexed[il]
         if not self.ratios[il]:
             return KVSpec(1, size, 0, window=self.window)
-        n = self.index_dim if self.indexed[il] else 0
-        return KVSpec(1, 2 * size, 0, index_dim=n, raw_dim=2 * series * (size + n))
+        n, ratio = self.index_dim if self.indexed[il] else 0, self.ratios[il]
+        raw, seen = 2 * series * (size + n), max(self.window, series * ratio)
+        return KVSpec(1, size, 0, window=seen, index_dim=n, raw_dim=raw, block=ratio, entries=True)
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output_b.weight"])[0]
@@ -183,10 +178,12 @@ class CompressedAttention(HyperConnected):
         kv, sinks = self.turned(kv, layer.rope, size), w.get("attn_sinks.weight")
         if ratio:
             entry, chosen = self.entry(x, w, cache, il), self.choose(x, q_in, w, cache, il)
-            ops.kv_store(concat(kv, entry, size, size), cache.k, cache.cells, 2 * size)
+            ops.kv_store(kv, cache.k, cache.cells, size)
+            first = cache.first_entry
+            ops.kv_store(entry, cache.k, cache.entry_cells, size, block=ratio, first=first)
             a = attend_entries(
-                q, cache.k, cache.cells, chosen, heads=layer.n_head, scale=layer.scale, window=self.window,
-                block=ratio, sinks=sinks,
+                q, cache.k, cache.cells, cache.entry_cells, chosen, heads=layer.n_head, scale=layer.scale,
+                window=self.window, block=ratio, first_entry=first, sinks=sinks,
             )  # fmt: skip
         else:
             ops.kv_store(kv, cache.k, cache.cells, size)
@@ -215,7 +212,7 @@ class CompressedAttention(HyperConnected):
         if cache.index:
             n, first = self.index_dim, 2 * keys[0].width
             index = self.pooled(keys[1], w, cache, il, "indexer_compressor", "rope_of_index", n, first)
-            ops.kv_store(index, cache.index, cache.cells, n)
+            ops.kv_store(index, cache.index, cache.entry_cells, n, block=self.ratios[il])
         return self.pooled(keys[0], w, cache, il, "attn_compressor", "rope_of_entries", size, 0)
 
     def pooled(
@@ -233,4 +230,4 @@ class CompressedAttention(HyperConnected):
         gains, ratio = linear(x, w, "indexer.proj"), self.ratios[il]
         top_k = self.top_k + 1  # The incomplete block at the end has no entry.
         how = {"heads": self.n_index, "top_k": top_k, "block": ratio}
-        return choose(q, gains, cache.index, cache.cells, **how, tail=True)
+        return choose(q, gains, cache.index, cache.entry_cells, **how, tail=True)

@@ -91,7 +91,8 @@ class Model(HyperConnected, kimi_linear.Model):
             return spec
         if (chooser := self.choosers[il]) != il:
             return replace(spec, chooser=chooser)
-        return replace(spec, index_dim=self.index_dim, raw_dim=2 * self.index_dim)
+        n = self.index_dim
+        return replace(spec, index_dim=n, raw_dim=2 * n, block=self.block_size)
 
     # ---- graph ----
 
@@ -128,4 +129,4 @@ class Model(HyperConnected, kimi_linear.Model):
         gate = linear(h, w, "indexer_compressor_gate")
         ops.kv_store(concat(k, gate, n, n), cache.raw, cache.cells, 2 * n)
         pooled = pool_keys(k, cache.raw, cache.cells, self.block_size, w("indexer_compressor_ape"))
-        ops.kv_store(pooled, cache.index, cache.cells, n)
+        ops.kv_store(pooled, cache.index, cache.cells, n, block=self.block_size)

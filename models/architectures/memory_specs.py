@@ -19,7 +19,9 @@ class KVSpec:
     size of index keys, or 0 without an indexer. `raw_dim` is the number of values per position from which
     index keys are pooled, or 0. A layer with a `chooser` attends to positions that the indexer of that
     earlier layer chose. If `n_kept` is not 0, the cache also keeps a row of `n_kept` values for each of a
-    slot's last KEPT_ROWS positions. If `head_dim_v` is 0, the keys are the values."""
+    slot's last KEPT_ROWS positions. If `head_dim_v` is 0, the keys are the values. There is an index key per
+    `block` positions. With `entries`, K also has an entry for each block of the text, and the other keys and
+    the raw values are kept for `window` positions."""
 
     n_head_kv: int
     head_dim_k: int
@@ -31,6 +33,8 @@ class KVSpec:
     raw_dim: int = 0
     chooser: int | None = None
     n_kept: int = 0
+    block: int = 1
+    entries: bool = False
 
     @property
     def leader(self) -> int | None:
@@ -51,7 +55,8 @@ class LayerCache:
     cells hold the last `window` positions, or all positions if `window` is 0. If `shared`, another layer
     writes the caches. `index` holds the indexer's keys [n_cells, index_dim], `raw` the values from which
     index keys are pooled [n_cells, raw_dim], and `kept` the rows of the last positions [n_slots, KEPT_ROWS,
-    n_kept]."""
+    n_kept]. Entries follow the positions' keys in `k`, from cell `first_entry` on. `entry_cells` is the cell
+    table of entries and index keys."""
 
     k: Weight
     v: Weight
@@ -61,12 +66,12 @@ class LayerCache:
     index: Weight | None = None
     raw: Weight | None = None
     kept: Weight | None = None
+    entry_table: Weight | None = None
+    first_entry: int = 0
 
     @property
-    def arrays(self) -> tuple[Weight, ...]:
-        """Return the arrays in CachePlan's order."""
-        v = None if self.v is self.k else self.v
-        return tuple(filter(None, (self.k, v, self.index, self.raw)))
+    def entry_cells(self) -> Weight:
+        return self.entry_table or self.cells
 
 
 @dataclass(frozen=True, slots=True)

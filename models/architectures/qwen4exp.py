@@ -118,7 +118,7 @@ class Model(qwen35moe.Model):
     def kv(self, il: int) -> memory.MemorySpec:
         spec = super().kv(il)
         if isinstance(spec, memory.KVSpec):
-            return replace(spec, index_dim=self.index_dim, raw_dim=self.index_dim)
+            return replace(spec, index_dim=self.index_dim, raw_dim=self.index_dim, block=self.block_size)
         if self.ngrams and self.has_ngrams(il) and isinstance(spec, memory.StateSpec):
             return replace(spec, extra=self.ngrams.state())
         return spec
@@ -183,7 +183,7 @@ class Model(qwen35moe.Model):
         pooled = pool_keys(k, cache.raw, cache.cells, self.block_size)
         pooled = ops.head_norm(pooled, w("indexer.k_norm"), n, self.config.eps)
         pooled = ops.rope(pooled, n, "rope_start", half_split=self.half_split)
-        ops.kv_store(pooled, cache.index, cache.cells, n)
+        ops.kv_store(pooled, cache.index, cache.cells, n, block=self.block_size)
 
     def attend(self, q: Tensor, x: Tensor, w: Weights, cache: memory.LayerCache, il: int) -> Tensor:
         assert cache.index

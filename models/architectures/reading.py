@@ -68,7 +68,18 @@ def read_n_layer(gguf: GGUF) -> int:
         raise GGUFError(
             f"{gguf.paths[0]}: nextn_predict_layers is {n_ahead}, expected less than {n_layer} (block_count)"
         )
-    return n_layer if gguf.with_heads else n_layer - n_ahead
+    return n_layer if gguf.with_heads or lacks_heads(gguf) else n_layer - n_ahead
+
+
+def lacks_heads(gguf: GGUF) -> bool:
+    """Return whether the file states multi-token prediction heads, but has no tensors of heads, and its last
+    layer is one of the model's own. Some converters leave the heads out and keep the key."""
+    arch = gguf.architecture
+    last = f"blk.{int(gguf.u32(f'{arch}.block_count', 0)) - 1}."
+    stated = gguf.u32(f"{arch}.nextn_predict_layers", 0) and not any(
+        ".nextn." in name for name in gguf.tensors
+    )
+    return bool(stated) and any(name.startswith(last) for name in gguf.tensors)
 
 
 def read_n_ahead(gguf: GGUF) -> int:

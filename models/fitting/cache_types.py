@@ -37,10 +37,10 @@ def _nbytes(model: Model, type_k: str, type_v: str) -> int:
         (n, head, dtype)
         for spec in specs
         for n, head, dtype in (
-            (spec.n_head_kv, spec.head_dim_k, type_k),
+            (spec.n_head_kv / (spec.block if spec.entries else 1), spec.head_dim_k, type_k),
             (spec.n_head_kv, spec.head_dim_v, type_v),
-            (1, spec.index_dim, type_k),
-            (1, spec.raw_dim, raw_type(type_k)),
+            (1 / spec.block, spec.index_dim, type_k),
+            (0 if spec.entries else 1, spec.raw_dim, raw_type(type_k)),
         )
     ]
-    return sum(n * row_nbytes(dtype, padded(head, dtype)) for n, head, dtype in widths)
+    return sum(int(n * row_nbytes(dtype, padded(head, dtype))) for n, head, dtype in widths)

@@ -20,12 +20,14 @@ from vkbackend.meta.split import Ranges, on_holders
 from vkbackend.models.architectures.memory_specs import KEPT_ROWS, KVSpec, MemorySpec, kv_of
 from vkbackend.models.options import DEFAULT_ROWS, Options
 from vkbackend.ops import CELL_BLOCK
+from vkbackend.ops.attention_tiles import cells_per_block
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """The caches of a layer that does not read the caches of another layer. `arrays` lists (name, head size
-    in whole blocks, type) of K, V, index keys and the values from which index keys are pooled."""
+    in whole blocks, type) of K, V, index keys and the values from which index keys are pooled. If K has
+    entries, `n_entry_blocks` counts the blocks of entries and index keys."""
 
     layer: int
     spec: KVSpec
@@ -34,12 +36,25 @@ class CachePlan:
     width: int  # Blocks of CELL_BLOCK cells for all positions of a slot.
     ring: int  # Blocks that a slot needs at once.
     n_blocks: int
+    n_entry_blocks: int
     n_slots: int
     home: Home
 
     @property
     def n_cells(self) -> int:
         return self.n_blocks * CELL_BLOCK
+
+    @property
+    def entry_ring(self) -> int:
+        """Return the blocks that a slot needs at once for index keys and entries."""
+        return self.width if self.spec.entries else self.ring
+
+    def rows_of(self, name: str) -> int:
+        """Return the rows of an array."""
+        n_entries = self.n_entry_blocks * cells_per_block(self.spec.block)
+        if name == "index":
+            return n_entries
+        return self.n_cells + (n_entries if name == "k" and self.spec.entries else 0)
 
     @property
     def window(self) -> int:
@@ -59,7 +74,7 @@ class CachePlan:
         nbytes = []
         for name, width, dtype in self.arrays:
             begin, end = self.heads_of(name)[device]
-            nbytes.append(self.n_cells * row_nbytes(dtype, (end - begin) * width))
+            nbytes.append(self.rows_of(name) * row_nbytes(dtype, (end - begin) * width))
         return [*nbytes, 4 * math.prod(self.kept)] if self.spec.n_kept else nbytes
 
     @property
@@ -88,7 +103,9 @@ def resized(caches: Sequence[CachePlan], options: Options) -> list[CachePlan]:
 def _planned(il: int, spec: KVSpec, heads: Ranges, home: Home, options: Options) -> CachePlan:
     ring = blocks_per_slot(spec.window, options)
     width, n = blocks_per_slot(0, options), n_blocks(ring, options)
-    return CachePlan(il, spec, _arrays(spec, options), heads, width, ring, n, options.n_slots, home)
+    n_of_entries = n_blocks(width, options) if spec.entries else n
+    arrays = _arrays(spec, options)
+    return CachePlan(il, spec, arrays, heads, width, ring, n, n_of_entries, options.n_slots, home)
 
 
 def _arrays(spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:

@@ -61,14 +61,14 @@ def _arrays(memory: LayerMemory) -> Iterator[tuple[str, Weight]]:
         yield from memory.arrays.items()
         cache = memory.cache  # type: ignore[assignment]
     if isinstance(cache, LayerCache):
-        for name in ("k", "v", "cells", "index", "raw", "kept"):
+        for name in ("k", "v", "cells", "entry_table", "index", "raw", "kept"):
             if (array := getattr(cache, name)) is not None:
                 yield name, array
 
 
 def _traits(memory: LayerMemory) -> object:
     cache = memory if isinstance(memory, LayerCache) else memory.cache
-    return type(memory), cache and (cache.window, cache.shared)
+    return type(memory), cache and (cache.window, cache.shared, cache.first_entry)
 
 
 def _views(weight: Weight, d: int) -> list[View]:

@@ -8,28 +8,33 @@ any block to any slot.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from vkbackend.meta.split import split
 from vkbackend.meta.stores import Stores
+from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.memory_specs import LayerCache
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan
 from vkbackend.models.placement.layout import Layout, memories
 from vkbackend.models.placement.recurrent_state import RecurrentState
 from vkbackend.ops import CELL_BLOCK
+from vkbackend.ops.attention_tiles import cells_per_block
 
 
 class CellTable:
     """Maps each position of `n_slots` sequences to its cell. `flush` copies changes to the devices."""
 
-    def __init__(self, stores: Stores, plan: CachePlan) -> None:
-        self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window
-        index = np.arange(plan.width, dtype=np.uint32) % plan.ring
+    def __init__(self, stores: Stores, plan: CachePlan, ring: int, n_blocks: int) -> None:
+        self._stores, self.ring, self.n_blocks = stores, ring, n_blocks
+        self.window = 0
+        index = np.arange(plan.width, dtype=np.uint32) % ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
-        self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
-        self.cells = stores.constant(f"cells.{plan.ring}", self.table)
+        self.table = (slots * ring + index) % np.uint32(n_blocks)
+        self.cells = stores.constant(f"cells.{ring}", self.table)
         self._changed: dict[int, tuple[int, int]] = {}  # slot -> (begin, end) of the changed entries
 
     @property
@@ -56,24 +61,67 @@ class CellTable:
         self._stores.update(self.cells, self.table)
 
 
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """Cells of one kind in an array of a layer. A cell stands for `block` positions, and a block of the table
+    has `n_cells`, from cell `first` of `array` on. `shape` is (KV heads, head size). The cells hold the last
+    `window` positions, or all if `window` is 0."""
+
+    name: str
+    array: Weight
+    table: CellTable
+    shape: tuple[int, int]
+    window: int
+    block: int = 1
+    n_cells: int = CELL_BLOCK
+    first: int = 0
+
+    def at(self, slot: int, first: int, last: int) -> np.ndarray:
+        """Return the cells of the blocks of positions that end at `first` to `last` - 1."""
+        positions = np.arange(first, last)
+        positions = positions[(positions + 1) % self.block == 0]
+        blocks = self.table.table[slot].astype(np.int64)[positions // CELL_BLOCK]
+        return self.first + blocks * self.n_cells + positions % CELL_BLOCK // self.block
+
+
+def parts_of(
+    plan: CachePlan, arrays: Mapping[str, Weight], table: CellTable, of_entries: CellTable
+) -> list[CachePart]:
+    parts, block, window = [], plan.spec.block, plan.spec.window
+    for name, width, _ in plan.arrays:
+        array, shape = arrays[name], (plan.n_heads(name), width)
+        if name != "index":
+            parts.append(CachePart(f"cache_{name}_l{plan.layer}", array, table, shape, window))
+        if name == "index" or (name == "k" and plan.spec.entries):
+            stored = f"cache_{'index' if name == 'index' else 'entries'}_l{plan.layer}"
+            window_of_entries = 0 if plan.spec.entries else window
+            first = plan.n_cells if name == "k" else 0
+            how = block, cells_per_block(block), first
+            parts.append(CachePart(stored, array, of_entries, shape, window_of_entries, *how))
+    return parts
+
+
 class KVCache:
     """`own` holds the caches of layers with their own cache. `layers` holds the cache or recurrent state that
     each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # The key is the plan's `ring`.
+        self.tables: dict[int, CellTable] = {}  # The key is a plan's `ring` or `entry_ring`.
+        self.parts: list[CachePart] = []
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
-            if plan.ring not in self.tables:
-                self.tables[plan.ring] = CellTable(stores, plan)
-            table = self.tables[plan.ring]
+            rings = (plan.ring, plan.n_blocks), (plan.entry_ring, plan.n_entry_blocks)
+            for ring, n_blocks in rings:
+                if ring not in self.tables:
+                    self.tables[ring] = CellTable(stores, plan, ring, n_blocks)
+            table, of_entries = self.tables[plan.ring], self.tables[plan.entry_ring]
             table.window = max(table.window, plan.window)
             arrays = {
                 name: stores.cache(
                     f"cache_{name}_l{plan.layer}",
-                    plan.n_cells,
+                    plan.rows_of(name),
                     plan.n_heads(name) * width,
                     dtype,
                     split(1, plan.heads_of(name), [width]),
@@ -90,7 +138,10 @@ class KVCache:
                 index=arrays.get("index"),
                 raw=arrays.get("raw"),
                 kept=kept,
+                entry_table=of_entries.cells if of_entries is not table else None,
+                first_entry=plan.n_cells,
             )
+            self.parts += parts_of(plan, arrays, table, of_entries)
         self.own = caches
         self.layers = memories(layout, caches, self.states.layers)
 

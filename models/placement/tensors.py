@@ -12,7 +12,7 @@ import numpy as np
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import widened
 from vkbackend.models.architectures.base import Model, Weighted, all_weights
-from vkbackend.models.architectures.reading import ROPE_FACTORS
+from vkbackend.models.architectures.reading import ROPE_FACTORS, lacks_heads
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
@@ -115,6 +115,11 @@ def of_encoders(gguf: GGUF) -> list[str]:
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
     lines = []
+    if lacks_heads(gguf):
+        lines.append(
+            f"{gguf.architecture}.nextn_predict_layers is not 0, but the file has no tensors of multi-token "
+            f"prediction heads (nextn); all {model.n_layer} layers are the model's own"
+        )
     if skipped := ahead_tensors(gguf, model):
         lines.append(
             f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "

@@ -298,7 +298,7 @@ def _caches(layout: Layout) -> list[LayerMemory]:
         shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
         held = {
-            name: _cache(plan.n_cells, split(1, plan.heads_of(name), [width]), dtype, layout.n_devices)
+            name: _cache(plan.rows_of(name), split(1, plan.heads_of(name), [width]), dtype, layout.n_devices)
             for name, width, dtype in plan.arrays
         }
         kept = None
@@ -312,6 +312,8 @@ def _caches(layout: Layout) -> list[LayerMemory]:
             index=held.get("index"),
             raw=held.get("raw"),
             kept=kept,
+            entry_table=cells if plan.entry_ring != plan.ring else None,
+            first_entry=plan.n_cells,
         )
     return memories(layout, caches, states)
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vkbackend import ops
 from vkbackend.formats import dequantize
-from vkbackend.ops import Recorder
+from vkbackend.ops import CELL_BLOCK, Recorder
+from vkbackend.ops.attention_tiles import cells_per_block
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -40,6 +41,8 @@ class KvStore(Case):
     half_split: bool = False
     norm: str = ""  # "plain" or "weighted".
     broken: bool = False  # Three blocks also contain NaN or inf.
+    block: int = 1
+    first: int = 0
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
@@ -55,6 +58,7 @@ class KvStore(Case):
 
     def setup(self, rng: np.random.Generator) -> Setup:
         cells, n_cells = cell_table(rng, self.runs, self.ring)
+        n_blocks = n_cells // CELL_BLOCK
         magnitude = np.exp2(rng.uniform(-27, 17, (self.rows, self.width)))
         x = (magnitude * rng.choice([-1, 1], magnitude.shape)).astype(np.float32)
         ties = np.array(
@@ -71,7 +75,7 @@ class KvStore(Case):
         tensors = {
             "x": uniform(rng, *x.shape) if self.head_dim else Tensor(x.shape, "f32", x),
             "cells": cells,
-            "cache": output(n_cells, self.width, dtype=self.type),
+            "cache": output(self.first + n_blocks * cells_per_block(self.block), self.width, dtype=self.type),
         }
         if self.norm == "weighted":
             tensors["w"] = uniform(rng, self.head_dim)
@@ -82,7 +86,8 @@ class KvStore(Case):
             args = v["x"], v["cells"], v["cache"], v["step"]
             norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
             rotation = ops.Rotation(v["cos_sin"], self.half_split) if self.n_rot else None
-            r.kv_store(*args, head_dim=self.head_dim, norm=norm, rotation=rotation)
+            cell: dict[str, Any] = {"block": self.block, "first": self.first}
+            r.kv_store(*args, head_dim=self.head_dim, norm=norm, rotation=rotation, **cell)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -162,6 +167,12 @@ def quick() -> list[Case]:
         KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
         KvStore("f16", 240, 6, _RUNS, head_dim=80, n_rot=32, half_split=True, norm="weighted"),
         KvStore("bf16", 40, 6, _RUNS, head_dim=8, norm="plain"),
+        # Rows of 3 blocks or one. Cells of rows that are 4 or 12 positions apart share a word.
+        KvStore("q8_0", 96, 40, ((2, 29, 30), (0, 2, 6), (3, 95, 3)), block=4, first=64),
+        KvStore("q4_0", 32, 40, ((1, 5, 33), (0, 11, 1)), block=12, first=2),
+        KvStore("iq4_nl", 96, 9, ((1, 120, 8),), block=128),
+        KvStore("q5_1", 64, 12, ((1, 5, 10), (0, 7, 2)), block=8, first=32),
+        KvStore("f16", 64, 40, ((1, 100, 40),), head_dim=16, n_rot=16, norm="plain", block=4, first=96),
         Hadamard(),
         Hadamard(1, 3, 80, 96),
         Hadamard(5, 1, 160, 136),

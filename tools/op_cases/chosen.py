@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vkbackend.ops import CELL_BLOCK, Recorder
+from vkbackend.ops.attention_tiles import cells_per_block
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -20,6 +21,19 @@ from vkbackend.tools.op_cases.setup import (
     step_of,
     uniform,
 )
+
+
+def cache_of_blocks(
+    rng: np.random.Generator,
+    dtype: str,
+    cells: Tensor,
+    n_cells: int,
+    width: int,
+    runs: tuple[RunSpec, ...],
+    block: int,
+) -> Tensor:
+    n = n_cells // CELL_BLOCK * cells_per_block(block)
+    return cache(rng, dtype, cells, n, width, runs, block=block)
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class IndexScores(Case):
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head),
             "w": uniform(rng, rows, self.n_heads),
-            "k": cache(rng, self.type_k, cells, n_cells, self.head, self.runs),
+            "k": cache_of_blocks(rng, self.type_k, cells, n_cells, self.head, self.runs, self.block),
             "cells": cells,
             "y": output(rows, cells.shape[1] * CELL_BLOCK // self.block),
         }
@@ -229,19 +243,30 @@ class AttnEntries(Case):
             ids = np.sort(rng.permutation(n)[: max(0, self.k - 1)])
             chosen[row, : len(ids)] = ids
         splits = (self.n_splits, self.head + 2) if self.n_splits else (self.head,)
+        entry_cells, n_of_entries = cell_table(rng, self.runs)
+        args = rng, self.kind, entry_cells, n_of_entries, self.head, self.runs
+        entries = cache_of_blocks(*args, self.block)
+        vectors = cache(rng, self.kind, cells, n_cells, self.head, self.runs, self.window)
+        assert vectors.raw is not None and entries.raw is not None
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head, span=8.0),
-            "kv": cache(rng, self.kind, cells, n_cells, 2 * self.head, self.runs),
+            "kv": Tensor(
+                (n_cells + entries.shape[0], self.head),
+                self.kind,
+                np.concatenate([vectors.raw, entries.raw]),
+            ),
             "cells": cells,
+            "entry_cells": entry_cells,
             "chosen": Tensor(chosen.shape, "u32", chosen),
             "y": output(rows, self.n_heads, *splits),
         }
 
         def record(r: Recorder, v: Views) -> None:
             how: dict[str, Any] = {"window": self.window, "block": self.block, "q_first": self.q_first}
-            how |= {"group": self.group or self.n_heads, "scale": self.head**-0.5}
+            how |= {"group": self.group or self.n_heads, "scale": self.head**-0.5, "first_entry": n_cells}
             lists = v["chosen"] if self.k else None
-            r.attn_entries(v["q"], v["kv"], v["cells"], lists, v["y"], v["step"], **how)
+            args = v["q"], v["kv"], v["cells"], v["entry_cells"], lists, v["y"], v["step"]
+            r.attn_entries(*args, **how)
 
         return Setup(tensors, record, step)
 

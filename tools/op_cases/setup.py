@@ -15,6 +15,7 @@ from vkbackend import ops, twins
 from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.formats import block_of, dequantize, quantize, row_nbytes
 from vkbackend.limits import Limits
+from vkbackend.ops.attention_tiles import cells_per_block
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
@@ -230,8 +231,9 @@ def cache(
     width: int,
     runs: tuple[RunSpec, ...],
     window: int = 0,
+    block: int = 1,
 ) -> Tensor:
-    """Return a K or V cache, with NaN in cells that no run attends to."""
+    """Return a K or V cache, with NaN in cells that no run reads. A cell stands for `block` positions."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
@@ -241,7 +243,9 @@ def cache(
         values = np.full((n_cells, row_nbytes(dtype, width)), 0xFF, np.uint8)
     for slot, first_pos, n_rows in runs:
         at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
-        rows = table[slot, at // CELL_BLOCK % table.shape[1]] * CELL_BLOCK + at % CELL_BLOCK
+        at = at[(at + 1) % block == 0]
+        blocks = table[slot, at // CELL_BLOCK % table.shape[1]]
+        rows = blocks * cells_per_block(block) + at % CELL_BLOCK // block
         assert len(set(rows.tolist())) == len(at), f"{runs} sees more than the ring of {table.shape} holds"
         stored = rng.uniform(-1, 1, (len(at), width)).astype(np.float32)
         values[rows] = stored if plain else quantize(stored, dtype)

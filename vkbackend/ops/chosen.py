@@ -8,7 +8,7 @@ import math
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
 from vkbackend.ops.attention import attn_push, rows_cut
-from vkbackend.ops.attention_tiles import CELL_BLOCK
+from vkbackend.ops.attention_tiles import CELL_BLOCK, cells_per_block
 from vkbackend.ops.kv_cache import CACHE_TYPES
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
@@ -34,19 +34,21 @@ class ChosenOps(Target):
         is row first_row + r of the step. Later blocks of y do not change.
 
         Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_blocks]. The cache `k` [n_cells,
-        head] has a type in CACHE_TYPES.
+        head] has a type in CACHE_TYPES and a cell per block, as kv_store with `block` writes them.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK // block
         assert w is None or w.shape == (n_rows, n_heads), (q, w)
         assert y.shape == (n_rows, n_positions), (q, y)
-        assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
+        per_block = cells_per_block(block)
+        assert k.shape[1:] == (head,) and k.shape[0] % per_block == 0 and cells.dtype == "u32", (k, cells)
         assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
         heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
         local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
         consts = {"LOCAL": local, "HEAD": head, "HEADS": heads, "K_TYPE": CACHE_TYPES.index(k.dtype)}
         push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
         push |= {"blocks_per_slot": cells.shape[1], "n_positions": n_positions, "block_size": block}
+        push["cells_per_block"] = per_block
         self.record(
             "index_scores",
             "f32",
@@ -206,6 +208,7 @@ class ChosenOps(Target):
         q: View,
         kv: View,
         cells: View,
+        entry_cells: View,
         chosen: View | None,
         part: View,
         step: View,
@@ -213,32 +216,36 @@ class ChosenOps(Target):
         scale: float,
         window: int,
         block: int,
+        first_entry: int,
         group: int,
         q_first: int = 0,
     ) -> None:
-        """For every row of the step, compute attn_decode over the last `window` positions, including the
-        row's own, and over entries. Each complete block of `block` positions has an entry. A cell of `kv`
-        [n_cells, 2 * head] holds two vectors. The first is both key and value of a position. The second is
-        the entry of the block that ends at this position. `chosen` u32 [n_rows, n_chosen] lists up to
-        n_chosen - 1 complete blocks, as index_top_k with `tail` writes them. Without `chosen`, a row attends
-        to the entries of all complete blocks."""
+        """For every row of the step, compute attn_decode over the last `window` positions, including the row's
+        own, and over entries of complete blocks of `block` positions. The first `first_entry` cells of `kv`
+        [n_cells, head] hold vectors of positions, which are both key and value, at the places in `cells`.
+        The others hold entries, as kv_store writes them with `block`, `first` = first_entry and
+        `entry_cells`. Both tables have the same shape. `chosen` u32 [n_rows, n_chosen] lists up to
+        n_chosen - 1 complete blocks, as index_top_k with `tail` writes them. Without it, a row attends to the
+        entries of all complete blocks."""
         cut = rows_cut(self.limits, q.shape[2], group)
-        head, final = q.shape[2], len(part.shape) == 3
-        both = kv.reshape(2 * kv.shape[0], head)
+        head, final, per_block = q.shape[2], len(part.shape) == 3, cells_per_block(block)
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
-        push, _, types = attn_push(q, both, both, cells, head_v, group, q_first)
+        vectors = kv.rows(0, first_entry)
+        push, _, types = attn_push(q, vectors, vectors, cells, head_v, group, q_first)
         n_rows, n_heads = part.shape[:2]
         n_chosen = chosen.shape[1] if chosen else 0
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32" and head == head_v, (q, part)
-        assert window > 0 and block > 0, (window, block)
+        assert window > 0 and block > 0 and entry_cells.shape == cells.shape, (window, block, entry_cells)
+        assert first_entry % CELL_BLOCK == (kv.shape[0] - first_entry) % per_block == 0, (kv, first_entry)
         assert chosen is None or (n_chosen > 1 and rows_of(chosen, n_chosen, "u32") == n_rows), chosen
-        push |= {"n_splits": n_splits, "n_chosen": n_chosen, "block_size": block, "window": window}
+        push |= {"n_splits": n_splits, "n_chosen": n_chosen, "block_size": block}
+        push |= {"cells_per_block": per_block, "first_entry": first_entry, "window": window}
         consts = {"LOCAL": cut.local, "HEAD_K": head, "HEAD_V": head, "HEADS": cut.heads, **types}
         n_entries = n_chosen - 1 if chosen else cells.shape[1] * CELL_BLOCK // block
         self.record(
             "attn_entries",
             "f32",
-            (q, both, both, cells, chosen or cells, part),
+            (q, kv, kv, cells, entry_cells, chosen or cells, part),
             {**push, "scale": scale},
             {**consts, "FINAL": int(final), "BATCH": cut.batch},
             (n_rows, cut.tiles, n_splits),

@@ -112,14 +112,15 @@ def _rope_store(f: _Fusing, at: int) -> None:
         return
     m, fused = f.named(i), f.recorder(at)
     store = m["x"], s["cells"], s["cache"], s["step"]
+    cell: dict[str, Any] = {"block": s["block_size"], "first": s["first_cell"]}
     if m["op"] == "rope" and m["PARTS"] > 1:
         return
     if m["op"] == "rope":
         norm = HeadNorm(m["w"] if m["NORM"] == 2 else None, m["eps"]) if m["NORM"] else None
         rotation = Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))
-        fused.kv_store(*store, head_dim=m["head_dim"], norm=norm, rotation=rotation)
+        fused.kv_store(*store, head_dim=m["head_dim"], norm=norm, rotation=rotation, **cell)
     else:
-        fused.kv_store(*store, head_dim=m["n"], norm=_norm_of(m))
+        fused.kv_store(*store, head_dim=m["n"], norm=_norm_of(m), **cell)
     f.replace(at, [i], fused.recording)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
-from vkbackend.ops.attention_tiles import CELL_BLOCK
+from vkbackend.ops.attention_tiles import CELL_BLOCK, cells_per_block
 from vkbackend.ops.target import Target, rows_of
 
 # in the order of shaders/lib/cache_types.glsl
@@ -106,29 +106,41 @@ class CacheOps(Target):
         head_dim: int = 0,
         norm: HeadNorm | None = None,
         rotation: Rotation | None = None,
+        block: int = 1,
+        first: int = 0,
     ) -> None:
         """Write row r of `x` to its cell of `cache`, after an optional norm and rotation of the row's heads.
 
         `x` is [n_rows, width]. `cache` is [n_cells, width] of a type in CACHE_TYPES. The width is even and a
         multiple of the type's block size. `cells` is u32 [n_slots, blocks_per_slot]. Position p of slot s is
         in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Quantized caches allow no norm or rotation.
+        If `block` is above 1, only rows at the last position of a block of `block` positions are written. The
+        cell is `first` + cells[s, p / 32 % blocks_per_slot] * cells_per_block(block) + p % 32 / block.
         A quantized block becomes NaN if one of its values is not finite.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements per thread
         n_rows = rows_of(x, width)
-        assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
+        assert width % 2 == 0 and cells.dtype == "u32", (x, cells, cache)
+        assert cache.shape[0] % 2 == first % 2 == 0, (cache, first)
         assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)
         assert not (norm or rotation) or unit == 2, (
             f"heads are normed and rotated for pairs, not for {cache!r}"
         )
         w, kind, eps = _norm_args(norm, head_dim, x)
         push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
-        push |= {"head_dim": head_dim or width, "n_rot": 0, "half_split": 0, "eps": eps}
+        push |= {"head_dim": head_dim or width, "n_rot": 0, "half_split": 0}
+        push |= {
+            "block_size": block,
+            "cells_per_block": cells_per_block(block),
+            "first_cell": first,
+            "eps": eps,
+        }
         if rotation:
             assert rotation.n_rot <= head_dim and rotation.cos_sin.shape[0] >= n_rows, (x, rotation)
             push |= {"n_rot": rotation.n_rot, "half_split": int(rotation.half_split)}
         local = _norm_local(head_dim) if norm else 64
         consts = {"LOCAL": local, "TYPE": CACHE_TYPES.index(cache.dtype), "NORM": kind}
+        consts["BLOCKS"] = int(block > 1 or first > 0)
         groups = (*self.fold(width // head_dim if norm else -(-width // (64 * unit))), n_rows)
         args = x, w, rotation.cos_sin if rotation else x, cells, cache
         self.record("kv_store", "f32", args, push, consts, groups, step)

@@ -89,8 +89,9 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "kv_store",
             "x:r w:r cos_sin:r cells:r cache:w",
-            "width n_rows blocks_per_slot head_dim n_rot half_split eps:f",
-            "TYPE NORM",
+            "width n_rows blocks_per_slot head_dim n_rot half_split block_size cells_per_block first_cell"
+            " eps:f",
+            "TYPE NORM BLOCKS",
             rows=True,
         ),
         op_spec(
@@ -132,15 +133,16 @@ SPECS: dict[str, OpSpec] = {
         ),
         op_spec(
             "attn_entries",
-            "q:r k:r v:r cells:r chosen:r part:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen block_size window scale:f",
+            "q:r k:r v:r cells:r entry_cells:r chosen:r part:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen block_size cells_per_block"
+            " first_entry window scale:f",
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
             rows=True,
         ),
         op_spec(
             "index_scores",
             "q:r w:r k:r cells:r y:w",
-            "n_heads n_rows first_row blocks_per_slot n_positions block_size",
+            "n_heads n_rows first_row blocks_per_slot n_positions block_size cells_per_block",
             "HEAD HEADS K_TYPE BATCH HAS_W",
             rows=True,
         ),

@@ -20,7 +20,7 @@ def index_scores(
     gains = f64(w, n_rows, n_heads) if has_w else np.ones((n_rows, n_heads))
     out = y.reshape(n_rows, n_positions)
     for row in range(min(n_rows, step.n_rows - first_row)):
-        at = cells_of(step, first_row + row, cells, blocks_per_slot)[block_size - 1 :: block_size]
+        at = cells_of(step, first_row + row, cells, blocks_per_slot, block_size=block_size)
         products = queries[row] @ k.reshape(k.shape[0], -1)[at].astype(np.float64).T
         out[row, : len(at)] = gains[row] @ np.maximum(products, 0)
 
@@ -107,10 +107,10 @@ def attn_chosen(
 
 
 def attn_entries(
-    q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
-    n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
-    n_chosen: int, block_size: int, window: int, scale: float, head_k: int, head_v: int, final: int = 0,
-    **_: Any,
+    q: Array, k: Array, v: Array, cells: Array, entry_cells: Array, chosen: Array, part: Array,
+    step: StepParams, *, n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int,
+    blocks_per_slot: int, n_splits: int, n_chosen: int, block_size: int, first_entry: int, window: int,
+    scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     queries, vectors = f64(q, n_rows, n_heads, head_k), k.reshape(k.shape[0], head_k)
     lists = chosen.reshape(n_rows, n_chosen) if n_chosen else None
@@ -118,10 +118,10 @@ def attn_entries(
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
-        ends = at[block_size - 1 :: block_size]
+        entries = cells_of(step, row, entry_cells, blocks_per_slot, block_size=block_size)
         if lists is not None:
-            ends = ends[lists[row, : min(len(ends), n_chosen - 1)]]
-        keys_at = np.concatenate([2 * ends + 1, 2 * at[-window:]])
+            entries = entries[lists[row, : min(len(entries), n_chosen - 1)]]
+        keys_at = np.concatenate([first_entry + entries, at[-window:]])
         per_split = ceil_div(ceil_div(len(keys_at), CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
             keys = keys_at[split * per_split : (split + 1) * per_split]

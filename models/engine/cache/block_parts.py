@@ -21,7 +21,6 @@ from vkbackend.meta.tensor import Weight
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import layout_of
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.ops import CELL_BLOCK
 from vkbackend.rope import RopeTable
 
 Cell = tuple[int, int]  # (part, index of its block or of its state's cell)
@@ -42,18 +41,14 @@ class Parts(Protocol):
 class BlockParts:
     def __init__(self, mesh: Mesh, kv: KVCache, identity: bytes) -> None:
         self._mesh, self.identity = mesh, identity
-        self._arrays: list[list[tuple[Weight, int]]] = [  # (array, rows of a block)
-            [
-                (cache, CELL_BLOCK)
-                for plan in kv.plans
-                if kv.tables[plan.ring] is table
-                for cache in kv.own[plan.layer].arrays
-            ]
+        self._arrays: list[list[tuple[Weight, int, int]]] = [  # (array, rows of a block, first row)
+            [(part.array, part.n_cells, part.first) for part in kv.parts if part.table is table]
             for table in kv.groups
         ]
-        self._arrays.append([(w, 1) for state in kv.states.layers.values() for w in state.arrays.values()])
+        states = kv.states.layers.values()
+        self._arrays.append([(w, 1, 0) for state in states for w in state.arrays.values()])
         self._ends = [
-            [0, *accumulate(rows * matrix_of(weight)[1] for weight, rows in arrays)]
+            [0, *accumulate(rows * matrix_of(weight)[1] for weight, rows, _ in arrays)]
             for arrays in self._arrays
         ]
         self.nbytes = tuple(ends[-1] for ends in self._ends)
@@ -62,7 +57,9 @@ class BlockParts:
         """Return each part's bytes. No step may be running. Raises the errors of devices."""
         self._mesh.check_usable()
         wanted = [
-            (weight, n * cell, n * cell + n) for part, cell in cells for weight, n in self._arrays[part]
+            (weight, first + n * cell, first + n * cell + n)
+            for part, cell in cells
+            for weight, n, first in self._arrays[part]
         ]
         rows = iter(gather_many(self._mesh.devices, wanted))
         return [b"".join(next(rows).data for _ in self._arrays[part]) for part, _ in cells]
@@ -74,8 +71,9 @@ class BlockParts:
         for (part, cell), data in cells:
             raw = np.frombuffer(data, np.uint8)
             assert raw.size == self.nbytes[part], (part, raw.size)
-            for (weight, n), (begin, end) in zip(self._arrays[part], pairwise(self._ends[part]), strict=True):
-                rows.append((weight, n * cell, raw[begin:end].reshape(n, -1)))
+            ends = pairwise(self._ends[part])
+            for (weight, n, first), (begin, end) in zip(self._arrays[part], ends, strict=True):
+                rows.append((weight, first + n * cell, raw[begin:end].reshape(n, -1)))
         scatter_many(self._mesh.devices, rows)
 
 

@@ -10,7 +10,6 @@ from vkbackend.buffer import View
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.engine.cache.blocks import Copy
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.ops import CELL_BLOCK
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 
@@ -19,11 +18,12 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
     recordings = [Recording("copy blocks") for _ in devices]
     for group, table in enumerate(kv.groups):
         pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
-        for plan in kv.plans if table and pairs else ():
-            if kv.tables[plan.ring] is table:
-                for cache in kv.own[plan.layer].arrays:
-                    for begin, other, n in _runs(np.array(pairs).T):
-                        _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
+        for part in kv.parts if table and pairs else ():
+            if part.table is table:
+                n_cells, first = part.n_cells, part.first
+                for begin, other, n in _runs(np.array(pairs).T):
+                    cells = first + n_cells * begin, first + n_cells * other, n_cells * n
+                    _copy(recordings, part.array, *cells)
     _run(devices, recordings)
 
 

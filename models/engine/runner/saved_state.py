@@ -34,7 +34,7 @@ from vkbackend.models.placement.cache_plan import layout_of
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner.runner import Runner
-    from vkbackend.models.placement.kv_cache import CellTable
+    from vkbackend.models.placement.kv_cache import CachePart
 
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_POSITION = 1 << 30
@@ -77,12 +77,13 @@ def save(
     tokens = packed(content.tokens[first : content.n_stored + 1 if last is None else stop])
     tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": (_type_of(tokens), tokens)}
     with transfers(runner.mesh.devices) as devices:
-        for name, cache, shape, table, window in _caches(runner):
-            begin = _begin(window, content.resumable, first, stop)
-            runs = _runs(table, slot, begin, stop, cache)
-            rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
-            in_file, in_numpy = _DTYPES[cache.dtype]
-            tensors[name] = in_file, rows.view(in_numpy).reshape(stop - begin, *shape)
+        for held in runner.kv.parts:
+            begin = _begin(held.window, content.resumable, first, stop)
+            runs = _runs(held, slot, begin, stop)
+            pieces = [gather_rows(devices, held.array, cell, cell + n) for _, cell, n in runs]
+            rows = np.concatenate([np.empty((0, matrix_of(held.array)[1]), np.uint8), *pieces])
+            in_file, in_numpy = _DTYPES[held.array.dtype]
+            tensors[held.name] = in_file, rows.view(in_numpy).reshape(len(rows), *_shape(held))
         for name, state in _states(runner):
             cell = runner.kv.states.slots.cell(slot, stop)
             tensors[name] = "F32", gather_rows(devices, state, cell, cell + 1).view("<f4").reshape(-1)
@@ -135,15 +136,15 @@ def load(
                 for name, state in _states(runner):
                     data = file.get_tensor(name).reshape(1, -1).view(np.uint8)
                     scatter_rows(devices, state, cell, data)
-            for name, cache, _, table, window in _caches(runner):
-                rows = file.get_slice(name)
-                begin = _begin(window, saved, first, last)
+            for part in runner.kv.parts:
+                rows, table = file.get_slice(part.name), part.table
+                begin = _begin(part.window, saved, first, last)
                 # This slot may have fewer cells for a window than the slot that was saved.
                 kept = max(begin, last - table.capacity, room.get(table.window, 0))
-                for at, cell, n in _runs(table, slot, kept, last, cache):
-                    at += kept - begin
+                for at, cell, n in _runs(part, slot, kept, last):
+                    at += kept // part.block - begin // part.block
                     data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
-                    scatter_rows(devices, cache, cell, data)
+                    scatter_rows(devices, part.array, cell, data)
             content.tokens += tokens
             content.n_stored, content.mark = last, mark
     except (SafetensorError, OSError) as error:
@@ -212,8 +213,11 @@ def _check(
         )
     n = last - first
     expected = {
-        name: (_DTYPES[cache.dtype][0], [last - _begin(window, saved, first, last), *shape])
-        for name, cache, shape, _, window in _caches(runner)
+        part.name: (
+            _DTYPES[part.array.dtype][0],
+            [last // part.block - _begin(part.window, saved, first, last) // part.block, *_shape(part)],
+        )
+        for part in runner.kv.parts
     }
     expected |= {name: ("F32", [state.shape[1]]) for name, state in _states(runner)}
     names = set(file.keys())
@@ -264,14 +268,10 @@ def _identity(runner: Runner) -> dict[str, str]:
     return {"model_sha256": runner.fingerprint} | layout_of(runner.options)
 
 
-def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
-    """Yield (name in the file, cache, shape, cell table, window) for each array of each layer's cache. The
-    shape is (KV heads, head size in stored elements)."""
-    for plan in runner.kv.plans:
-        layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
-        for (name, width, dtype), cache in zip(plan.arrays, layer.arrays, strict=True):
-            shape = plan.n_heads(name), row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
-            yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
+def _shape(part: CachePart) -> tuple[int, int]:
+    """Return a cell's KV heads and head size in stored elements."""
+    (n_heads, width), dtype = part.shape, part.array.dtype
+    return n_heads, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
 
 
 def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
@@ -289,12 +289,10 @@ def _resumable(runner: Runner, content: SlotContent, first: int, last: int, save
     return max(content.resumable if first else 0, saved, runner.resumable(last))
 
 
-def _runs(
-    table: CellTable, slot: int, first: int, last: int, cache: Weight
-) -> Iterator[tuple[int, int, int]]:
-    """Yield each run of consecutive cells as (offset from `first`, first cell, number of cells)."""
-    cells = table.at(slot, np.arange(first, last))
-    longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
+def _runs(part: CachePart, slot: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each run of consecutive cells as (offset from the first cell, cell, number of cells)."""
+    cells = part.at(slot, first, last)
+    longest = max(1, PIECE_NBYTES // matrix_of(part.array)[1])
     cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
     for begin, end in pairwise(cuts):
         for start in range(begin, end, longest):

@@ -29,6 +29,14 @@ pytestmark = pytest.mark.no_vulkan
 
 NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared", "minimax-m3", "glm5-next", "deepseek4", "deepseek4+short")
 FULL = [0, 1, 4]
+INDEXED = {  # layers with index keys
+    "glm-dsa+shared": FULL,
+    "deepseek4+short": [1],
+    "deepseek32": range(4),
+    "deepseek4": [1, 3],
+    "glm5-next": [1, 4],
+    "minimax-m3": [1, 2, 3],
+}
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
 
@@ -90,12 +98,39 @@ def test_a_token_and_a_prompt_in_one_step(folder: Path) -> None:
         runner.close()
 
 
-@pytest.mark.parametrize("name", some(("glm-dsa+shared", "minimax-m3", "deepseek32"), 2))
+@pytest.mark.parametrize(
+    "name",
+    some(tuple(INDEXED), 2),
+)
 def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
-    layers = {"glm-dsa+shared": FULL, "minimax-m3": [1, 2, 3]}.get(name, range(4))
     with safe_open(tmp_path / "state", "numpy") as file:
-        assert {key for key in file.keys() if "index" in key} == {f"cache_index_l{il}" for il in layers}
+        names = {f"cache_index_l{il}" for il in INDEXED[name]}
+        assert {key for key in file.keys() if "index" in key} == names
+
+
+def test_a_cache_of_entries_is_compact(folder: Path) -> None:
+    """Vectors and the inputs of means are kept for the window. Entries and index keys are kept for blocks."""
+    options = F32 | {"n_ctx": 1024, "n_ubatch": 8}
+    runner = load_runner(model(folder, "deepseek4+short"), devices=["numpy"] * 2, **options)
+    try:
+        assert [cache.ring for cache in runner.layout.caches] == [2, 2, 2, 2]
+        kinds = {part.name.rpartition("_")[0] for part in runner.kv.parts}
+        assert kinds == {"cache_k", "cache_raw", "cache_entries", "cache_index"}
+        # per device, in floats: 64 cells of the window, and for 32 positions 8 entries (blocks of 4) or 4
+        vectors, raw, entries = 32 * 64, 2 * 64 * 64, 32 * 32
+        assert [sum(cache.nbytes(0)) // 4 for cache in runner.layout.caches] == [
+            vectors + raw // 2 + 4 * entries,
+            vectors + 2 * 2 * (32 + 64) * 64 + 8 * (entries + 64 * 32),
+            vectors + raw // 2 + 4 * entries,
+            vectors,
+        ]
+        logits = [runner.step(PROMPT[:8], [Run(0, 0, 8, 0)], range(8)).copy()]
+        for i in range(8, N, 8):
+            logits.append(runner.step(PROMPT[i : i + 8], [Run(0, 0, 8, i)], range(8)).copy())
+        assert nmse(np.concatenate(logits), np.load(GOLDEN / "deepseek4+short.npz")["logits"]) <= 1e-9
+    finally:
+        runner.close()
 
 
 def test_layers_that_share_a_choice_are_on_one_device(folder: Path) -> None:

@@ -146,6 +146,16 @@ def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, name: str) ->
     assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
 
 
+@pytest.mark.parametrize("name", ["deepseek4+short", "qwen3moe"])
+def test_heads_that_a_file_lacks_do_not_count(tmp_path: Path, name: str) -> None:
+    fixture = build(name)
+    fixture.keys["nextn_predict_layers"] = 1
+    model, warnings = read_model(fixture, tmp_path / "model.gguf")
+    assert model.n_layer == plain(name).n_layer and model.weights() == plain(name).weights()
+    [line] = warnings
+    assert "has no tensors of multi-token prediction heads" in line
+
+
 @few_architectures
 def test_unread_tensors_are_named(tmp_path: Path, name: str) -> None:
     fixture = build(name)
