@@ -220,13 +220,13 @@ class ChosenOps(Target):
         group: int,
         q_first: int = 0,
     ) -> None:
-        """For every row of the step, compute attn_decode over the last `window` positions, including the row's
-        own, and over entries of complete blocks of `block` positions. The first `first_entry` cells of `kv`
-        [n_cells, head] hold vectors of positions, which are both key and value, at the places in `cells`.
-        The others hold entries, as kv_store writes them with `block`, `first` = first_entry and
+        """For every row of the step, compute attn_decode over the last `window` positions, including the
+        row's own, and over entries of complete blocks of `block` positions. The first `first_entry` cells of
+        `kv` [n_cells, head] hold vectors of positions, which are both key and value, at the places in
+        `cells`. The others hold entries, as kv_store writes them with `block`, `first` = first_entry and
         `entry_cells`. Both tables have the same shape. `chosen` u32 [n_rows, n_chosen] lists up to
-        n_chosen - 1 complete blocks, as index_top_k with `tail` writes them. Without it, a row attends to the
-        entries of all complete blocks."""
+        n_chosen - 1 complete blocks, as index_top_k with `tail` writes them. Without `chosen`, a row attends
+        to the entries of all complete blocks."""
         cut = rows_cut(self.limits, q.shape[2], group)
         head, final, per_block = q.shape[2], len(part.shape) == 3, cells_per_block(block)
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
