@@ -42,7 +42,6 @@ def rows(gpu: str, pattern: str) -> list[KernelRow]:
 # (GPU, op) pairs of ARM_GPUS with spills.
 SPILLING_ON_ARM = {
     ("A660", "mat_mul_dot_id"),
-    ("A740", "mat_mul_dot_id"),
     ("G610", "mat_wave"),
     ("G610", "attn_prefill"),
     ("G610", "mat_mul_dot_id"),

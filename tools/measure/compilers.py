@@ -50,7 +50,6 @@ ARM_GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu("A660", "turnip", "FD_GPU_ID", "660", "freedreno"),  # Adreno 6xx.
-        Gpu("A740", "turnip", "FD_GPU_ID", "740", "freedreno"),  # Adreno 7xx.
         Gpu("G610", "panvk", "PAN_GPU_ID", "a867", "panfrost"),  # Mali of the third Valhall generation.
     )
 }
