@@ -254,6 +254,12 @@ class Graph:
                 self._sum_parts(shares_sent, sent, provider)
                 sent = replace(sent, gather=True)
                 self._meet(sent, self.label("all_reduce"))
+            for hop in range(1, provider.hops(sent)):
+                self._pass_on(sent, hop, provider)
+                later = replace(sent, parity=(sent.parity + hop) % 2, gather=True)
+                self._meet(later, self.label("all_reduce"))
+            if n_hops := provider.hops(sent):
+                self._pass_on(sent, n_hops, provider)
             yield _Arrival(begin, end, {d: provider.readable(d, sent) for d in readers}, shares_sent)
 
     def _send(self, x: Tensor, whole: Reduce, rows: tuple[int, int]) -> tuple[Reduce, Sequence[View | None]]:
@@ -282,7 +288,13 @@ class Graph:
                 kept = replace(self.scratch(packed.shape, "kept"), dtype="u32")
             self.on(d, "pack").pack_halves(share, packed, kept)
             shares[d] = kept
+        self._pass_on(reduce, 0, provider)
         return reduce, shares
+
+    def _pass_on(self, reduce: Reduce, hop: int, provider: Provider) -> None:
+        for d in range(self.n):
+            for source, target in provider.passed(d, reduce, hop):
+                self.on(d, f"hop {hop}").copy(source, target)
 
     def _meet(self, meeting: Reduce | Fetch, label: str) -> None:
         self.meetings.append(meeting)

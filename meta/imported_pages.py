@@ -27,23 +27,28 @@ def page_of(devices: Sequence[Device]) -> int:
 
 class ImportedPages(Provider):
     """A provider with slots in host pages that all devices import. Even and odd reduces have separate slots.
-    Each has one slot per device and one for gathering. If `cut`, sums of several rows are reduced in
+    Each has `shares` slots per device and one for gathering. If `cut`, sums of several rows are reduced in
     pieces."""
 
     name = "pages"
 
     def __init__(
-        self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None, cut: bool = False
+        self,
+        devices: Sequence[Device],
+        slot_nbytes: int,
+        scatter_from: int | None = None,
+        cut: bool = False,
+        shares: int = 1,
     ) -> None:
         self._devices, self._slot, self._scatter_from = devices, slot_size(slot_nbytes), scatter_from
-        self._cut = cut
+        self._cut, self._shares = cut, shares
         limit = min(device.limits.max_storage_range for device in devices)
         if len(devices) * self._slot > limit:  # the summing kernel binds all slots of a parity
             raise UnsupportedFeature(
                 f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
                 "use the provider host-sum or a smaller micro-batch"
             )
-        self._per_parity = (len(devices) + (scatter_from is not None)) * self._slot
+        self._per_parity = (len(devices) * shares + (scatter_from is not None)) * self._slot
         self.pages = HostPages(2 * self._per_parity, page_of(devices))
         self.pages_nbytes = self.pages.nbytes
         if scatter_from is not None:
@@ -59,9 +64,9 @@ class ImportedPages(Provider):
     def slot(self, device: int, reduce: Reduce) -> View:
         return self._view(device, reduce, device)
 
-    def _view(self, device: int, reduce: Reduce, index: int) -> View:
-        lane = reduce.lane * self._slot // 2
-        offset = reduce.parity * self._per_parity + index * self._slot + lane
+    def _view(self, device: int, reduce: Reduce, owner: int, index: int = 0, hop: int = 0) -> View:
+        lane, parity = reduce.lane * self._slot // 2, (reduce.parity + hop) % 2
+        offset = parity * self._per_parity + (owner * self._shares + index) * self._slot + lane
         return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
 
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:

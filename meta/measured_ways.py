@@ -12,7 +12,7 @@ from vkbackend.meta.bench import ReduceTime, time_reduce
 from vkbackend.meta.known_speed import key_of, remember
 from vkbackend.meta.known_ways import Choice, remember_choice
 from vkbackend.meta.options import AHEAD, ReduceOptions
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import WAYS
 from vkbackend.runtime import SIGNALS, Device
 
 SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
@@ -36,11 +36,12 @@ class Measured:
 
 
 def measure_ways(
-    open_again: Callable[[], Sequence[Device]], sizes: Sequence[int] = SIZES
+    open_again: Callable[[], Sequence[Device]], n_devices: int, sizes: Sequence[int] = SIZES
 ) -> Iterator[Measured]:
     """Time every way on newly opened devices. First time all providers with the default signal. Then time all
     signals and depths with the provider that is best for a token's sum. A way that the devices do not support
     is left out."""
+    providers = [way.name for way in WAYS if n_devices >= way.n_tuned]
 
     def timed(nbytes: int, provider: str, signal: str, ahead: int | None) -> Iterator[Measured]:
         how = ReduceOptions(
@@ -52,8 +53,8 @@ def measure_ways(
 
     of_token = []
     for nbytes in sizes:
-        for provider in PROVIDERS:
-            for measured in timed(nbytes, provider, SIGNALS[0], AHEAD):
+        for way in providers:
+            for measured in timed(nbytes, way, SIGNALS[0], AHEAD):
                 of_token += [measured] if nbytes == TOKEN_NBYTES else []
                 yield measured
     best = best_provider(of_token)

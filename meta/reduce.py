@@ -111,6 +111,15 @@ class Provider(ABC):
         shares of one reduce while they read the shares of another."""
         return 1
 
+    def hops(self, reduce: Reduce) -> int:
+        """Return in how many exchanges devices pass shares on (0: every device reads all slots at once)."""
+        return 0
+
+    def passed(self, device: int, reduce: Reduce, hop: int) -> list[tuple[View, View]]:
+        """Return (source, target) of the device's copies before exchange `hop`, or after the last one. Each
+        exchange uses the other set of slots."""
+        return []
+
     def gathered(self, device: int, reduce: Reduce) -> View:
         """Return the memory for the gathered sum, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")

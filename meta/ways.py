@@ -20,6 +20,7 @@ from vkbackend.meta.copied_slots import CopiedSlots
 from vkbackend.meta.host_sum import HostSum, VisibleSum
 from vkbackend.meta.imported_pages import ImportedPages, page_of
 from vkbackend.meta.known_ways import chosen_ways
+from vkbackend.meta.passed_slots import HOPS, PassedSlots, pages_of
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, slot_size
 from vkbackend.runtime import Device
 
@@ -31,12 +32,14 @@ SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 @dataclass(frozen=True, slots=True)
 class Way:
     """`lacks` names a feature that the way needs and some device lacks, or returns "". `staging` returns each
-    device's (bytes, padded bytes) of host-visible memory for slots of the given bytes."""
+    device's (bytes, padded bytes) of host-visible memory for slots of the given bytes. `tune` measures the
+    way for `n_tuned` devices or more."""
 
     name: str
     make: Callable[[Sequence[Device], int], Provider]
     lacks: Callable[[Sequence[Device], int], str]
     staging: Callable[[Sequence[Device], int], list[tuple[int, int]]]
+    n_tuned: int = 2
 
 
 def _no_pages(devices: Sequence[Device], slot_nbytes: int) -> str:
@@ -76,6 +79,16 @@ def _copied_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[in
     return [(of[0] + n, of[1] + aligned(padded)) for of in pages]
 
 
+def _passed_nbytes(name: str) -> Callable[[Sequence[Device], int], list[tuple[int, int]]]:
+    def staging(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+        n, size = len(devices), slot_size(slot_nbytes)
+        pages, own = 2 * n * pages_of(name, n) * size, n * size
+        first = (pages + own, aligned(pages, page_of(devices)) + own)
+        return [first] + [(own, own)] * (n - 1)
+
+    return staging
+
+
 def _own_nbytes(devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
     return [(4 * slot_size(slot_nbytes),) * 2] * len(devices)
 
@@ -99,6 +112,8 @@ WAYS = (
     HOST_SUM,
     Way("visible", VisibleSum, _nodes_or(_no_visible), _own_nbytes),
     Way("copies", CopiedSlots, _nodes_or(_no_copies), _copied_nbytes),
+    # On two or three devices, both pass shares on as the other ways do, with more copies.
+    *(Way(name, partial(PassedSlots, name), _nodes_or(_no_pages), _passed_nbytes(name), n_tuned=4) for name in HOPS),
 )
 BY_NAME = {way.name: way for way in WAYS}
 PROVIDERS = tuple(BY_NAME)
@@ -185,6 +200,12 @@ class BySize(Provider):
 
     def pieces(self, reduce: Reduce) -> int:
         return self.of(reduce).pieces(reduce)
+
+    def hops(self, reduce: Reduce) -> int:
+        return self.of(reduce).hops(reduce)
+
+    def passed(self, device: int, reduce: Reduce, hop: int) -> list[tuple[View, View]]:
+        return self.of(reduce).passed(device, reduce, hop)
 
     def gathered(self, device: int, reduce: Reduce) -> View:
         return self.of(reduce).gathered(device, reduce)

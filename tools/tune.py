@@ -115,7 +115,7 @@ def tune_exchanges(names: Sequence[str], forget: bool) -> None:
         return
     check_cache()
     rows: list[Measured] = []
-    for row in measure_ways(lambda: open_devices(names)):
+    for row in measure_ways(lambda: open_devices(names), len(names)):
         rows.append(row)
         label = f"{row.provider} {row.signal} ahead {depth(row.ahead)}"
         err.print(f"{' '.join(names)} {size(row.nbytes)} {label}: {row.us:.1f} us", markup=False)

@@ -12,7 +12,7 @@ from vkbackend.meta.known_ways import Choice, known_choice
 from vkbackend.meta.measured_ways import DEPTHS, Measured, choice_of, keep, measure_ways
 from vkbackend.meta.options import AHEAD, ReduceOptions
 from vkbackend.meta.speed import measure_reduce
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import WAYS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools import cli, tune
@@ -69,10 +69,11 @@ def test_kept_times_are_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_way_is_measured() -> None:
-    rows = list(measure_ways(lambda: open_devices(["numpy", "numpy"]), (SMALL, TOKEN)))
+    rows = list(measure_ways(lambda: open_devices(["numpy"] * 2), 2, (SMALL, TOKEN)))
     assert all(row.exact and row.us > 0 for row in rows)
     first = [(row.nbytes, row.provider) for row in rows if row.signal == "semaphore" and row.ahead == AHEAD]
-    assert first == [(nbytes, provider) for nbytes in (SMALL, TOKEN) for provider in PROVIDERS]
+    names = [way.name for way in WAYS if way.n_tuned == 2]
+    assert first == [(nbytes, name) for nbytes in (SMALL, TOKEN) for name in names]
     # numpy has no other signals
     assert [row.ahead for row in rows[len(first) :]] == [ahead for ahead in DEPTHS if ahead != AHEAD]
 
@@ -81,7 +82,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "measure_ways", lambda opening: measure_ways(opening, (TOKEN,)))
+    monkeypatch.setattr(tune, "measure_ways", lambda opening, n: measure_ways(opening, n, (TOKEN,)))
     # A way with wrong sums is shown and never chosen.
     monkeypatch.setattr(VisibleSum, "spread", lambda self, reduce: None)
     command = ["tune", "--exchanges", "-dev", "numpy,numpy"]

@@ -14,6 +14,7 @@ from summing import ROWS, WIDTH, Sum, expected
 from vkbackend import faults
 from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
 from vkbackend.meta import relay
+from vkbackend.meta.ways import PROVIDERS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS
 from vkbackend.vulkan import signals
@@ -70,6 +71,31 @@ def test_every_signal_gives_the_same_bits(signal: str, ahead: int | None, device
     devices_used = summed.mesh.devices
     summed.mesh.close()
     assert all(not device.counts for device in devices_used)
+
+
+@pytest.mark.parametrize("wire", ["f32", "f16"])
+@pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.wide) for n in (2, 3, 4, 5, 8)])
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_way_on_2_to_8_devices_of_both_drivers(provider: str, signal: str, n: int, wire: str) -> None:
+    """With the f16 wire, all ways agree with `pages`, whose rounding other tests check."""
+    names = (["0", "1"] * n)[:n]
+    how = {"reduce_signal": signal, "submit_ahead": (None, 0, 2)[n % 3], "reduce_type": wire}
+    try:
+        summed, values = sums_of(names, reduce_provider=provider, **how)
+    except UnsupportedFeature as error:
+        pytest.skip(str(error))
+    usual, _ = sums_of(names, reduce_provider="pages", reduce_type=wire)
+    for _ in range(2):
+        for i in range(N_SUMS):
+            summed.put(i, values[i])
+            usual.put(i, values[i])
+        for results, other, shares in zip(summed.run(), usual.run(), values, strict=True):
+            assert len(results) == n and all(np.array_equal(r, other[0]) for r in (*results, *other))
+            assert wire != "f32" or np.array_equal(results[0], expected(shares, list(range(n))))
+        values = -values
+    usual.mesh.close()
+    summed.mesh.close()
 
 
 @pytest.mark.parametrize("devices", TWO[:1])

@@ -30,7 +30,7 @@ SMALL = ("--sizes", "4K", "--repetitions", "2")
     covering(
         [pytest.param(*how, id="-".join(map(str, how))) for how in WAYS],
         product([p for p in MULTI if p.id in ("0,0,0", "0,1")], PROVIDERS),
-        each=3,
+        each=4,
     ),
 )
 def test_sums_are_exact(ahead: int | None, wire: str, devices: list[str], provider: str) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.options import AHEAD, ReduceOptions, ahead_depth
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import WAYS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.measure.reduce_sizes import SIZES, parse_size
@@ -16,6 +16,7 @@ from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 
 TOKEN, PROMPT = "16K", "1M"  # Sizes for a token and a prompt.
 DEPTHS = "0,1,2,all"
+PROVIDERS = [way.name for way in WAYS if way.n_tuned == 2]
 
 
 class Reduces(Part):
