@@ -12,13 +12,14 @@ from typing import NamedTuple, TypeVar
 from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
 from vkbackend.meta import sums
+from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.streams import Fetch, uses_all
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.ops import MAX_VEC_ROWS, Groups, Recorder
-from vkbackend.recording import Recording
+from vkbackend.recording import Pace, Recording
 from vkbackend.repeats import name_in_layer
 from vkbackend.runtime import Device
 from vkbackend.step import step_words
@@ -65,6 +66,7 @@ class Graph:
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label
     adapted: set[str] = field(default_factory=set)  # weights whose adapters were applied
     adapter_groups: dict[int, Groups | None] = field(default_factory=dict)  # by device
+    _paces: dict[int, Pace] = field(default_factory=dict)
     _scope: str = ""
     _section: str = ""
 
@@ -114,6 +116,12 @@ class Graph:
     @property
     def n(self) -> int:
         return len(self.devices)
+
+    def pace(self, d: int) -> Pace:
+        """Return the speed for which long products of device d are divided."""
+        if d not in self._paces:
+            self._paces[d] = pace_of(self.devices[d])
+        return self._paces[d]
 
     def readers(self) -> tuple[int, ...]:
         """Return the devices that need complete values in this scope."""

@@ -9,7 +9,7 @@ devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
 
 
-class Hop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Hop:
     """Device d reads shares p + first to p + first + count - 1 of device p = d + distance (modulo n)."""
 
     distance: int
@@ -76,9 +77,7 @@ class PassedSlots(ImportedPages):
 
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         of, first = super().readable(device, reduce), self._share(device, reduce, 0)
-        return ReduceSlots(
-            first.buffer, first.offset, of.stride, of.count, of.own_index, of.writers, of.wire
-        )
+        return ReduceSlots(first.buffer, first.offset, of.stride, of.count, of.own_index, of.writers, of.wire)
 
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
         view = self._view(device, reduce, device)

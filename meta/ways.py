@@ -113,7 +113,10 @@ WAYS = (
     Way("visible", VisibleSum, _nodes_or(_no_visible), _own_nbytes),
     Way("copies", CopiedSlots, _nodes_or(_no_copies), _copied_nbytes),
     # On two or three devices, both pass shares on as the other ways do, with more copies.
-    *(Way(name, partial(PassedSlots, name), _nodes_or(_no_pages), _passed_nbytes(name), n_tuned=4) for name in HOPS),
+    *(
+        Way(name, partial(PassedSlots, name), _nodes_or(_no_pages), _passed_nbytes(name), n_tuned=4)
+        for name in HOPS
+    ),
 )
 BY_NAME = {way.name: way for way in WAYS}
 PROVIDERS = tuple(BY_NAME)

@@ -239,8 +239,11 @@ def _product(
 ) -> None:
     on, ends = graph.on(d, w), [*(first for first, _ in pieces[1:]), n_ids]
     groups = pairs.groups
-    parts = tiles_in_parts(groups, n_parts(on.limits, graph.kind.n_rows)) if groups else [None]
     for (first, piece), end in zip(pieces, ends, strict=True):
+        parts: Sequence[device_ops.Groups | None] = [None]
+        if groups:
+            flops = 2 * math.prod(pairs.ids.shape) * math.prod(piece.shape[1:])
+            parts = tiles_in_parts(groups, n_parts(graph, d, graph.kind.n_rows, flops))
         for part in parts:
             on.mat_id(
                 piece,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
-from vkbackend.limits import Limits
 from vkbackend.meta import split
 from vkbackend.meta.ops.low_rank import adapt
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
+from vkbackend.recording import SUBMISSION_S
 
 LONG_ROWS, W_TILE = 512, 128  # W_TILE is a multiple of every op's rows of w per workgroup.
 
@@ -39,7 +39,11 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
-    pieces = [part for piece in w.pieces[d] for part in _in_parts(*piece, n_parts(on.limits, x.rows))]
+    pieces = [
+        part
+        for first, piece in w.pieces[d]
+        for part in _in_parts(first, piece, n_parts(graph, d, x.rows, 2 * x.rows * math.prod(piece.shape)))
+    ]
     for first, piece in pieces:
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
@@ -47,18 +51,23 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
         on.mat(piece, operand, target, bias=local_bias, y_stride=width)
 
 
-def n_parts(limits: Limits, n_rows: int) -> int:
+def n_parts(graph: TensorGraph, d: int, n_rows: int, flops: int) -> int:
     """Return how many dispatches compute a product with `n_rows` rows of x. No dispatch may take longer than
-    a product with LONG_ROWS rows, because a driver's watchdog limits the time of a submission. Software
-    devices have no watchdog. They use one dispatch, because gate and up are fused only if each is one
-    dispatch."""
-    return 1 if limits.is_cpu else -(-n_rows // LONG_ROWS)
+    a product with LONG_ROWS rows, or than SUBMISSION_S at the device's pace, because a driver's watchdog
+    limits the time of a submission. Software devices have no watchdog. They use one dispatch, because gate
+    and up are fused only if each is one dispatch."""
+    if graph.devices[d].limits.is_cpu:
+        return 1
+    return max(-(-n_rows // LONG_ROWS), math.ceil(flops / (SUBMISSION_S * graph.pace(d).flops)))
 
 
 def _in_parts(first: int, piece: View, n: int) -> list[tuple[int, View]]:
-    """Divide a piece into at most `n` parts. Each row of w is still read once."""
+    """Divide a piece into equal parts of whole tiles, each of at most 1/n of the piece or one tile. Each row
+    of w is still read once."""
     n_out = piece.shape[0]
-    size = -(-n_out // (n * W_TILE)) * W_TILE
+    n_tiles = -(-n_out // W_TILE)
+    n_equal = -(-n_tiles // max(1, n_tiles // n))
+    size = -(-n_tiles // n_equal) * W_TILE
     return [(first + at, piece.rows(at, min(at + size, n_out))) for at in range(0, n_out, size)]
 
 

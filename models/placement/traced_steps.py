@@ -140,13 +140,25 @@ def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
     """Record a step of one token on each device, without repeated layers."""
+    kind = StepKind.of_run(1, 1, shape.top_k)
+    if shape.encodes:
+        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
+    return recordings_of(kind, model, layout, options, limits, shape)
+
+
+def recordings_of(
+    kind: StepKind,
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    shape: StepShape,
+) -> list[Recording]:
+    """Record a step on each device, without repeated layers."""
     devices, _ = _traced(model, layout, limits)
     of_layers = layers_of(layout, devices)[: model.n_layer - model.n_ahead]
     build = _traced(model, layout, limits, repeating(of_layers))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
-    kind = StepKind.of_run(1, 1, shape.top_k)
-    if shape.encodes:
-        kind = kind._replace(mix=Mix.PREFILL, wanted=Wanted(hidden=True))
     sizing = Sizing(len(devices))
     builder = StepBuilder(devices, inputs, sizing, build, layout.active, options.reduce_type)
     return builder.recorded(kind).recordings

@@ -26,6 +26,29 @@ def test_events_replace_signals_and_flags_replace_reads(
     assert calls["semaphore"]["submit"] == calls["event"]["submit"] == 2 * 9 / 8
     assert calls["semaphore"]["signal"] == 2 * 9 / 8 and calls["event"]["signal"] < 1
     assert calls["event"]["set event"] == calls["event"]["reset event"] == 2
+    assert calls["semaphore"]["device waits"] == 2
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_bytes_of_each_way(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts equal the formulas of docs/multi-gpu.md, for n devices and a sum of S bytes."""
+    monkeypatch.setattr(exchange_counts, "LENGTH", 8)
+    size = 16_384
+    for provider, read, host in [
+        ("pages", n * (n - 1) * size, 0),
+        ("scatter", (2 * n - 1) * size, 0),
+        ("ring", n * (n - 1) * size, 0),
+        ("tree", n * (n - 1) * size, 0),
+        ("host-sum", n * size, 2 * n * size),
+        ("visible", 0, 2 * n * size),
+        ("copies", n * (n - 1) * size, 0),
+    ]:
+        how = ReduceOptions(reduce_type="f32", reduce_provider=provider)
+        counts, *_, exact = exchange_counts.measured(["numpy"] * n, size, how)
+        assert exact and counts["host read"] + counts["host written"] == host
+        assert counts["read"] == read, provider
+        written = {"scatter": (n + 1) * size, "ring": n * (n - 1) * size, "tree": n * (n - 1) * size}
+        assert counts["written"] == written.get(provider, n * size), provider
 
 
 @pytest.mark.no_vulkan

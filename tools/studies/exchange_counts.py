@@ -1,9 +1,10 @@
-"""Count what one exchange costs the host: calls of Vulkan functions and processor time, by signal and by
-exchanges submitted ahead.
+"""Count what one exchange costs: calls of Vulkan functions, bytes and processor time, by way and by exchanges
+submitted ahead.
 
-The devices' queues count the calls while a chain of sums runs, whose result is checked bit by bit. With
---strace, each combination runs in a separate process under strace. strace counts the system calls of all
-threads, including the driver's threads.
+The devices' queues count the calls while a chain of sums runs, whose result is checked bit by bit. The bytes
+come from the recorded step (exchange_traffic.py). With --repeat, all ways run in turns, and the table shows
+the fastest round of each. With --strace, each combination runs in a separate process under strace. strace
+counts the system calls of all threads, including the driver's threads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,23 @@ from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS, Device
 from vkbackend.tools.console import write_md
+from vkbackend.tools.studies.exchange_traffic import traffic
+from vkbackend.vulkan.recorded_copies import VulkanCopies
 from vkbackend.vulkan.signals import Events
 
 CALLS = {"_submit": "submit", "_signal": "signal", "_counter": "read value", "_wait": "wait"}
 HEAD = (
     *("devices", "provider", "signal", "ahead", "submit", "signal calls", "read value", "wait", "set event"),
-    *("reset event", "host us of CPU", "us", "sums"),
+    *(
+        "reset event",
+        "device waits",
+        "bytes read",
+        "bytes written",
+        "host bytes",
+        "host us of CPU",
+        "us",
+        "sums",
+    ),
 )
 LENGTH, REPEATS = 32, 20  # number of exchanges per step, and number of timed steps
 
@@ -63,14 +76,24 @@ def measured(
     devices = open_devices(names)
     counted = Counted(devices)
     calls: Counter[str] = Counter()
+    moved: Counter[str] = Counter()  # of one step
     spent: list[float] = []
-    run, set_, reset = Mesh.run, Events.set, Events.reset
+    run = Mesh.run
     patched: Any = Mesh
-    events_class: Any = Events
+    # Copies of the provider `copies` submit and wait, too.
+    others: list[tuple[Any, str, str]] = [
+        (Events, "set", "set event"),
+        (Events, "reset", "reset event"),
+        (VulkanCopies, "_submit", "submit"),
+        (VulkanCopies, "_ended", "wait"),
+    ]
+    kept = [getattr(cls, name) for cls, name, _ in others]
 
     def timed(mesh: Mesh, step: Any) -> None:
         if not spent:  # the first step warms up
             spent.append(0.0)
+            moved.update(traffic(mesh, step))
+            moved["device waits"] = sum(executable.n_segments - 1 for executable in step.executables)
             return run(mesh, step)
         counted.counts, began = calls, time.thread_time()
         run(mesh, step)
@@ -78,22 +101,26 @@ def measured(
         counted.counts = None
         return None
 
-    def counting(call: Callable[[Events, int], None], name: str) -> Callable[[Events, int], None]:
-        def wrapped(events: Events, segment: int) -> None:
+    def counting(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
             calls[name] += counted.counts is not None
-            call(events, segment)
+            return call(*args)
 
         return wrapped
 
     try:
         patched.run = timed
-        events_class.set = counting(set_, "set event")
-        events_class.reset = counting(reset, "reset event")
+        for (cls, name, counted_as), call in zip(others, kept, strict=True):
+            setattr(cls, name, counting(call, counted_as))
         result = time_reduce(devices, nbytes, how, repeats=REPEATS, length=LENGTH)
     finally:
-        patched.run, events_class.set, events_class.reset = run, set_, reset
+        patched.run = run
+        for (cls, name, _), call in zip(others, kept, strict=True):
+            setattr(cls, name, call)
     n = LENGTH * len(result.seconds)
-    return Counter({k: v / n for k, v in calls.items()}), sum(spent) / n, result.median, result.exact
+    each = {name: count / n for name, count in calls.items()}
+    each |= {name: count / LENGTH for name, count in moved.items()}
+    return Counter(each), sum(spent) / n, result.median, result.exact
 
 
 def system_calls(args: argparse.Namespace, provider: str, signal: str, ahead: str) -> float:
@@ -131,29 +158,40 @@ def main() -> int:
     add("--nbytes", type=int, default=16_384, help="bytes of a sum (default: 16384)")
     add("--providers", default="pages", help=f"of {','.join(PROVIDERS)} (default: pages)")
     add("--ahead", default="0,2,all", help="submissions ahead (default: 0,2,all)")
+    add("--signals", default=",".join(SIGNALS), help=f"of {','.join(SIGNALS)} (default: all)")
+    add("--repeat", type=int, default=1, metavar="N", help="rounds of all ways (default: 1)")
     add("--strace", action="store_true", help="count system calls, too")
     args = parser.parse_args()
     names = device_list("devices", args.devices) or ()
     head = (*HEAD, "system calls") if args.strace else HEAD
     write_md(head)
     write_md(["---"] * len(head))
-    for provider in args.providers.split(","):
-        for signal in SIGNALS:
-            for ahead in args.ahead.split(","):
-                how = ReduceOptions(
-                    reduce_type="f32",
-                    reduce_provider=provider,
-                    reduce_signal=signal,
-                    submit_ahead=ahead_depth("--ahead", ahead),
-                )
-                calls, cpu_s, median, exact = measured(names, args.nbytes, how)
-                columns = ("submit", "signal", "read value", "wait", "set event", "reset event")
-                row = [args.devices, provider, signal, ahead, *(f"{calls[name]:.2f}" for name in columns)]
-                row += [f"{1e6 * cpu_s:.1f}", f"{1e6 * median:.0f}", "exact" if exact else "WRONG"]
-                row += [f"{system_calls(args, provider, signal, ahead):.1f}"] if args.strace else []
-                write_md(row)
-                sys.stdout.flush()
+    ways = list(product(args.providers.split(","), args.signals.split(","), args.ahead.split(",")))
+    results: dict[tuple[str, str, str], list[tuple[Counter[str], float, float, bool]]] = {}
+    for _ in range(args.repeat):
+        for way in ways:
+            results.setdefault(way, []).append(measured(names, args.nbytes, options_of(*way)))
+    for way, rounds in results.items():
+        calls, cpu_s, median, _ = min(rounds, key=lambda result: result[2])
+        exact = all(result[3] for result in rounds)
+        columns = ("submit", "signal", "read value", "wait", "set event", "reset event", "device waits")
+        row = [args.devices, *way, *(f"{calls[name]:.2f}" for name in columns)]
+        row += [f"{calls[name]:.0f}" for name in ("read", "written")]
+        row += [f"{calls['host read'] + calls['host written']:.0f}"]
+        row += [f"{1e6 * cpu_s:.1f}", f"{1e6 * median:.0f}", "exact" if exact else "WRONG"]
+        row += [f"{system_calls(args, *way):.1f}"] if args.strace else []
+        write_md(row)
+        sys.stdout.flush()
     return 0
+
+
+def options_of(provider: str, signal: str, ahead: str) -> ReduceOptions:
+    return ReduceOptions(
+        reduce_type="f32",
+        reduce_provider=provider,
+        reduce_signal=signal,
+        submit_ahead=ahead_depth("--ahead", ahead),
+    )
 
 
 if __name__ == "__main__":

@@ -16,9 +16,12 @@ from material import DATA
 from runners import load_runner
 
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.limits import Limits
+from vkbackend.meta import graph
 from vkbackend.meta.ops import matrix
 from vkbackend.meta.ops.groups import tiles_in_parts
 from vkbackend.meta.ops.matrix import n_parts
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import DEFAULT_ROWS, Options
@@ -26,9 +29,15 @@ from vkbackend.models.placement.fit import ON_DEVICE, Budget
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import allocations
 from vkbackend.models.placement.step_rows import chosen_rows
-from vkbackend.models.placement.traced_steps import fitting_steps, most_rows, step_shape, token_recordings
+from vkbackend.models.placement.traced_steps import (
+    fitting_steps,
+    most_rows,
+    recordings_of,
+    step_shape,
+    token_recordings,
+)
 from vkbackend.ops import Groups, tile_count, tile_size
-from vkbackend.recording import Dispatch
+from vkbackend.recording import SLOW, SUBMISSION_S, Cut, Dispatch, Pace, cut_long, seconds_of
 from vkbackend.step import MAX_ROWS, Run
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.simulated import LIMITS, Hollow
@@ -111,7 +120,7 @@ def test_a_part_of_a_product_takes_no_longer_than_a_step_of_512_rows(routed: str
         order, tiles = np.zeros(ids.size, np.uint32), np.zeros((n_tiles, 3), np.uint32)
         moe_group(ids, order, tiles, n_pairs=ids.size, n_experts=n_experts, tile=tile, n_tiles=n_tiles)
         view = View(Buffer(tiles.nbytes, Home.SCRATCH, "tiles"), 0, tiles.shape, "u32")
-        parts = tiles_in_parts(Groups(view, view, tile), n_parts(LIMITS, n_rows))
+        parts = tiles_in_parts(Groups(view, view, tile), n_parts(Paced(LIMITS), 0, n_rows, 0))
         assert len(parts) == n_rows // 512
         at = [part.tiles.offset // 12 for part in parts] + [n_tiles]
         used = [np.count_nonzero(tiles[a:b, 2]) for a, b in pairwise(at)]
@@ -147,7 +156,44 @@ def test_a_token_has_the_same_dispatches_for_every_largest_step() -> None:
 @pytest.mark.no_vulkan
 def test_software_devices_do_not_divide_products() -> None:
     """Software devices have no watchdog, and a divided gate and up would not be fused."""
-    assert n_parts(replace(LIMITS, is_cpu=True), MAX_ROWS) == 1 < n_parts(LIMITS, MAX_ROWS)
+    cpu = Paced(replace(LIMITS, is_cpu=True))
+    assert n_parts(cpu, 0, MAX_ROWS, 1 << 50) == 1 < n_parts(Paced(LIMITS), 0, MAX_ROWS, 0)
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize("n_rows", [512, 2048])
+@pytest.mark.parametrize("speed", [SLOW, Pace(100e9, 10e9)], ids=["unknown", "400 GB/s"])
+def test_no_dispatch_of_a_large_layer_takes_longer_than_a_submission(
+    n_rows: int, speed: Pace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a layer of 70B, up and gate together take 0.48 TFLOP for 512 rows, and 1.9 TFLOP for 2,048 rows."""
+    monkeypatch.setattr(graph, "pace_of", lambda device: speed)
+    options = Options.of("llama-70b", devices=["0"], tensor_split=[1], n_ctx=4096, n_ubatch=n_rows)
+    gguf = Hollow("llama-70b:q4_k")
+    model, types = load_model(gguf), {key: info.type for key, info in gguf.tensors.items()}
+    types.setdefault("output.weight", "f16")
+    layout = lay_out(model, types, 1, options)
+    shape = step_shape(model, layout, options, n_rows)
+    assert shape.n_rows == n_rows
+    kind = StepKind.of_run(n_rows, 1)
+    [recording] = recordings_of(kind, model, layout, options, [LIMITS], shape)
+    cut = cut_long(recording, speed)
+    products = [c for c in cut.commands if isinstance(c, Dispatch) and c.op.startswith("mat_")]
+    assert sum(c.flops for c in products) > 2 * n_rows * 3 * 8192 * 28672
+    spent = 0.0
+    for command in cut.commands:
+        spent = 0.0 if isinstance(command, Cut) else spent + seconds_of(command, speed)
+        assert spent <= SUBMISSION_S, command
+
+
+class Paced:
+    """A graph of one device of unknown speed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.devices = [NullDevice("null", limits)]
+
+    def pace(self, d: int) -> Pace:
+        return SLOW
 
 
 @pytest.mark.no_vulkan
