@@ -84,7 +84,10 @@ def test_a_device_that_is_lost_in_the_middle(provider: str, signal: str, devices
     only(WAYS, "tree-event-0,0,0", "pieces-semaphore-0,0,0", "copies-flag-0,1"),
 )
 def test_a_wait_that_never_ends(provider: str, signal: str, devices: list[str], hurry: None) -> None:
-    summed, values = sums_of(devices, reduce_provider=provider, reduce_signal=signal)
+    how: dict[str, Any] = {"reduce_provider": provider, "reduce_signal": signal}
+    # A thread of lavapipe that waits for an event occupies a core, so only the stuck device may wait.
+    how |= {"submit_ahead": 0} if "event" in signal else {}
+    summed, values = sums_of(devices, **how)
     check(summed, values)
     stuck = summed.mesh.devices[1]
     call = "vkSetEvent" if "event" in stuck.queue.signal else "vkSignalSemaphore"
@@ -97,7 +100,7 @@ def test_a_wait_that_never_ends(provider: str, signal: str, devices: list[str], 
             summed.mesh.run(summed.step)
         summed.mesh.close()
     assert stuck.abandoned and not summed.mesh.devices[0].counts
-    again, values = sums_of(devices, 4, reduce_provider=provider, reduce_signal=signal)
+    again, values = sums_of(devices, 4, **how)
     check(again, values)
     stuck.queue.allow(stuck.queue.submitted)  # The late device now writes its shares, to its own pages.
     assert stuck.queue.wait(stuck.queue.submitted, 10)

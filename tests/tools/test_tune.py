@@ -53,7 +53,7 @@ def test_devices_read_the_choices_of_tune(
     other = VulkanDevice(info)
     try:
         assert other.limits.choices == tuple(table.items())
-        for name, rows in (("one", 1), ("few", 5), ("some", 9), ("many", 17)):
+        for name, rows in (("one", 1), ("few", 5), ("some", 9), ("more", 17), ("many", 33)):
             assert ops.mat_op(other.limits, rows, "f32") == table[name][0]
     finally:
         other.close()

@@ -19,7 +19,7 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # Row class -> rows of x.
+ROWS = {"one": 1, "few": 4, "some": 12, "more": 24, "many": 128}  # Row class -> rows of x.
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # If an op takes f32 x, it supports the first type.
 SHAPES = ((2048, 2048), (256, 1024))  # N and k of the matrices.
 GAIN = 0.9

@@ -64,7 +64,7 @@ class Tune(Part):
 
 TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
 SIDE, SOFTWARE_SIDE = 4096, 1024
-ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}
+ROWS = {"one": 1, "few": 8, "some": 16, "more": 32, "many": 512}
 SOFTWARE_ROWS = ROWS | {"many": 32}
 COLD_NBYTES = 512 << 20  # The copies of a case's arrays have this many bytes, more than any cache.
 HEAP_SHARE = 8  # The copies use at most 1 / HEAP_SHARE of a device's memory.

@@ -19,9 +19,10 @@ ROW_CLASSES = {
     "one": 1,
     "few": MAX_VEC_ROWS,
     "some": 16,
+    "more": 32,
     "many": 1 << 31,
 }  # maximum number of rows of x in each class
-FEW, MANY = ("one", "few"), ("some", "many")
+FEW, MANY = ("one", "few"), ("some", "more", "many")
 
 
 class Size(NamedTuple):

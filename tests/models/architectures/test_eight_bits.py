@@ -29,6 +29,7 @@ TABLE: measured.Table = {
     "one": ("mat_dot",),
     "few": ("mat_dot",),
     "some": ("mat_mul_dot",),
+    "more": ("mat_mul_dot",),
     "many": ("mat_mul_dot",),
 }
 TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES if kind not in make_formats.FORMATS)

@@ -36,7 +36,7 @@ FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
 def both(op: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return ("some", (op,)), ("many", (op,))
+    return ("some", (op,)), ("more", (op,)), ("many", (op,))
 
 
 def view(*shape: int, dtype: str = "f32") -> View:
@@ -154,6 +154,10 @@ def test_few_rows_use_dot_products_instead_of_matrix_units() -> None:
     names = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
     assert names == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
     assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"
+    amd = replace(both_kinds, subgroup_size=64)
+    names = [chosen(amd, rows, "q4_0") for rows in (9, 32, 33)]
+    assert names == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
+    assert chosen(amd, 32, "f16") == "mat_mul_coop"
     assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
 
 

@@ -19,7 +19,7 @@ from vkbackend.tools.op_cases.setup import weights
 from vkbackend.twins.device import NumpyDevice
 
 FEW, MANY = ("mat_dot",), ("mat_mul_dot",)
-CHOICES = (("one", FEW), ("few", FEW), ("some", MANY), ("many", MANY))
+CHOICES = (("one", FEW), ("few", FEW), ("some", MANY), ("more", MANY), ("many", MANY))
 DOTS = Limits(features=frozenset(ops.OPS["mat_dot"].needs), choices=CHOICES)
 
 
