@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # to a segment that it may begin. Instead, a flag in host memory can signal to the host, and an event to a
 # segment.
 SIGNALS = ("semaphore", "flag", "event", "flag+event")
+FLAG_NBYTES = 4
 
 
 class Executable(ABC):

@@ -26,7 +26,7 @@ class SizedLayout:
 
     @classmethod
     def of(cls, options: Options, layout: Layout, devices: Sequence[Device], steps: StepSizes) -> SizedLayout:
-        return cls(options, layout, without_caches(layout, devices, steps, options.reduce_provider))
+        return cls(options, layout, without_caches(layout, devices, steps, options))
 
     def held(self, options: Options) -> list[Held]:
         """Return the bytes of each device with the caches of `options`. Raises InvalidArgument."""

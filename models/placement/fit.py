@@ -149,7 +149,7 @@ def spared(budgets: Sequence[Budget], margins: Sequence[int]) -> list[Budget]:
 def sizes_with(layout_of: Callable[[Options], Layout], devices: Sequence[Device], steps: StepSizes) -> Sizes:
     @cache
     def sizes_of(changed: Options) -> list[Held]:
-        return allocations(layout_of(changed), devices, steps, changed.reduce_provider)
+        return allocations(layout_of(changed), devices, steps, changed)
 
     return sizes_of
 

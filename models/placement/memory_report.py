@@ -15,13 +15,14 @@ from vkbackend.buffer import Home, aligned, nbytes_of
 from vkbackend.formats import row_nbytes
 from vkbackend.memory import packed
 from vkbackend.meta.expert_slots import slot_views
+from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
 from vkbackend.meta.staged_experts import staged_nbytes, streamed_stacks
 from vkbackend.meta.streamed_weights import n_regions, region_nbytes
 from vkbackend.meta.ways import slots_nbytes
 from vkbackend.models.placement.layout import Layout, adapters_nbytes, largest_cache, weight_nbytes
-from vkbackend.runtime import Device
+from vkbackend.runtime import FLAG_NBYTES, Device
 
 HOMES = ("weights", "mapped", "kv", "scratch", "host", "stream", "shared", "staging")
 ITEMS = (
@@ -37,6 +38,9 @@ ITEMS = (
     "staging",
     "padding",
 )
+
+
+USUAL = ReduceOptions()
 
 
 @dataclass(slots=True)
@@ -56,22 +60,25 @@ class Held:
 
 
 def allocations(
-    layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
+    layout: Layout, devices: Sequence[Device], steps: StepSizes, how: ReduceOptions = USUAL
 ) -> list[Held]:
     """`items` counts all copies of weights as `weights`, and all copies of adapters as `adapters`."""
-    return with_caches(without_caches(layout, devices, steps, reduce_provider), layout)
+    return with_caches(without_caches(layout, devices, steps, how), layout)
 
 
 def without_caches(
-    layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
+    layout: Layout, devices: Sequence[Device], steps: StepSizes, how: ReduceOptions = USUAL
 ) -> list[Held]:
     report = [Held() for _ in devices]
-    slots = slots_nbytes(reduce_provider, devices, steps.slot)
+    _, signal = how.relaying(devices)
+    slots = slots_nbytes(how.reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):
         _add_weights(held, layout, d, device)
         held.add("scratch", "scratch", steps.scratch(d))
         held.add("staging", "staging", steps.staging(d))
         held.add("staging", "staging", *slots[d])
+        if "flag" in signal and signal in device.queue.signals:
+            held.add("staging", "staging", FLAG_NBYTES)
     _add_shared(report, layout, devices)
     return report
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vkbackend.buffer import Home
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.runtime import FLAG_NBYTES
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 _HOST, _ALL = C.VK_PIPELINE_STAGE_HOST_BIT, C.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
@@ -29,7 +30,7 @@ class Flag:
     orders these writes before the write of the flag. Raises UnsupportedFeature without such memory."""
 
     def __init__(self, device: Any) -> None:
-        self._buffer = device.memory.buffer(4, Home.STAGING, "flag")
+        self._buffer = device.memory.buffer(FLAG_NBYTES, Home.STAGING, "flag")
         if not device.memory.is_coherent(self._buffer):
             device.memory.free(self._buffer)
             raise UnsupportedFeature(f"{device.name} has no coherent host memory for a flag")

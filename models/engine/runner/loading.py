@@ -192,7 +192,7 @@ class Loading:
 
     def held(self, mesh: Mesh) -> list[Held]:
         """Return the bytes on each device according to the plan."""
-        return allocations(self.layout, mesh.devices, self._steps, self.options.reduce_provider)
+        return allocations(self.layout, mesh.devices, self._steps, self.options)
 
     def cost(self, devices: Sequence[Device]) -> Callable[[Shares], Cost]:
         """Return the cost of a token on `devices` as a function of their shares."""
