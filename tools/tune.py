@@ -2,8 +2,9 @@
 
 Every op is timed on the same matrices, in all types of the op, with 1, 4, 12, 24 and 128 rows. For ops that
 read rounded activations, the time includes 4/7 of the time to round activations. The ranking is stored per
-driver and version, for all devices of the driver, so that results have equal bits. Pass all devices of the driver;
-their times are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's time.
+driver and version, for all devices of the driver, so that results have equal bits. Pass all devices of the
+driver; their times are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's
+time.
 
 Each kind of pinned host memory is measured as well: how fast shaders read it, how fast it is copied, and both
 at once. Weights in host memory use the kind that is read fastest.

@@ -8,6 +8,7 @@ from vkbackend.meta.learned_times import WRONG, is_wrong
 from vkbackend.meta.measured_ways import BETTER, TOKEN_NBYTES
 from vkbackend.meta.options import AHEAD
 from vkbackend.runtime import SIGNALS
+from vkbackend.tools.report.driver_quirks import kept, quirks
 from vkbackend.tools.report.part import Row
 
 Parts = Mapping[str, Sequence[Row]]  # part -> its rows; "device" contains the names of a row's devices
@@ -16,8 +17,12 @@ SPLIT_S = 0.05  # A rate that differs by less than this share may differ by nois
 
 def sentences(parts: Parts) -> list[str]:
     rates = [row for row in parts.get("rates", ()) if row.get("depth") == 0 and row.get("tg t/s")]
+    reduces = parts.get("reduces", ())
     lines = list(_alone(rates)) + list(_together(rates))
-    lines += list(_exchanges(parts.get("reduces", ()))) + list(_host_memory(parts.get("host-memory", ())))
+    lines += list(_exchanges(reduces)) + list(_host_memory(parts.get("host-memory", ())))
+    for devices in dict.fromkeys(row["device"] for row in reduces):
+        of_pair = [row for row in reduces if row["device"] == devices]
+        lines += [*filter(None, [kept(of_pair)]), *quirks(of_pair)]
     lines += list(_wrong(rates))
     return lines or ["No part with speeds was finished."]
 
