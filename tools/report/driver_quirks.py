@@ -40,7 +40,7 @@ def quirks(rows: Sequence[Row]) -> Iterator[str]:
     if none and every and every > SLOWER * none:
         yield (
             f"{devices}: with all segments submitted ahead, an exchange takes {every / none:.1f} times as "
-            "long as with none, so the driver handles waiting submissions badly. `--submit-ahead 0` avoids them."
+            "long as with none. The driver handles waiting submissions badly; use `--submit-ahead 0`."
         )
 
 
