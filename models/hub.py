@@ -155,7 +155,7 @@ def _offline(repo: str) -> dict[str, int]:
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repo, local_files_only=True))
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.gguf")}
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*.gguf")}
 
 
 def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | None) -> list[str]:

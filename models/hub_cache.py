@@ -33,7 +33,7 @@ def cached_models() -> dict[str, Path]:
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for snapshot in snapshots:
-            paths = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*.gguf"))}
+            paths = {path.relative_to(snapshot).as_posix(): path for path in sorted(snapshot.rglob("*.gguf"))}
             sizes = {file: path.stat().st_size for file, path in paths.items() if path.is_file()}
             for file in sizes:
                 if tag := _tag_of(repo, file, sizes):
@@ -60,10 +60,10 @@ def cached_projectors(model: Path) -> list[str]:
     snapshot = _snapshot_of(model)
     found: list[str] = []
     for folder in (snapshot, *sorted(set(snapshot.parent.iterdir()) - {snapshot}, reverse=True)):
-        files = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf") if path.is_file()]
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.is_file()]
         found += [
             str(folder / file)
-            for file in projectors(dict.fromkeys(files, 1), str(model.relative_to(snapshot)))
+            for file in projectors(dict.fromkeys(files, 1), model.relative_to(snapshot).as_posix())
         ]
     return found
 

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
 def read_message(path: str) -> str:
     """Return a file's text. One final newline is removed. Raises InvalidArgument."""
     try:
-        return Path(path).read_text(encoding="utf-8").removesuffix("\n")
+        return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"the file {path!r} cannot be read: {error}; give a UTF-8 text") from None
 

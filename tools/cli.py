@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.system.output import STREAM_ENCODING, is_closed
+from vkbackend.system import interrupts
+from vkbackend.system.output import STREAM_ENCODING, enable_escapes, is_closed
 from vkbackend.tools.parser import (
     TALKS,
     Parser,
@@ -247,6 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(encoding=STREAM_ENCODING, errors="backslashreplace")
     if STREAM_ENCODING and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding=STREAM_ENCODING)
+    enable_escapes()
+    interrupts.catch_break()
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete()
     args, flags = argparse.Namespace(), dict[str, str]()

@@ -91,7 +91,7 @@ def variables(text: str) -> dict[str, Any]:
 
 def read_template(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"the chat template {path!r} cannot be read: {error}; give a UTF-8 text"

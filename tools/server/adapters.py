@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +18,7 @@ async def adapters(service: Service, request: Request) -> Response:
     shown = []
     for adapter in service.ready().adapters:
         row = {name: adapter[name] for name in ("id", "name", "scale", "task_name", "prompt_prefix")}
-        row["path"] = adapter["path"].rstrip("/").rpartition("/")[2]
+        row["path"] = Path(adapter["path"]).name
         if tokens := adapter["invocation_tokens"]:
             row["alora_invocation_tokens"] = tokens
         shown.append(row)

@@ -43,7 +43,7 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise InvalidArgument(
                 f"cannot read the file of API keys: {error}; it must be UTF-8 text"

@@ -29,17 +29,21 @@ if sys.platform == "win32":
                 time.sleep(RETRY_S)
 
     def text_of(data: bytes) -> str:
-        """Return the text of a UTF-8 file, with CR LF replaced by LF. Raises ValueError."""
-        return data.decode().replace("\r\n", "\n")
+        """Return the text of a UTF-8 file, without a byte order mark and with CR LF replaced by LF. Raises
+        ValueError."""
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
 
     def user_cache() -> Path | None:
         """Return the folder for caches, to which only this user, administrators and the system may write."""
         return Path(base) if (base := os.environ.get("LOCALAPPDATA")) else None
 
 else:
-    text_of = bytes.decode
     read_at = os.pread
     replace = os.replace
+
+    def text_of(data: bytes) -> str:
+        """Return the text of a UTF-8 file without a byte order mark. Raises ValueError."""
+        return data.decode("utf-8-sig")
 
     def user_cache() -> Path | None:
         """Return the folder for caches, or None if no home folder exists."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import sys
 from pathlib import Path
@@ -47,7 +48,14 @@ if sys.platform == "win32":
             os.utime(self._path / name, ns=(used_ns, used_ns))
 
         def is_writable(self) -> bool:
-            return os.access(self._path, os.W_OK)
+            """Create a file, because os.access ignores the access lists of folders."""
+            name = f".{secrets.token_hex(4)}"
+            try:
+                os.close(self.create(name))
+                self.unlink(name)
+            except OSError:
+                return False
+            return True
 
         def tighten(self) -> None:
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 
 if sys.platform == "win32":
     END_SIGNALS = signal.SIGINT, signal.SIGBREAK, signal.SIGTERM
@@ -14,11 +15,19 @@ if sys.platform == "win32":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGBREAK, signal.SIG_IGN)
 
+    def catch_break() -> None:
+        """Let Ctrl-Break raise KeyboardInterrupt. Otherwise Windows ends the program at once."""
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGBREAK, signal.default_int_handler)
+
     def block_in_thread() -> None:
         """Python runs handlers of signals only in the main thread, and programs inherit no mask."""
 
 else:
     END_SIGNALS = signal.SIGINT, signal.SIGTERM
+
+    def catch_break() -> None:
+        """Terminals have no Ctrl-Break."""
 
     def ignore() -> None:
         """Ignore Ctrl-C, which reaches all programs of a terminal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -91,12 +92,15 @@ def load_tokenizer(path: Path, special: list[str]) -> Tokenizer:
         return Tokenizer.from_gguf(gguf)
 
 
+TEXT_FOLDER = f"{os.sep}text{os.sep}"
+
+
 def n_lines(tokenizer: Tokenizer, text: str) -> int:
     n = 0
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal n
-        if "/text/" not in frame.f_code.co_filename or frame.f_code.co_filename.endswith("spm.py"):
+        if TEXT_FOLDER not in frame.f_code.co_filename or frame.f_code.co_filename.endswith("spm.py"):
             return None
         n += event == "line"
         return count

@@ -13,6 +13,7 @@ from typing import Any
 
 from vkbackend.errors import VkbackendError
 from vkbackend.models.hub import is_name
+from vkbackend.system.process_tree import APART
 from vkbackend.tools.server.failures import Refusal
 
 MOST = 4
@@ -65,7 +66,7 @@ class Downloads:
         if len(self.running) >= MOST:
             raise Refusal(429, f"{MOST} models are being downloaded, which is the limit", retry_s=60)
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, name, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+            *COMMAND, name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, **APART
         )
         self.running[name] = Download(process)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import time
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.hub import fetch, fetch_projector
@@ -19,15 +18,14 @@ def show(**line: object) -> None:
     sys.stdout.flush()
 
 
-def end_with(parent: int) -> None:
-    """End this process when the server has ended, because the server may have been killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
+def end_with_server() -> None:
+    """Wait for the end of stdin, whose other end the server holds. The server may have been killed."""
+    os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
 def main() -> int:
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with_server, daemon=True).start()
     shown: dict[str, int] = {}
 
     def progress(file: str, done: int, total: int) -> None:
