@@ -94,7 +94,7 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class KvLoad(Case):
-    """Each row reads a position, which is `distance` above the row's position. Cells outside the runs are
+    """Each row reads the position that is `distance` above the row's position. Cells outside the runs are
     NaN."""
 
     type: str = "f16"

@@ -1,7 +1,7 @@
 """Times the first requests of a new server: `python -m vkbackend.tools.studies.cold_clients [-m MODEL]`.
 
-Starts servers in turns, which record steps differently: every layer of every step; equal layers once; and
-equal layers once, with later steps recorded while the server is idle. Then `-np` clients send requests at
+Starts three kinds of servers in turns. The first records every layer of every step, and the others record
+equal layers once. The third also records later steps while it is idle. Then `-np` clients send requests at
 once, or within `--spread` seconds. Later, they send requests with other words. The columns are the
 milliseconds to the first token and between tokens, the kinds of steps that were recorded while the clients
 waited, and the seconds of recording. The last columns are the failed answers and the machine's load.

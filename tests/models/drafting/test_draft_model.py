@@ -197,7 +197,8 @@ def test_a_long_prompt_is_skipped_unless_its_price_is_paid() -> None:
     while not draft.tokens:
         [draft] = drafter.draft([want(more, 2)._replace(spend_s=199)])
     assert list(draft.tokens) == drafted(more, 2)
-    # Much later, the first tokens are still stored, and the time is enough for some of the last tokens.
+    # After many more tokens, only the first tokens are stored. The drafter may spend time on the last `n`
+    # tokens.
     later = [*more, *draft.tokens]
     for spend_s, n in ((0, least), (127, least), (128, 128)):
         later += tokens

@@ -83,8 +83,8 @@ def test_all_step_sizes_are_tried_within_a_few_steps() -> None:
 
 
 def test_slow_steps_are_ignored_and_old_times_measured_again() -> None:
-    """While drafts save time, a step whose time is old is assumed to be fast. If drafts save no time, a try
-    measures such a step again, but only if drafts would save time with a fast step."""
+    """While drafts save time, a step whose time is old is assumed to be fast. If drafts save no time, such a
+    step is measured again, unless drafts would save no time even with a fast step."""
     prices = priced(STEEP)
     prices.learn(2, 100.0)
     assert prices.seconds(2) == 1.41

@@ -113,7 +113,7 @@ def gated_layers(m: Fixture, heads: list[int], widths: list[int]) -> None:
 
 @fixture("step35")
 def step35(m: Fixture) -> None:
-    """Build a model with all kinds of limits of activations, and with RoPE frequency factors."""
+    """Build a model that limits activations in all ways, with RoPE frequency factors."""
     local = [False, True, True, False, True]
     heads = [6 if windowed else 4 for windowed in local]
     base(
