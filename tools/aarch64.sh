@@ -1,7 +1,7 @@
 # Functions that unpack Debian 13 for 64-bit ARM and QEMU into .aarch64/, to run Python and its tests there on x86-64.
 # setup.sh sources this file after drivers.sh, whose functions private_apt, mirrors and fetch are used here.
 # Nothing is installed: qemu-aarch64 runs one program, root/ has Debian's packages, lib/ has the wheels of all
-# dependencies and links to this checkout, bin/python starts that Python, and shims/ has libraries that stand for
+# dependencies and links to this checkout, bin/python starts that Python, and shims/ has libraries that simulate
 # the kernel drivers of GPUs for ARM, so that Mesa's compilers run (tools/measure/compilers.py).
 
 driver_dir=$root/.drivers

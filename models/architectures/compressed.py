@@ -1,4 +1,4 @@
-"""Attention to a window and to entries, which stand for blocks of positions (DeepSeek-AI 2026, DeepSeek V4).
+"""Attention to a window and to entries, one per block of positions (DeepSeek-AI 2026, DeepSeek V4).
 
 One vector per position is both key and value of all heads. RoPE rotates the end of each head, and attention's
 result is rotated back. Each group of heads has an output matrix of low rank. An entry is a weighted mean over
@@ -165,7 +165,7 @@ class CompressedAttention(HyperConnected):
         return Attention(layer.n_head, 1, layer.head_dim, layer.head_dim, heads * layer.head_dim)
 
     def key_rotation(self, il: int) -> KeyRotation | None:
-        raise UnsupportedModel("entries stand for blocks of positions, which cannot move")
+        raise UnsupportedModel("entries cover blocks of positions, which cannot move")
 
     # ---- graph ----
 

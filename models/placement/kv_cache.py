@@ -63,7 +63,7 @@ class CellTable:
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """Cells of one kind in an array of a layer. A cell stands for `block` positions, and a block of the table
+    """Cells of one kind in an array of a layer. A cell covers `block` positions, and a block of the table
     has `n_cells`, from cell `first` of `array` on. `shape` is (KV heads, head size). The cells hold the last
     `window` positions, or all if `window` is 0."""
 

@@ -233,7 +233,7 @@ def cache(
     window: int = 0,
     block: int = 1,
 ) -> Tensor:
-    """Return a K or V cache, with NaN in cells that no run reads. A cell stands for `block` positions."""
+    """Return a K or V cache, with NaN in cells that no run reads. A cell covers `block` positions."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
