@@ -323,7 +323,8 @@ def test_every_architecture_has_a_fixture() -> None:
 
 
 def test_every_golden_file_has_a_fixture() -> None:
-    of_other_tests = {"adapters", "encoders", "formats", "images", "pictures", "sentences", "vision"}
+    of_other_tests = {"adapters", "encoders", "formats", "images", "long_prompts", "pictures"}
+    of_other_tests |= {"sentences", "vision"}
     assert {p.stem for p in GOLDEN.glob("*.npz")} == {*FIXTURES, *of_other_tests}
     assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 5 << 20
 

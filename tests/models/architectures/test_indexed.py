@@ -133,6 +133,21 @@ def test_a_cache_of_entries_is_compact(folder: Path) -> None:
         runner.close()
 
 
+@pytest.mark.wide
+def test_a_prompt_of_two_long_blocks(tmp_path: Path) -> None:
+    """300 positions have two blocks of 128, and 75 blocks of 4, which are all chosen."""
+    known, fixture = np.load(GOLDEN / "long_prompts.npz"), build("deepseek4")
+    fixture.keys["attention.indexer.top_k"] = 100
+    tokens, options = known["tokens"].tolist(), F32 | {"n_ctx": 320, "n_ubatch": 16}
+    runner = load_runner(write(fixture, tmp_path / "m.gguf"), devices=["numpy"] * 2, **options)
+    try:
+        parts = [(i, tokens[i : i + 16]) for i in range(0, len(tokens), 16)]
+        logits = [runner.step(part, [Run(0, 0, len(part), i)], range(len(part))).copy() for i, part in parts]
+        assert nmse(np.concatenate(logits)[known["rows"]], known["deepseek4"]) <= 1e-9
+    finally:
+        runner.close()
+
+
 def test_layers_that_share_a_choice_are_on_one_device(folder: Path) -> None:
     """With -sm layer, layers 2 and 3 run on the device of layer 1, whose choice they use."""
     path = model(folder, "glm-dsa+shared")
