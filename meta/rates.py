@@ -38,8 +38,8 @@ class Rates:
         return tuple(speeds if self.host else shared_bus(devices, speeds, [n > 0 for n in host]))
 
     def resources(self, devices: Sequence[Device]) -> list[Hashable]:
-        """Devices with equal labels share a measured speed. A speed given by the user is the speed of each
-        single device."""
+        """Return a label for each device. Devices with equal labels are on one resource and share its
+        measured speed. A speed given by the user is the speed of each single device."""
         return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
 
     def layer(self, devices: Sequence[Device]) -> float:

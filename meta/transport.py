@@ -19,7 +19,8 @@ from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 from vkbackend.system.waiting import give_way
 
-SPIN_S = 0.02  # Later waits sleep, because polling takes processor cores from software devices.
+# A wait polls for this long and then sleeps, because polling takes processor cores from software devices.
+SPIN_S = 0.02
 SLEEP_S = 1e-3
 
 

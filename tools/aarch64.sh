@@ -2,7 +2,8 @@
 # setup.sh sources this file after drivers.sh, whose functions private_apt, mirrors and fetch are used here.
 # Nothing is installed: qemu-aarch64 runs one program, root/ has Debian's packages, lib/ has the wheels of all
 # dependencies and links to this checkout, bin/python starts that Python, and shims/ has libraries that simulate
-# the kernel drivers of GPUs for ARM, so that Mesa's compilers run (tools/measure/compilers.py).
+# the kernel drivers of Adreno and Mali GPUs. Without a kernel driver, Mesa's compilers for these GPUs do not run
+# (tools/measure/compilers.py).
 
 driver_dir=$root/.drivers
 arm_dir=$root/.aarch64

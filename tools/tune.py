@@ -10,9 +10,10 @@ Each kind of pinned host memory is measured as well: how fast shaders read it, h
 at once. Weights in host memory use the kind that is read fastest.
 
 With several devices, exchanges between the first 2, 3, ... of them are measured. First, every way to exchange
-is measured for sums of 4 KiB to 16 MiB. Then signals and numbers of submissions ahead are measured for a
-token's sum. The fastest ways are kept for these devices in this order, and `plan` uses their times for
-predictions. `--exchanges` measures only exchanges, also between devices of several drivers.
+is measured for sums of 4 KiB to 16 MiB. With the way that is best for the sum of one decoded token (16 KiB),
+every kind of signal and several numbers of segments submitted ahead are then measured for this sum. The
+fastest ways are kept for these devices in this order, and `plan` uses their times for predictions.
+`--exchanges` measures only exchanges, also between devices of several drivers.
 """
 
 from __future__ import annotations

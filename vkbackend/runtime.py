@@ -80,7 +80,8 @@ class RecordedCopies(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start the copies after the last segment whose end the host has seen (`Queue.joined`)."""
+        """Start the copies. They need to wait only for segment `Queue.joined`, the last one whose end the
+        host has seen."""
 
     @abstractmethod
     def wait(self) -> None:

@@ -60,7 +60,7 @@ def types_of(op: str) -> frozenset[str]:
 
 
 def weight_types() -> tuple[str, ...]:
-    """Return the weight formats that the op embed and every matrix op support."""
+    """Return the weight formats that `embed` and all matrix ops without `dot` in their name support."""
     return tuple(_variants_toml()["weights"])
 
 

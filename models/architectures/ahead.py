@@ -106,7 +106,8 @@ class PredictsAhead(Decoder):
         ops.logits(self.scaled(ops.outputs(g)), output, softcap=self.config.softcap)
 
     def entry(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """Return the head's input for the step's tokens and the states before them."""
+        """Return the head's input: for each token of the step, its embedding combined with `h`, the model's
+        state at the position before."""
         layer, n_embd = w.layer(self.n_layer - 1), self.config.n_embd
         separate = layer.has("nextn.embed_tokens")
         e = ops.embed(graph, layer("nextn.embed_tokens")) if separate else self.embedded(graph, w)

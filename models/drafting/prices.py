@@ -50,9 +50,9 @@ class StepPrices:
         self._tables: tuple[dict[int, float], dict[int, float]] = {}, {}
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count the time of a step that was replayed, not recorded. The first step of a size is left out if
-        it took longer than steps of one row, because some drivers compile then. A new time replaces times
-        that are too old."""
+        """Learn from the time of a step. Call this only for steps whose commands had been recorded before.
+        The first step of a size is left out if it took longer per row than steps of one row, because some
+        drivers compile then. A new time replaces times that are too old."""
         self._n_steps += 1
         if n_rows > ROWS[-1]:
             return

@@ -58,7 +58,8 @@ class PrefillBudget:
         return max((kind for kind in self._alone if kind <= bucket(n_decode)), default=None)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Adjust the limit to the time of a step that was replayed, not recorded."""
+        """Adjust the limit to the time of a step. Call this only for steps whose commands had been recorded
+        before."""
         self._n_steps += 1
         if not n_decode:
             self._prompt = n_prompt, seconds

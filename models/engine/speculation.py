@@ -272,8 +272,8 @@ class Speculation:
         self._drafter_of[sequence.slot].took(sequence.slot, n_accepted)
 
     def learn(self, n_rows: int, seconds: float) -> None:
-        """Count the time of a decoding step that was replayed, not recorded. Steps of a pause are left
-        out."""
+        """Learn from the time of a decoding step. Call this only for steps whose commands had been recorded
+        before. Steps during a pause are left out."""
         if not self._pauses:
             self._prices.learn(n_rows, seconds)
 

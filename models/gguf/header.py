@@ -19,8 +19,8 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import NEWER
 from vkbackend.system.files import read_at
 
-# The limits are several times the sizes of the largest models: 262,144 tokens, 580,000 merges, 20 MB of
-# header and 60,000 tensors.
+# The largest models have 262,144 tokens, 580,000 merges, 20 MB of header and 60,000 tensors. The limits are
+# at least four times as large.
 MAX_HEADER = 1 << 28  # Bytes of metadata and tensor table.
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18

@@ -63,7 +63,8 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """`tables` contains rows of cos and sin for the other nodes."""
+        """Send a step to the other nodes. `tables` maps the name of each RoPE table to the rows of cos and
+        sin that the other nodes need."""
         for first, values in batch.images.rows if batch.images else ():
             n = max(1, PIECE_NBYTES // values[0].nbytes)
             for at in range(0, len(values), n):
@@ -74,7 +75,8 @@ class Group(Calls):
     def shift(
         self, slot: int, first: int, end: int, distance: int, cos_sin: Mapping[str, np.ndarray]
     ) -> None:
-        """`cos_sin` maps tables to cos and sin."""
+        """Send a context shift to the other nodes. `cos_sin` maps the name of each RoPE table to cos and sin
+        of the rotation."""
         rope = {name: rows.tobytes() for name, rows in cos_sin.items()}
         self.tell(node_messages.Shift(slot, first, end, distance, rope))
 

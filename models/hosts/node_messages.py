@@ -180,7 +180,8 @@ class Step(_Call):
 
 
 class Shift(_Call):
-    """Move positions `first` to `end` - 1 of a slot down by `distance`. `rope` maps tables to cos and sin."""
+    """Move positions `first` to `end` - 1 of a slot down by `distance`. `rope` maps the name of each RoPE
+    table to cos and sin of the rotation."""
 
     slot: Annotated[int, Meta(ge=0, lt=MAX_RUNS)]
     first: U32

@@ -69,8 +69,9 @@ def head_token_ms(
 @dataclass(frozen=True, slots=True)
 class Gain:
     """The tokens per second with drafts of `n_drafted` tokens, relative to decoding without drafts. A drafted
-    token is accepted with probability `acceptance` if the tokens before it are. `exchange_us` is the given or
-    mean time of an exchange, and `token_ms` the time of a drafted token."""
+    token is accepted with probability `acceptance` if the tokens before it are. `exchange_us` is the time of
+    an exchange that the user gave, or else the mean of the step's exchanges. `token_ms` is the time of a
+    drafted token."""
 
     exchange_us: float
     token_ms: float

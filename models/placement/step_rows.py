@@ -22,7 +22,9 @@ from vkbackend.models.placement.traced_steps import fitting_steps, most_rows
 from vkbackend.runtime import Device
 
 OVER_BUS = 2048, 1024  # Rows to try, if weights of layers are in host memory.
-KEPT_LAYERS = 0.9  # With more rows, `-ngl auto` must still keep this part of its layers on the devices.
+# Steps get more rows only if `-ngl auto` then keeps at least this share of the layers that it keeps on the
+# devices with DEFAULT_ROWS.
+KEPT_LAYERS = 0.9
 
 
 def reads_over_bus(layout: Layout) -> bool:

@@ -26,8 +26,8 @@ MAX_SIDE = 16_384  # Maximum side of a picture in pixels.
 MAX_TILES = 64  # of a picture
 WINDOW = 112  # Side of a window in pixels, in every released Qwen2.5-VL.
 MAX_TOKENS = 2048  # Default maximum of a picture's rows, if pictures vary in size; llama.cpp has 4,096.
-# Families with another default. A picture of Qwen2.5-VL with 1,024 rows has up to 104 windows; a step takes
-# at most MAX_RUNS.
+# Families with another default. In Qwen2.5-VL each window is a run, and a step takes at most MAX_RUNS (128).
+# A picture with 1,024 rows has up to 104 windows.
 DEFAULT_TOKENS = {"gemma4v": 280, "gemma4uv": 280, "lfm2": 256, "qwen2.5vl_merger": 1024}
 DEFAULT_TOKENS |= {"kimivl": 1024}
 

@@ -59,8 +59,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// Copy a slice of rows of n elements, beginning at element k, to shared memory. The thread's rows begin at
-// `w_at` and `x_at`. Scales of w after the row's end are 0.
+// Copy TK elements of each row of w and x, from element k on, to shared memory. Rows have n elements. The
+// thread's rows begin at `w_at` and `x_at`. Scales of w after the row's end are 0.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

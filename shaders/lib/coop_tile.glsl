@@ -120,8 +120,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Copy a slice of rows of n elements, beginning at element k, to shared memory. `w_at` holds the results of
-// w_place. The thread's piece j of the first slice is x4[x_at[j]].
+// Copy TK elements of each row of w and x, from element k on, to shared memory. Rows have n elements. `w_at`
+// holds the results of w_place. The thread's piece j of the first slice is x4[x_at[j]].
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

@@ -34,8 +34,8 @@ uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// Copy a slice of rows of n elements, beginning at element k, to shared memory. The thread's rows begin at
-// `w_at` and `x_at`. Rows of x have `width` elements.
+// Copy TK elements of each row of w and x, from element k on, to shared memory. The thread's rows begin at
+// `w_at` and `x_at`. Rows of w have n elements, and rows of x have `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

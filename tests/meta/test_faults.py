@@ -56,7 +56,8 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # kompute devices do not wait for semaphores, so another file tests them
+# A kompute device does not wait for a semaphore, so test_kompute.py stops its worker instead.
+@pytest.mark.native
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", [TWO, DRIVERS, THREE])
 def test_device_that_stops_answering(

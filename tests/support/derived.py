@@ -182,7 +182,7 @@ def widened(model: Model) -> Model:
 
 
 def as_qwen2(model: Model) -> Model:
-    """Convert to qwen2, with random biases. RoPE pairs the two halves of each head's rows."""
+    """Convert to qwen2, with random biases. In qwen2, RoPE pairs the two halves of each head's rows."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
     for name, rows in model.tensors.items():
         layer, _, matrix = name.removesuffix(".weight").rpartition(".")
@@ -215,15 +215,15 @@ def as_mixture(model: Model) -> Model:
 
 
 def in_halves(model: Model, rows: np.ndarray) -> np.ndarray:
-    """Reorder the rows of q or k, in which RoPE pairs neighbours, so that it pairs the halves of a head."""
+    """Reorder the rows of q or k. Before, RoPE pairs neighbours; after, it pairs the halves of a head."""
     head = int(model.keys["{arch}.rope.dimension_count"][0])
     halves = np.r_[0:head:2, 1:head:2]
     return rows.reshape(-1, head, rows.shape[1])[:, halves].reshape(rows.shape)
 
 
 def as_head(model: Model, head: Path) -> Model:
-    """Convert to glm4moe without experts, with the multi-token prediction head of `head` (make_head.py). RoPE
-    pairs the two halves of each head's rows."""
+    """Convert to glm4moe without experts, with the multi-token prediction head of `head` (make_head.py). In
+    glm4moe, RoPE pairs the two halves of each head's rows."""
     n_layer = int(model.keys["{arch}.block_count"][0])
     tensors = model.tensors | {name: v.astype(np.float32) for name, v in np.load(head).items()}
     named = {

@@ -14,8 +14,8 @@ def planned(runner: Runner, rows: int) -> list[int]:
     """Return the number of elements of each exchange in a step whose layers are on several devices. Per
     token, attention (or the layer in its place) exchanges a row of the residual, and the FFN exchanges
     another row. Attention and FFN exchange only one row if the model adds their results together. Some layers
-    need more exchanges. The additional exchanges have few values per token: two for norms of q and k over all
-    heads, two for FFNs with sparse gates, and one for a norm before an output matrix. Split norms of state
+    need more exchanges, most of them small: two values per token for norms of q and k over all heads and for
+    FFNs with sparse gates, and one value per token for a norm before an output matrix. Split norms of state
     space heads exchange one value per group. Experts after hyper-connections read the first device's row, so
     all devices choose the same experts. Experts that write a latent vector exchange this vector before its
     norm. Mamba-1 layers sum dt, B and C, which all channels share."""

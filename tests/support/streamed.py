@@ -68,7 +68,7 @@ def check_recording(recording: Recording, d: int, weights: dict[str, Any], meeti
 
 def poisoned(patch: pytest.MonkeyPatch) -> None:
     """Fill a region with NaN before a layer is copied to it, and fill the memory for staged experts before
-    experts are copied. Delay copies of the threads at random."""
+    experts are copied. Delay each of these copies, which threads make, by a random time."""
     rng, start, copy = np.random.default_rng(1), Stream._start, Stream._copy_layer
 
     def slow(layer: Any, later: Any) -> int:

@@ -72,7 +72,7 @@ def test_rows_in_every_format(models: Path, capsys: Any) -> None:
     for row in table:
         n_tokens = int(row["n_prompt"]) + int(row["n_gen"])
         average, stddev = float(row["avg_ts"]), float(row["stddev_ts"])
-        # The rate at the average time is the harmonic mean of both rates.
+        # The tokens divided by the mean time of the two repetitions are the harmonic mean of their rates.
         harmonic = average - stddev**2 / (2 * average)
         assert harmonic == pytest.approx(1e9 * n_tokens / int(row["avg_ns"]), rel=1e-3)
         assert row["devices"] == row["drivers"] == "numpy.0/numpy.1"

@@ -131,8 +131,8 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return a command and environment with one driver. If the driver has its own libc, the libc's loader
-    starts Python."""
+    """Return a command, and an environment in which Vulkan loads only this driver. If the driver has its own
+    libc, the libc's loader starts Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     launcher = (

@@ -1,4 +1,5 @@
-"""Times shader reads and copies for each kind of pinned host memory, and reads by two devices at once."""
+"""Measures the rates of shader reads and copies for each kind of pinned host memory, and the rates of reads
+by two devices at once."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """Read and decode a body, one large body at a time. Raises Refusal, ClientGone."""
+    """Read and decode a body. Only one large body is decoded at a time. Raises Refusal, ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
         return decode(body, limits)

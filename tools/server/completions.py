@@ -37,7 +37,8 @@ async def completions(service: Service, request: Request) -> Response:
     fields = await service.fields(request)
     llm = service.ready()
     checked = await CheckedCompletion.of(service, fields, llm)
-    # The path without /v1 belongs to llama-server, so these answers have the fields of both APIs.
+    # /completions without /v1 is part of llama-server's own API, so its answers have llama-server's fields in
+    # addition to OpenAI's.
     checked.is_both = not request.state.is_versioned
     if checked.fields.streams:
         return service.stream(checked.events(request), ping_s=checked.fields.ping_s)

@@ -27,8 +27,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 LASTED_S = 10.0
 CLOSE_S = 15.0
 REOPEN_S = 300.0  # How long an answer waits to continue.
-# Answers do not wait any longer after this many failures, such as after the file of the model was removed.
-# The attempts take at least 8 s, in which a driver frees the memory of the lost process.
+# After this many failed attempts to reopen the model, for example because its file was removed, interrupted
+# answers stop waiting and end with an error. The attempts take at least 8 s, and in this time a driver frees
+# the memory of the lost process.
 MOST_FAILED = 5
 LOADING_RETRY_S = 2
 NOT_READY = "model_not_ready"

@@ -93,7 +93,8 @@ class PairRates(Rates):
 
 XTX_2070, MI50 = ("7900 XTX", "RTX 2070"), ("MI50", "MI50")
 # llama.cpp's tensor split (pull request 25051), measured by ccarokh on 11 September 2026. The RTX 2070 cannot
-# hold 27B, so its rate there is in proportion to 9B.
+# hold the 27B model. Its rate for 27B is estimated from the 7900 XTX's rate and the ratio of both cards with
+# the 9B model.
 PAIRS = (
     Pair(XTX_2070, "Qwen3.5-9B Q4_K_M", 5.6e9, 32, 4096, (111.9, 49.8), (3, 1), 71.5, 83.0, 0.16),
     Pair(

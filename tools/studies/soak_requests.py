@@ -25,7 +25,9 @@ from vkbackend.tools.studies.soak_images import (
 )
 
 N_TOKENS = 24
-TIE = 1e-3  # If two tokens are almost equally likely, the rounding of a batch decides between them.
+# If the log probabilities of the two likeliest tokens differ by less, rounding may choose the other token in
+# another batch. Requests with such a choice are left out.
+TIE = 1e-3
 WHO = "a cat", "an owl", "two mice", "a small boat", "Tom", "a girl named Lily", "the old king", "a red bird"
 WORDS = "they went to the park and saw a big tree near the river where little dogs play all day".split()
 RANK, ADAPTERS = 4, ("a", "b")

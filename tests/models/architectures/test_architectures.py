@@ -40,8 +40,8 @@ from vkbackend.step import Run
 
 EXACT = 1e-5  # Bound on the NMSE against the oracles. Lavapipe reaches an NMSE of 5e-13 to 2e-11.
 TWINS = 1e-9  # Bound for numpy devices. The oracles differ by at most 4e-11, or 1e-6 with GELU.
-SAME = 1e-9  # Bound between different numbers of devices with one driver.
-DRIVERS = 1e-6  # Bound between devices of different drivers.
+SAME = 1e-9  # Bound on the NMSE between results of different numbers of devices with one driver.
+DRIVERS = 1e-6  # Bound on the NMSE between results of devices with different drivers.
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))

@@ -167,8 +167,8 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 
 def test_a_prefix_is_reused_if_its_windows_are_stored(path: Path) -> None:
-    """After 108 positions, a window of 20 tokens still holds the cells of positions 64 to 107. A request can
-    therefore reuse 83 positions."""
+    """A window of 20 tokens has a ring of two blocks of 32 cells, which after 108 positions holds positions
+    64 to 107. So a request can continue in this slot from position 83 or later."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

@@ -49,8 +49,8 @@ class Seeing(FakeRunner):
 
 
 def image_of(number: int, n_rows: int, both_ways: bool) -> ImageRows:
-    """Return an image. If the image's rows attend to each other, their values have odd thousands. The image's
-    last value ends in 99."""
+    """Return an image. For each of its values, `value // 1000` is odd if the image's rows attend to each
+    other, and otherwise even. The image's last value ends in 99."""
     values = FIRST * (2 * number + both_ways) + np.arange(100 - n_rows, 100)
     return ImageRows(bytes([number] * 16), values.astype(np.float32)[:, None], (1, n_rows), both_ways)
 

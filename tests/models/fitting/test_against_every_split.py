@@ -1,5 +1,5 @@
 """`--fit` reaches at least 95 % of the longest context of a search over all shares. The search computes the
-complete sizes of every layout."""
+allocations for each of these shares; `--fit` predicts the memory of most shares from one layout."""
 
 from __future__ import annotations
 

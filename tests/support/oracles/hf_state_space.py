@@ -12,7 +12,7 @@ from oracles.hf_parts import State, builder, common, fused_experts, halves_from_
 
 
 def scans(m: Fixture, state: State, where: str) -> None:
-    """Add the state space layers to `state`. `where.format(il)` is the prefix of layer il's tensors."""
+    """Add the Mamba-2 layers to `state`. `where.format(il)` is the prefix of layer il's tensors."""
     for il in layers(m, "ssm_a"):
         p, b = where.format(il), f"blk.{il}."
         state |= {
@@ -29,7 +29,7 @@ def scans(m: Fixture, state: State, where: str) -> None:
 
 
 def selections(m: Fixture, state: State, where: str) -> None:
-    """Add the Mamba-1 layers to `state`, as `scans` does."""
+    """Add the Mamba-1 layers to `state`. `where.format(il)` is the prefix of layer il's tensors."""
     for il in layers(m, "ssm_a"):
         p, b = where.format(il), f"blk.{il}."
         state |= {

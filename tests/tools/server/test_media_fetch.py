@@ -1,4 +1,4 @@
-"""Test files of allowed hosts: which URLs are fetched, and which addresses are reached."""
+"""Tests of fetching files from allowed hosts: which URLs are fetched, and which addresses are reached."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ export function parse(text) {
 export class BlockStream {
   constructor() {
     this.offset = 0; // where settled blocks end
-    this.left = MAX_BLOCKS; // Text after these blocks remains plain.
+    this.left = MAX_BLOCKS; // how many more blocks may follow; the last one holds the rest as plain text
   }
 
   /** Parse the text so far. Return newly settled blocks and blocks that may still change. */
