@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vkbackend.models.architectures.indexed import IndexedAttention
+from vkbackend.models.architectures.indexed import IndexedAttention, layers_with_indexer
 from vkbackend.models.architectures.mixture import Mixture
-from vkbackend.models.architectures.reading import read_flags
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 
@@ -17,7 +16,4 @@ class Model(IndexedAttention):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
-        """Return whether each layer has an indexer. Without the key in the file, the layer's tensors
-        decide."""
-        flags = read_flags(gguf, "attention.indexer.types", n_layer)
-        return flags or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]
+        return layers_with_indexer(gguf, n_layer)

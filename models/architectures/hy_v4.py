@@ -6,6 +6,8 @@ head and an output gate. RoPE rotates the last dimensions of index keys. Tencent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
@@ -13,9 +15,9 @@ from vkbackend.meta.ops import streams
 from vkbackend.meta.ops.heads import concat
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures import glm_dsa
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config, with_limits
+from vkbackend.models.architectures.indexed import IndexedAttention, layers_with_indexer
 from vkbackend.models.architectures.memory_specs import LayerMemory
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.reading import read_count, read_float
@@ -25,7 +27,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.ops.streams import MAX_STREAMS
 
 
-class Model(glm_dsa.Model):
+class Model(IndexedAttention):
     mixture = Mixture(gating=Gating("sigmoid"), limits_gate=True)
     residual_is_wide = True
     predicts_ahead = False
@@ -39,6 +41,9 @@ class Model(glm_dsa.Model):
         c = with_limits(super().read_config(gguf), gguf)
         self.index_eps = c.eps
         return c
+
+    def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
+        return layers_with_indexer(gguf, n_layer)
 
     # ---- weights ----
 

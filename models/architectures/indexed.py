@@ -22,7 +22,7 @@ from vkbackend.models.architectures import deepseek2
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, MemorySpec
-from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.reading import read_count, read_flags
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
@@ -38,6 +38,12 @@ def indexer_weights(n_embd: int, rank_q: int, n_heads: int, head: int) -> list[W
         WeightSpec("indexer.k_norm.bias", (head,)),
         WeightSpec("indexer.proj.weight", (n_heads, n_embd), whole),
     ]
+
+
+def layers_with_indexer(gguf: GGUF, n_layer: int) -> Sequence[bool]:
+    """Return whether each layer has an indexer. Without the key in the file, the layer's tensors decide."""
+    flags = read_flags(gguf, "attention.indexer.types", n_layer)
+    return flags or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]
 
 
 class IndexedAttention(deepseek2.Model):

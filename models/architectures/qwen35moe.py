@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vkbackend.models.architectures import qwen35
-from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures import qwen3next
 
 
-class Model(qwen35.Model):
-    mixture = Mixture()
+class Model(qwen3next.Model):
+    tiled = True
+    interleaved_sections = True

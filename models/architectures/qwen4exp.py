@@ -22,7 +22,7 @@ from vkbackend.meta.plan import Role
 from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import memory_specs as memory
-from vkbackend.models.architectures import qwen35moe
+from vkbackend.models.architectures import qwen3next
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.ngrams import Ngrams
 from vkbackend.models.architectures.reading import read_count, read_counts
@@ -34,7 +34,9 @@ from vkbackend.ops.moe import UNNORMED
 ONES = "router_ones"
 
 
-class Model(qwen35moe.Model):
+class Model(qwen3next.Model):
+    tiled = True
+    interleaved_sections = True
     residual_is_wide = True
     predicts_ahead = False
     pre_norms = False
