@@ -193,6 +193,7 @@ class Embeddings(ABC):
         raw: bool = False,
         truncate: bool = False,
     ) -> Job[list[Ranked]]:
+        """Check the arguments of `rerank`, tokenize, and return the job."""
         head, raw, cut = self._classifier(), switch("raw", raw), switch("truncate", truncate)
         most = optional(whole(1, MAX_TEXTS))("top_n", top_n)
         if isinstance(documents, str):
@@ -221,6 +222,7 @@ class Embeddings(ABC):
         return Job(texts, head.pooling, finish, self._adapters.resolved(None))
 
     def classify_job(self, texts: Texts, truncate: bool = False) -> Job[Any]:
+        """Check the arguments of `classify`, tokenize, and return the job."""
         head = self._classifier()
         prepared, is_list = self._texts("texts", texts, switch("truncate", truncate))
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend.formats import block_of, quantize
-from vkbackend.ops.attention_tiles import CELL_BLOCK, cells_per_block
+from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.ops.kv_cache import CACHE_TYPES
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
@@ -14,24 +14,25 @@ NEG_LARGE = -1.0e30
 
 
 def cells_of(
-    step: StepParams, row: int, cells: Array, blocks_per_slot: int, end: int = 0, block_size: int = 1
-) -> Array:
+    step: StepParams, row: int, cells: Array, blocks_per_slot: int, end: int = 0, block_size: int = 1,
+    cells_per_block: int = CELL_BLOCK,
+) -> Array:  # fmt: skip
     """Return the cells of positions 0 to `end` - 1, by default up to the row's own position. With a
     `block_size`, return the cells of complete blocks."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(end or position + 1)[block_size - 1 :: block_size]
     blocks = cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK % blocks_per_slot]
-    return blocks * cells_per_block(block_size) + positions % CELL_BLOCK // block_size
+    return blocks * cells_per_block + positions % CELL_BLOCK // block_size
 
 
 def own_cells(
-    step: StepParams, n_rows: int, cells: Array, blocks_per_slot: int, block_size: int = 1
+    step: StepParams, n_rows: int, cells: Array, blocks_per_slot: int, block_size: int, cells_per_block: int
 ) -> Array:
     """Return the cell of each row's own position, or of the block of `block_size` positions that ends
     there."""
     positions, slots = step.rows[:n_rows, 0].astype(np.int64), step.rows[:n_rows, 1]
     blocks = cells.reshape(-1, blocks_per_slot)[slots, positions // CELL_BLOCK % blocks_per_slot]
-    return blocks.astype(np.int64) * cells_per_block(block_size) + positions % CELL_BLOCK // block_size
+    return blocks.astype(np.int64) * cells_per_block + positions % CELL_BLOCK // block_size
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
@@ -84,7 +85,8 @@ def hadamard(x: Array, y: Array, *, head: int, head_out: int, n_heads: int, **un
 def kv_store(
     x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
-    block_size: int = 1, first_cell: int = 0, eps: float = 0.0, norm: int = 0, **consts: Any,
+    block_size: int = 1, cells_per_block: int = CELL_BLOCK, first_cell: int = 0, eps: float = 0.0,
+    norm: int = 0, **consts: Any,
 ) -> None:  # fmt: skip
     """If numpy lacks the type of `cache`, the array holds the cache's bytes."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
@@ -99,7 +101,7 @@ def kv_store(
         out = cache.reshape(-1, width)
     with np.errstate(over="ignore"):  # like the shader, f16 overflows to inf above 65,504
         stored = (step.rows[: len(rows), 0] + 1) % block_size == 0
-        at = own_cells(step, len(rows), cells, blocks_per_slot, block_size)
+        at = own_cells(step, len(rows), cells, blocks_per_slot, block_size, cells_per_block)
         out[first_cell + at[stored]] = rows[stored]
 
 

@@ -13,14 +13,14 @@ from vkbackend.twins.attention import NEG_LARGE, attn_combine, cached, cells_of,
 
 def index_scores(
     q: Array, w: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
-    first_row: int, blocks_per_slot: int, n_positions: int, block_size: int = 1, head: int, has_w: int = 1,
-    **_: Any,
+    first_row: int, blocks_per_slot: int, n_positions: int, block_size: int = 1,
+    cells_per_block: int = CELL_BLOCK, head: int, has_w: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     queries = f64(q, n_rows, n_heads, head)
     gains = f64(w, n_rows, n_heads) if has_w else np.ones((n_rows, n_heads))
     out = y.reshape(n_rows, n_positions)
     for row in range(min(n_rows, step.n_rows - first_row)):
-        at = cells_of(step, first_row + row, cells, blocks_per_slot, block_size=block_size)
+        at = cells_of(step, first_row + row, cells, blocks_per_slot, 0, block_size, cells_per_block)
         products = queries[row] @ k.reshape(k.shape[0], -1)[at].astype(np.float64).T
         out[row, : len(at)] = gains[row] @ np.maximum(products, 0)
 
@@ -109,8 +109,8 @@ def attn_chosen(
 def attn_entries(
     q: Array, k: Array, v: Array, cells: Array, entry_cells: Array, chosen: Array, part: Array,
     step: StepParams, *, n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int,
-    blocks_per_slot: int, n_splits: int, n_chosen: int, block_size: int, first_entry: int, window: int,
-    scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
+    blocks_per_slot: int, n_splits: int, n_chosen: int, block_size: int, cells_per_block: int,
+    first_entry: int, window: int, scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     queries, vectors = f64(q, n_rows, n_heads, head_k), k.reshape(k.shape[0], head_k)
     lists = chosen.reshape(n_rows, n_chosen) if n_chosen else None
@@ -118,7 +118,7 @@ def attn_entries(
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
-        entries = cells_of(step, row, entry_cells, blocks_per_slot, block_size=block_size)
+        entries = cells_of(step, row, entry_cells, blocks_per_slot, 0, block_size, cells_per_block)
         if lists is not None:
             entries = entries[lists[row, : min(len(entries), n_chosen - 1)]]
         keys_at = np.concatenate([first_entry + entries, at[-window:]])
