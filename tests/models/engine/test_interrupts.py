@@ -106,7 +106,7 @@ def test_close(model: Path) -> None:
 
     def close_again() -> None:
         opened[-1].close()
-        assert all_released()
+        wait_until(all_released, "the engine's thread has not ended")
         with pytest.raises(VkbackendError, match="closed"):
             opened[-1].generate(PROMPT, 1)
         opened.append(LLM(model))
