@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.formats import block_of, dequantize
+from vkbackend.formats import block_of
 from vkbackend.meta import ops
 from vkbackend.meta.ops.chosen_attention import choose, pool_keys
 from vkbackend.meta.ops.entry_attention import attend_entries
@@ -24,6 +24,7 @@ from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import Attention
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.block_places import place_weight, read_biases
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.hyper_connected import HyperConnected
 from vkbackend.models.architectures.memory_specs import KeyRotation, KVSpec, LayerCache, MemorySpec
@@ -45,11 +46,7 @@ class CompressedAttention(HyperConnected):
         self.rank_o = read_count(gguf, "attention.output_lora_rank")
         self.window = read_count(gguf, "attention.sliding_window")
         self.ratios = read_counts(gguf, "attention.compress_ratios", n_layer, low=0)
-        self.biases = {
-            name: dequantize(gguf.data(name), info.type, info.shape)
-            for name, info in gguf.tensors.items()
-            if name.endswith("_compressor_ape.weight")
-        }
+        self.biases = read_biases(gguf)
         # An indexer's blocks overlap.
         self.indexed = [f"blk.{il}.indexer.proj.weight" in gguf.tensors for il in range(n_layer)]
         keys = "head_count", "key_length", "top_k"
@@ -135,17 +132,9 @@ class CompressedAttention(HyperConnected):
         return [
             WeightSpec(f"{name}_kv", (wide, self.config.n_embd), rows("kv_heads")),
             WeightSpec(f"{name}_gate", (wide, self.config.n_embd), rows("kv_heads")),
-            self.place_weight(name, il, (self.ratios[il], wide)),
+            place_weight(self.biases, name, il, (self.ratios[il], wide)),
             WeightSpec(f"{name}_norm", (n,)),
         ]
-
-    def place_weight(self, name: str, il: int, shape: tuple[int, ...]) -> WeightSpec:
-        """Return the weight with the biases of a block's positions. Files may quantize it."""
-        stored = f"blk.{il}.{name}_ape.weight"
-        values = self.biases.get(stored)
-        if values is not None and values.shape != shape:
-            raise GGUFError(f"{stored} is {values.shape}, expected {shape}")
-        return WeightSpec(f"{name}_places", shape, source=stored, values=values, f32=True)
 
     def unread(self) -> set[str]:
         return {*super().unread(), *self.biases}

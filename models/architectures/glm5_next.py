@@ -18,6 +18,7 @@ from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import kimi_linear
 from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.block_places import place_weight, read_biases
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.hyper_connected import HyperConnected
 from vkbackend.models.architectures.indexed import indexer_weights
@@ -43,7 +44,11 @@ class Model(HyperConnected, kimi_linear.Model):
         self.bound = read_float(gguf, "kda.gate_lower_bound", 0.0)
         c = super().read_config(gguf)
         self.read_indexer(gguf, c)
+        self.biases = read_biases(gguf)
         return c
+
+    def unread(self) -> set[str]:
+        return {*super().unread(), *self.biases}
 
     def read_indexer(self, gguf: GGUF, c: Config) -> None:
         check_off(gguf, "attention.indexer.kpool_select_tail", True)
@@ -82,7 +87,7 @@ class Model(HyperConnected, kimi_linear.Model):
             *specs,
             *indexer_weights(n_embd, self.rank_q, self.n_index, n),
             WeightSpec("indexer_compressor_gate", (n, n_embd), whole),
-            WeightSpec("indexer_compressor_ape", (self.block_size, n), f32=True),
+            place_weight(self.biases, "indexer_compressor", il, (self.block_size, n)),
         ]
 
     def kv(self, il: int) -> MemorySpec:
@@ -128,5 +133,5 @@ class Model(HyperConnected, kimi_linear.Model):
         k = ops.layer_norm(linear(h, w, "indexer.attn_k"), norm, bias, self.index_eps)
         gate = linear(h, w, "indexer_compressor_gate")
         ops.kv_store(concat(k, gate, n, n), cache.raw, cache.cells, 2 * n)
-        pooled = pool_keys(k, cache.raw, cache.cells, self.block_size, w("indexer_compressor_ape"))
+        pooled = pool_keys(k, cache.raw, cache.cells, self.block_size, w("indexer_compressor_places"))
         ops.kv_store(pooled, cache.index, cache.cells, n, block=self.block_size)
