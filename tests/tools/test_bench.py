@@ -95,7 +95,9 @@ def test_predictions_learn_from_measured_tokens(
         first, second = (json.loads(bench(capsys, *flags, "-dev", names))[0] for _ in range(2))
         if names == "numpy":
             assert first["predicted_ts"] > 10 * first["avg_ts"]  # 1 TB/s is more than numpy reaches
-        assert second["predicted_ts"] == pytest.approx(first["avg_ts"], rel=0.3)
+        # The learned time is at least 0, so a group that is faster than predicted changes nothing.
+        slower = min(first["avg_ts"], first["predicted_ts"])
+        assert second["predicted_ts"] == pytest.approx(slower, rel=0.05)
     assert len(known_tokens([device])) == len(known_tokens([device] * 2)) == 2
 
 
