@@ -22,6 +22,19 @@ from oracles.hf_recurrent import kinds_of
 from transformers.models.glm5_next import Glm5NextTextConfig, modeling_glm5_next
 
 
+def add_mixer(m: Fixture, state: State, il: int, rank: int, *, is_latent: bool) -> None:
+    """Add the weights of layer `il`'s attention with latent vectors of size `rank`, or of its delta net."""
+    p, b = f"model.layers.{il}.", f"blk.{il}."
+    if is_latent:
+        up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
+        state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
+        return
+    taps = [m[f"{b}ssm_conv1d_{name}.weight"][0, :, 0] for name in "qkv"]
+    state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
+    state[p + "self_attn.forget_gate.A_log"] = np.log(-m[b + "ssm_a"])
+    state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+
+
 @builder("kimi-linear")
 def kimi_linear(m: Fixture) -> tuple[Any, State]:
     """Build kimi-linear. GGUF stores the up-projection of the latent as two tensors: V is [values, latent],
@@ -65,14 +78,7 @@ def kimi_linear(m: Fixture) -> tuple[Any, State]:
         p, b = f"model.layers.{il}.", f"blk.{il}."
         if il:
             state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
-        if il % 2:
-            up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
-            state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
-            continue
-        taps = [m[f"{b}ssm_conv1d_{name}.weight"][0, :, 0] for name in "qkv"]
-        state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
-        state[p + "self_attn.forget_gate.A_log"] = np.log(-m[b + "ssm_a"])
-        state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+        add_mixer(m, state, il, rank, is_latent=bool(il % 2))
     return config, state
 
 
@@ -182,14 +188,7 @@ def glm5_next(m: Fixture) -> tuple[Any, State]:
         for name in ("gate", "ape"):
             if (stored := f"{b}indexer_compressor_{name}.weight") in m.tensors:
                 state[f"{p}self_attn.indexer.index_kpool_compress_{name}"] = m[stored]
-        if n_kv:
-            up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
-            state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
-            continue
-        taps = [m[f"{b}ssm_conv1d_{name}.weight"][0, :, 0] for name in "qkv"]
-        state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
-        state[p + "self_attn.forget_gate.A_log"] = np.log(-m[b + "ssm_a"])
-        state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+        add_mixer(m, state, il, rank, is_latent=bool(n_kv))
     return config, state
 
 
