@@ -69,7 +69,10 @@ def main() -> int:
     parser.add_argument("before", metavar="REVISION", help="a commit, such as HEAD")
     parser.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree")
     args = parser.parse_args()
-    differ = changed(args.before, args.after)
+    try:
+        differ = changed(args.before, args.after)
+    except subprocess.CalledProcessError as error:
+        parser.error(f"git: {error.stderr.splitlines()[0]}")
     print("\n".join(differ) or "the code is the same")
     return int(bool(differ))
 
