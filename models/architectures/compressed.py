@@ -111,7 +111,9 @@ class CompressedAttention(HyperConnected):
             WeightSpec("attn_kv", (size, n_embd), whole),
             WeightSpec("attn_kv_a_norm", (size,)),
             WeightSpec("attn_sinks", (n_head,), rows("heads")),
-            WeightSpec("attn_output_a", (rank, n_head // self.n_group * size), rows("heads")),
+            WeightSpec(
+                "attn_output_a", (rank, n_head // self.n_group * size), rows("heads"), groups=self.n_group
+            ),
             WeightSpec("attn_output_b", (n_embd, rank), columns("heads")),
             *self.stream_weights("hc_attn"),
         ]

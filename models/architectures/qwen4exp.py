@@ -85,7 +85,7 @@ class Model(qwen3next.Model):
         n, m = self.n_stream * self.config.n_embd, self.n_stream
         gain, zeros = np.full(2, 1 / m, np.float32), np.zeros(2 * m, np.float32)
         specs = [
-            WeightSpec(f"{name}_norm.weight", (n,)),
+            WeightSpec(f"{name}_norm.weight", (n,), groups=m),
             WeightSpec(f"{name}_down.weight", (self.rank, n)),
             WeightSpec(f"{name}_up.weight", (n, self.rank)),
         ]

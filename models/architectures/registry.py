@@ -47,7 +47,7 @@ MODELS = {
     "mistral4": "Mistral Small 4",
     "kimi-linear": "Kimi-Linear-48B-A3B",
     "kimi-k3": "Kimi K3, its text part",
-    "deepseek4": "DeepSeek V4 Flash, Pro",
+    "deepseek4": "DeepSeek V4 Flash, Flash Vision (text), Pro",
     "glm5-next": "GLM-5.3-Flash, its text part",
     "bailingmoe3": "Ling 3",
     "mamba": "Mamba-1, Falcon Mamba",

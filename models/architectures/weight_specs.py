@@ -68,7 +68,8 @@ class WeightSpec:
 
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
     the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's tensor
-    stacks `stacked` matrices. `values` are the elements, of type `dtype`, of a weight that the model's file
+    stacks `stacked` matrices. If `groups` is not 0, the file's tensor may have an axis of groups before the
+    rows; converters omit this axis, and files that llama.cpp saves have it. `values` are the elements, of type `dtype`, of a weight that the model's file
     lacks. `axes` is the shape of the file's tensor if it has more axes, such as the tensor of a convolution.
     If `f32`, floats become f32 on loading, because ops read these weights only as f32. Vectors always become
     f32.
@@ -83,6 +84,7 @@ class WeightSpec:
     values: np.ndarray | None = field(default=None, compare=False)
     f32: bool = False
     stacked: int = 0
+    groups: int = 0
     axes: tuple[int, ...] = ()
     dtype: str = "f32"
 
@@ -98,7 +100,10 @@ class WeightSpec:
         """Return the shapes that a file's tensor may have. `fits` ignores axes of one element."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
-        return self.part.whole(self.shape) if self.part else [self.axes or self.shape]
+        if self.part:
+            return self.part.whole(self.shape)
+        grouped = [(self.groups, self.shape[0] // self.groups, *self.shape[1:])] if self.groups else []
+        return [self.axes or self.shape, *grouped]
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return _without_ones(shape) in map(_without_ones, self.shapes())

@@ -24,6 +24,7 @@ HEAD_TENSORS = frozenset(
 )
 
 ENCODERS = "v.", "a.", "mm."  # the prefixes of the encoders' tensors
+FOR_IMAGES = ".exp_probs_b_vl.bias"  # selects experts for positions of images (DeepSeek V4 Flash Vision)
 
 
 class FileSource:
@@ -109,8 +110,11 @@ def ahead_tensors(gguf: GGUF, model: Weighted) -> list[str]:
 
 
 def of_encoders(gguf: GGUF) -> list[str]:
-    """Return the tensors of encoders of images and audio that some programs add to a text model's file."""
-    return [] if gguf.architecture == "clip" else [name for name in gguf.tensors if name.startswith(ENCODERS)]
+    """Return the tensors of encoders of images and audio that some programs add to a text model's file, and
+    tensors that a text model uses only for images."""
+    if gguf.architecture == "clip":
+        return []
+    return [name for name in gguf.tensors if name.startswith(ENCODERS) or name.endswith(FOR_IMAGES)]
 
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
@@ -128,8 +132,8 @@ def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
         )
     if others := of_encoders(gguf):
         lines.append(
-            f"{len(others)} tensors of encoders of images or audio are not used ({others[0]}, ...); --mmproj "
-            "reads them from a separate file"
+            f"{len(others)} tensors for images or audio are not used ({others[0]}, ...); --mmproj reads encoders "
+            "from a separate file"
         )
     if factors := {*ROPE_FACTORS} & model.unread() & gguf.tensors.keys():
         lines.append(f"{gguf.architecture} does not use the file's {', '.join(sorted(factors))}")

@@ -60,7 +60,7 @@ def outcome_of(name: str, python: str, folder: Path) -> Outcome:
     command += ["--experts"] if model_class(name).mixture or name in EXPERTS else []
     places = [str(ORACLE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=TIMEOUT_S)
     if done.returncode:
         return Outcome(name, None, f"llama.cpp: {_reason(done.stderr) or f'exit {done.returncode}'}")
     known = np.load(path.with_suffix(".npz"))

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.no_vulkan
 OPTIONS = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "reduce_type": "f32"}
 
 
-def logits(path: Path) -> np.ndarray:
-    with opened(path, ["numpy"], **OPTIONS) as runner:
+def logits(path: Path, n_devices: int = 1) -> np.ndarray:
+    with opened(path, ["numpy"] * n_devices, **OPTIONS) as runner:
         return prefill(runner, PROMPT)
 
 
@@ -38,9 +38,23 @@ def more_tensors(m: Fixture) -> None:
     m.put("mm.0.bias", np.ones(8))
 
 
+def grouped(m: Fixture) -> None:
+    """Add the axis of groups that files saved by llama.cpp have, and the biases for positions of images of
+    DeepSeek V4 Flash Vision."""
+    axes = {"attn_output_a": m.keys.get("attention.output_group_count")}
+    axes |= {f"{name}_norm": m.keys["hyper_connection.count"] for name in ("hc_attn", "hc_ffn", "output_hc")}
+    for name, value in m.tensors.items():
+        if n := axes.get(name.removesuffix(".weight").rpartition(".")[2]):
+            m.tensors[name] = value.reshape(n, value.shape[0] // n, *value.shape[1:])
+    if m.arch == "deepseek4":
+        m.put("blk.0.exp_probs_b_vl.bias", np.ones(m.keys["expert_count"]))
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("deepseek4+short", grouped),
+        pytest.param("qwen4exp", grouped, marks=pytest.mark.wide),
         pytest.param("lfm2moe", zero_heads, marks=pytest.mark.wide),
         ("nemotron_h", zero_heads),
         pytest.param("granitehybrid", zero_heads, marks=pytest.mark.wide),
@@ -51,7 +65,7 @@ def more_tensors(m: Fixture) -> None:
 def test_the_logits_are_equal(tmp_path: Path, name: str, change: Callable[[Fixture], None]) -> None:
     fixture = build(name)
     change(fixture)
-    got = logits(write(fixture, tmp_path / "model.gguf"))
+    got = logits(write(fixture, tmp_path / "model.gguf"), n_devices=2)
     assert nmse(got, np.load(GOLDEN / f"{name}.npz")["logits"]) <= 1e-9
 
 
@@ -63,7 +77,7 @@ def test_tensors_that_change_nothing_are_named(tmp_path: Path, name: str) -> Non
         model = load_model(gguf)
         check_weights(gguf, model)
         encoders, factors = notes(gguf, model, N_CTX)
-    assert encoders.startswith("2 tensors of encoders of images or audio are not used (v.blk.0.attn_q.weight")
+    assert encoders.startswith("2 tensors for images or audio are not used (v.blk.0.attn_q.weight")
     assert factors == f"{name} does not use the file's rope_freqs.weight"
 
 

@@ -37,6 +37,7 @@ READS_FACTORS = {"gemma4"}
 WINDOWS_BY_LAYER = {"cohere2moe", "gemma4", "granite_swa", "mimo2", "muse-glimmer", "step35"}
 SIZES = {  # (columns of the residual, heads, kv heads, FFN columns, layers)
     "afmoe": (256, 4, 2, 384, 2),
+    "deepseek4": (256, 8, 1, 384, 2),
     "gemma3n": (64, 1, 1, 96, 22),
     "gemma4": (128, 2, 2, 192, 5),
     "laguna": (160, 2, 2, 384, 2),
@@ -85,6 +86,7 @@ UNREAL = {
     "nemotron_h_moe": r"latent",
     "mpt": r"attn_[qk]_norm|position_embd|\.act\.",
     "qwen2vl": r"^output\.bias",
+    "qwen4exp": QKV_BIAS,
     "refact": r"\.bias$",
     "smallthinker": UNREAD_NORM,
     "stablelm": r"attn_[qk]_norm",
@@ -124,7 +126,7 @@ def keys(arch: str, has_experts: bool) -> dict[str, Any]:
         "attention.indexer.top_k": 131072, "attention.indexer.block_size": 4,
         "attention.indexer.local_blocks": 1,
         "rope.dimension_sections": [8, 12, 12, 0] if arch == "bailingmoe3" else [size // 4] * 4,
-        "ssm.inner_size": 256 if arch in ("qwen3next", "qwen35", "qwen35moe") else 2 * n_embd,
+        "ssm.inner_size": 256 if arch in ("qwen3next", "qwen35", "qwen35moe", "qwen4exp") else 2 * n_embd,
         "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.time_step_rank": n_head, "ssm.group_count": 2,
         "kda.head_dim": 128, "kda.safe_gate": True, "kda.gate_lower_bound": -5.0, "wkv.head_size": size,
         "shortconv.l_cache": 3, "residual_scale": 3.5565588200778455, "attn_res.block_size": 12,
@@ -162,6 +164,17 @@ def _own(arch: str, n_embd: int, size: int, n_layer: int) -> dict[str, Any]:
             "rope.freq_base_swa": 10_000.0,
         },
         "afmoe": {"attention.sliding_window_pattern": 4},
+        "deepseek4": {
+            "attention.key_length": 64, "attention.value_length": 64, "rope.dimension_count": 16,
+            "attention.compress_ratios": [0, 4], "attention.compress_rope_freq_base": 5000.0,
+            "attention.output_group_count": 4, "attention.output_lora_rank": 32, "hash_layer_count": 0,
+            "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5,
+            "hyper_connection.epsilon": 1e-6, "swiglu_clamp_exp": [10.0] * n_layer,
+            "expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 4,
+        },
+        "qwen4exp": {
+            "attention.compress_ratios": [0, 4], "hyper_connection.count": 4, "hyper_connection.low_rank": 16,
+        },
         "bailingmoe": {"leading_dense_block_count": 0},
         "glm5-next": {
             "attention.indexer.kpool": 4, "attention.indexer.kpool_select_tail": True,
