@@ -66,13 +66,13 @@ class Part:
 class WeightSpec:
     """A weight's GGUF name, its shape (rows first), and its role in a plan.
 
-    A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
-    the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's tensor
-    stacks `stacked` matrices. If `groups` is not 0, the file's tensor may have an axis of groups before the
-    rows; converters omit this axis, and files that llama.cpp saves have it. `values` are the elements, of type `dtype`, of a weight that the model's file
-    lacks. `axes` is the shape of the file's tensor if it has more axes, such as the tensor of a convolution.
-    If `f32`, floats become f32 on loading, because ops read these weights only as f32. Vectors always become
-    f32.
+    A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source`
+    is the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's
+    tensor stacks `stacked` matrices. If `groups` is not 0, the file's tensor may have an axis of groups
+    before the rows; converters omit this axis, and files that llama.cpp saves have it. `values` are the
+    elements, of type `dtype`, of a weight that the model's file lacks. `axes` is the shape of the file's
+    tensor if it has more axes, such as the tensor of a convolution. If `f32`, floats become f32 on
+    loading, because ops read these weights only as f32. Vectors always become f32.
     """
 
     name: str

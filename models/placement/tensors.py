@@ -132,8 +132,8 @@ def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
         )
     if others := of_encoders(gguf):
         lines.append(
-            f"{len(others)} tensors for images or audio are not used ({others[0]}, ...); --mmproj reads encoders "
-            "from a separate file"
+            f"{len(others)} tensors for images or audio are not used ({others[0]}, ...); --mmproj reads "
+            "encoders from a separate file"
         )
     if factors := {*ROPE_FACTORS} & model.unread() & gguf.tensors.keys():
         lines.append(f"{gguf.architecture} does not use the file's {', '.join(sorted(factors))}")
