@@ -23,7 +23,8 @@ from vkbackend.runtime import Device
 MAX_WIDTH = 4096
 LIMIT_S = 3.0  # Without other nodes, no step starts after this many seconds.
 PERIOD = 3  # Odd, so that a stale slot, which is two reduces old, makes the sum wrong.
-CHAIN_NBYTES = 64 << 20  # Bytes of all reduces of a step, which has 4 to 32 reduces.
+CHAIN_NBYTES = 64 << 20  # Bytes of all reduces of a step, which has 4 to MAX_LENGTH reduces.
+MAX_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class ReduceTime:
 
 def chain_length(nbytes: int) -> int:
     """Return an even number of all-reduces per step, so that both parities are used equally."""
-    return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
+    return min(MAX_LENGTH, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
 def time_reduce(

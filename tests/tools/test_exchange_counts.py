@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from device_sets import MULTI
 
+from vkbackend.meta import bench
+from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.tools.studies import exchange_counts
 
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.native
 def test_events_replace_signals_and_flags_replace_reads(
     devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_counts, "LENGTH", 8)
+    monkeypatch.setattr(bench, "MAX_LENGTH", 8)
     monkeypatch.setattr(exchange_counts, "REPEATS", 3)
     calls = {}
     for signal in ("semaphore", "event"):
@@ -32,7 +34,7 @@ def test_events_replace_signals_and_flags_replace_reads(
 @pytest.mark.parametrize("n", [2, 4])
 def test_bytes_of_each_way(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts equal the formulas of docs/multi-gpu.md, for n devices and a sum of S bytes."""
-    monkeypatch.setattr(exchange_counts, "LENGTH", 8)
+    monkeypatch.setattr(bench, "MAX_LENGTH", 8)
     size = 16_384
     for provider, read, host in [
         ("pages", n * (n - 1) * size, 0),
@@ -49,6 +51,15 @@ def test_bytes_of_each_way(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert counts["read"] == read, provider
         written = {"scatter": (n + 1) * size, "ring": n * (n - 1) * size, "tree": n * (n - 1) * size}
         assert counts["written"] == written.get(provider, n * size), provider
+
+
+def test_slow_steps_are_counted_completely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """System calls are divided by the number of steps, so no time limit may end the run earlier."""
+    monkeypatch.setattr(bench, "LIMIT_S", 0.0)
+    run, n_runs = Mesh.run, []
+    monkeypatch.setattr(Mesh, "run", lambda *args: n_runs.append(args) or run(*args))
+    exchange_counts.run_steps(["numpy"] * 2, 4096, ReduceOptions(), 3)
+    assert len(n_runs) == 1 + 3
 
 
 @pytest.mark.no_vulkan

@@ -10,6 +10,7 @@ counts the system calls of all threads, including the driver's threads.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from vkbackend.meta import bench
 from vkbackend.meta.bench import chain_length, time_reduce
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions, ahead_depth
@@ -28,25 +31,17 @@ from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS, Device
 from vkbackend.tools.console import write_md
+from vkbackend.tools.measure.reduce_sizes import parse_size
 from vkbackend.tools.studies.exchange_traffic import traffic
 from vkbackend.vulkan.recorded_copies import VulkanCopies
 from vkbackend.vulkan.signals import Events
 
 CALLS = {"_submit": "submit", "_signal": "signal", "_counter": "read value", "_wait": "wait"}
-HEAD = (
-    *("devices", "provider", "signal", "ahead", "submit", "signal calls", "read value", "wait", "set event"),
-    *(
-        "reset event",
-        "device waits",
-        "bytes read",
-        "bytes written",
-        "host bytes",
-        "host us of CPU",
-        "us",
-        "sums",
-    ),
+HEAD = tuple(
+    "devices,bytes,provider,signal,ahead,submit,signal calls,read value,wait,set event,reset event,"
+    "device waits,bytes read,bytes written,host bytes,host us of CPU,us,sums".split(",")
 )
-LENGTH, REPEATS = 32, 20  # number of exchanges per step, and number of timed steps
+REPEATS = 20  # number of timed steps
 
 
 class Counted:
@@ -108,41 +103,40 @@ def measured(
 
         return wrapped
 
+    length = chain_length(nbytes)
     try:
         patched.run = timed
         for (cls, name, counted_as), call in zip(others, kept, strict=True):
             setattr(cls, name, counting(call, counted_as))
-        result = time_reduce(devices, nbytes, how, repeats=REPEATS, length=LENGTH)
+        result = time_reduce(devices, nbytes, how, repeats=REPEATS)
     finally:
         patched.run = run
         for (cls, name, _), call in zip(others, kept, strict=True):
             setattr(cls, name, call)
-    n = LENGTH * len(result.seconds)
+    n = length * len(result.seconds)
     each = {name: count / n for name, count in calls.items()}
-    each |= {name: count / LENGTH for name, count in moved.items()}
+    each |= {name: count / length for name, count in moved.items()}
     return Counter(each), sum(spent) / n, result.median, result.exact
 
 
-def system_calls(args: argparse.Namespace, provider: str, signal: str, ahead: str) -> float:
+def system_calls(devices: str, nbytes: int, provider: str, signal: str, ahead: str) -> float:
     """Return the system calls per exchange, from the difference of runs with 1 and REPEATS + 1 steps."""
     counts = []
     for repeats in (1, REPEATS + 1):
         with tempfile.NamedTemporaryFile(suffix=".strace") as file:
-            flags = [
-                "-dev",
-                args.devices,
-                "--sizes",
-                str(args.nbytes),
-                "--providers",
-                provider,
-                "--wires",
-                "f32",
-            ]
-            flags += ["--ahead", ahead, "--signals", signal, "-r", str(repeats), "-o", "json"]
-            command = ["strace", "-f", "-c", "-o", file.name, sys.executable, "-m", "vkbackend.tools.cli"]
-            subprocess.run([*command, "bench-reduce", *flags], check=True, capture_output=True)
+            flags = ["-dev", devices, "--sizes", str(nbytes), "--providers", provider]
+            flags += ["--ahead", ahead, "--signals", signal, "--steps", str(repeats)]
+            command = ["strace", "-f", "-c", "-o", file.name, sys.executable, "-m", __spec__.name]
+            subprocess.run([*command, *flags], check=True, capture_output=True)
             counts.append(total_of(Path(file.name).read_text(encoding="utf-8")))
-    return (counts[1] - counts[0]) / REPEATS / chain_length(args.nbytes)
+    return (counts[1] - counts[0]) / REPEATS / chain_length(nbytes)
+
+
+def run_steps(names: Sequence[str], nbytes: int, how: ReduceOptions, n_steps: int) -> None:
+    """Run a warm-up step and `n_steps` steps, however long they take."""
+    with mock.patch.object(bench, "LIMIT_S", math.inf):
+        result = time_reduce(open_devices(names), nbytes, how, repeats=n_steps)
+    assert len(result.seconds) == n_steps and result.exact
 
 
 def total_of(summary: str) -> int:
@@ -155,31 +149,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("-dev", dest="devices", default="0,0", help="devices (default: 0,0)")
-    add("--nbytes", type=int, default=16_384, help="bytes of a sum (default: 16384)")
+    add("--sizes", default="16K", help="bytes of a sum, K or M (default: 16K)")
     add("--providers", default="pages", help=f"of {','.join(PROVIDERS)} (default: pages)")
     add("--ahead", default="0,2,all", help="submissions ahead (default: 0,2,all)")
     add("--signals", default=",".join(SIGNALS), help=f"of {','.join(SIGNALS)} (default: all)")
     add("--repeat", type=int, default=1, metavar="N", help="rounds of all ways (default: 1)")
     add("--strace", action="store_true", help="count system calls, too")
+    add("--steps", type=int, help=argparse.SUPPRESS)  # run so many steps and print nothing
     args = parser.parse_args()
     names = device_list("devices", args.devices) or ()
+    if args.steps:
+        how = options_of(args.providers, args.signals, args.ahead)
+        run_steps(names, parse_size(args.sizes), how, args.steps)
+        return 0
     head = (*HEAD, "system calls") if args.strace else HEAD
     write_md(head)
     write_md(["---"] * len(head))
-    ways = list(product(args.providers.split(","), args.signals.split(","), args.ahead.split(",")))
-    results: dict[tuple[str, str, str], list[tuple[Counter[str], float, float, bool]]] = {}
+    sizes = [parse_size(text) for text in args.sizes.split(",")]
+    ways = list(product(sizes, args.providers.split(","), args.signals.split(","), args.ahead.split(",")))
+    results: dict[tuple[int, str, str, str], list[tuple[Counter[str], float, float, bool]]] = {}
     for _ in range(args.repeat):
         for way in ways:
-            results.setdefault(way, []).append(measured(names, args.nbytes, options_of(*way)))
+            results.setdefault(way, []).append(measured(names, way[0], options_of(*way[1:])))
     for way, rounds in results.items():
         calls, cpu_s, median, _ = min(rounds, key=lambda result: result[2])
         exact = all(result[3] for result in rounds)
         columns = ("submit", "signal", "read value", "wait", "set event", "reset event", "device waits")
-        row = [args.devices, *way, *(f"{calls[name]:.2f}" for name in columns)]
+        row = [args.devices, *map(str, way), *(f"{calls[name]:.2f}" for name in columns)]
         row += [f"{calls[name]:.0f}" for name in ("read", "written")]
         row += [f"{calls['host read'] + calls['host written']:.0f}"]
         row += [f"{1e6 * cpu_s:.1f}", f"{1e6 * median:.0f}", "exact" if exact else "WRONG"]
-        row += [f"{system_calls(args, *way):.1f}"] if args.strace else []
+        row += [f"{system_calls(args.devices, *way):.1f}"] if args.strace else []
         write_md(row)
         sys.stdout.flush()
     return 0
