@@ -6,6 +6,7 @@ Code that records a step may use this module, because the module never measures.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,20 @@ def host_key(device: Device, kind: str) -> str:
     return f"host {kind} {key_of(device)}"
 
 
+def reduce_key(devices: Sequence[Device], nbytes: int) -> str:
+    return f"reduce {nbytes} {_names_of(devices)}"
+
+
+def forget_reduces(devices: Sequence[Device]) -> None:
+    """Forget how long reduces of all sizes take, because the devices will exchange in another way."""
+    known, stale = _read(), ["reduce", _names_of(devices)]
+    _write({key: value for key, value in known.items() if key.split(" ", 2)[::2] != stale})
+
+
+def _names_of(devices: Sequence[Device]) -> str:
+    return ", ".join(map(key_of, devices))
+
+
 def pace_of(device: Device) -> Pace:
     """Return the speed for cutting submissions: a fraction of the known speed, or a speed that every GPU
     reaches."""
@@ -88,4 +103,8 @@ def numbers(key: str) -> list[float]:
 
 
 def remember(key: str, value: Any) -> None:
-    cache_folder.write_json(ENTRY, {"format": FORMAT, "measured": _read() | {key: value}})
+    _write(_read() | {key: value})
+
+
+def _write(measured: dict[str, Any]) -> None:
+    cache_folder.write_json(ENTRY, {"format": FORMAT, "measured": measured})

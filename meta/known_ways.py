@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vkbackend.meta.known_speed import key_of, remember, stored
+from vkbackend.meta.known_speed import forget_reduces, key_of, remember, stored
 from vkbackend.runtime import SIGNALS, Device
 
 MAX_AHEAD = 1 << 16  # no step has this many segments
@@ -40,6 +40,7 @@ def chosen_ways(devices: Sequence[Device]) -> tuple[tuple[int, str], ...]:
 
 
 def remember_choice(devices: Sequence[Device], choice: Choice | None) -> None:
+    forget_reduces(devices)
     value: Any = []
     if choice:
         value = {"ways": [list(way) for way in choice.ways], "signal": choice.signal, "ahead": choice.ahead}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import ReduceTime, time_reduce
-from vkbackend.meta.known_speed import key_of, remember
+from vkbackend.meta.known_speed import reduce_key, remember
 from vkbackend.meta.known_ways import Choice, remember_choice
 from vkbackend.meta.options import AHEAD, ReduceOptions
 from vkbackend.meta.ways import WAYS
@@ -100,10 +100,9 @@ def choice_of(rows: Sequence[Measured]) -> Choice | None:
 def keep(devices: Sequence[Device], rows: Sequence[Measured], choice: Choice) -> None:
     """Store the choice. For predictions, also store how long its exchange of each size takes."""
     remember_choice(devices, choice)
-    names = ", ".join(map(key_of, devices))
     for nbytes in {row.nbytes for row in rows}:
         of_size = [row for row in rows if row.nbytes == nbytes and row.provider == choice.way(nbytes)]
         like = [row for row in of_size if (row.signal, row.ahead) == (choice.signal, choice.ahead)]
         if of_size:
             us = (like or of_size)[0].us
-            remember(f"reduce {nbytes} {names}", [1e-6 * us])
+            remember(reduce_key(devices, nbytes), [1e-6 * us])

@@ -17,6 +17,7 @@ from vkbackend.meta.known_speed import (
     known_host_kind,
     known_speed,
     numbers,
+    reduce_key,
     remember,
 )
 from vkbackend.meta.reading import (
@@ -100,7 +101,7 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     if far:
         return max(far) + measure_reduce([d for d in devices if not d.node], nbytes)
     nbytes = 1 << max(12, (nbytes - 1).bit_length())
-    key = f"reduce {nbytes} {', '.join(map(key_of, devices))}"
+    key = reduce_key(devices, nbytes)
     known = numbers(key)
     if len(known) != 1:
         with ExitStack() as stack:

@@ -8,7 +8,8 @@ import pytest
 
 from vkbackend.meta import measured_ways
 from vkbackend.meta.host_sum import VisibleSum
-from vkbackend.meta.known_ways import Choice, known_choice
+from vkbackend.meta.known_speed import numbers, reduce_key, remember
+from vkbackend.meta.known_ways import Choice, known_choice, remember_choice
 from vkbackend.meta.measured_ways import DEPTHS, Measured, choice_of, keep, measure_ways
 from vkbackend.meta.options import AHEAD, ReduceOptions
 from vkbackend.meta.speed import measure_reduce
@@ -65,6 +66,17 @@ def test_kept_times_are_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     keep(devices, rows, chosen)
     assert known_choice(devices) == chosen and measure_reduce(devices, TOKEN) == pytest.approx(20e-6)
     assert ReduceOptions().relaying(devices) == (AHEAD, "flag")
+    # Another choice makes the times of all sizes invalid, also of sizes that `tune` does not measure.
+    three = [*devices, *devices[:1]]
+    for of in (devices, three):
+        remember(reduce_key(of, 2 * TOKEN), [1e-3])
+    assert measure_reduce(devices, 2 * TOKEN) == 1e-3
+    keep(devices, rows[:1], Choice(((1 << 40, "pages"),), "semaphore", 2))
+    assert measure_reduce(devices, TOKEN) == pytest.approx(100e-6)
+    assert not numbers(reduce_key(devices, 2 * TOKEN)) and numbers(reduce_key(three, 2 * TOKEN)) == [1e-3]
+    remember_choice(devices, None)
+    assert not numbers(reduce_key(devices, TOKEN))
+    keep(devices, rows, chosen)
     assert ReduceOptions(submit_ahead="all", reduce_signal="event").relaying(devices) == (None, "event")
 
 
@@ -85,13 +97,15 @@ def test_the_command(
     monkeypatch.setattr(tune, "measure_ways", lambda opening, n: measure_ways(opening, n, (TOKEN,)))
     # A way with wrong sums is shown and never chosen.
     monkeypatch.setattr(VisibleSum, "spread", lambda self, reduce: None)
-    command = ["tune", "--exchanges", "-dev", "numpy,numpy"]
+    command = ["tune", "--exchanges", "-dev", "numpy,numpy,numpy"]
     assert cli.main(command) == 0
     out, err = capsys.readouterr()
-    assert "exchanges between numpy numpy" in out and out.count("WRONG") == 1 and "visible" in err
-    devices = open_devices(["numpy"] * 2)
-    choice = known_choice(devices)
-    assert choice and "visible" not in dict(choice.ways).values() and choice.signal in SIGNALS
+    assert "exchanges between numpy numpy numpy" in out and out.count("WRONG") == 2 and "visible" in err
+    groups = [open_devices(["numpy"] * n) for n in (2, 3)]
+    for devices in groups:
+        choice = known_choice(devices)
+        assert choice and "visible" not in dict(choice.ways).values() and choice.signal in SIGNALS
+        assert numbers(reduce_key(devices, TOKEN)) and measure_reduce(devices, TOKEN) > 0
     assert cli.main([*command, "--forget"]) == 0
-    assert known_choice(devices) is None
+    assert [known_choice(devices) for devices in groups] == [None, None]
     assert cli.main(["tune", "--exchanges", "-dev", "numpy"]) == 2
