@@ -64,7 +64,8 @@ def wide(kind: str) -> list[Case]:
         *(MatMulCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 16, 17, 31, 33)),
         MatMulCoop(kind, 1, k, 1, nan=True),
         MatMulCoop(kind, 64, 4096, 128, span=1e-6),
-        MatMulCoop(kind, 8193, k, 65),  # tiles of 128 x 128
+        MatMulCoop(kind, 4097, k, 65),  # tiles of 64 x 96
+        MatMulCoop(kind, 8193, k, 97),  # tiles of 128 x 128
     ]
 
 

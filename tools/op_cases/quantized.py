@@ -131,7 +131,8 @@ def wide() -> list[Case]:
                 cases += [case(kind, ops.COLUMNS, 33, pairs, rows, 4, x_per_used=True, pieces=2)]
         if kind in UNIT_TYPES:
             cases += [MatMulDotCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 17, 33)]
-            cases += [MatMulDotCoop(kind, 64, 4096, 128), MatMulDotCoop(kind, 8193, k, 65)]
+            cases += [MatMulDotCoop(kind, 64, 4096, 128)]
+            cases += [MatMulDotCoop(kind, 4097, k, 65), MatMulDotCoop(kind, 8193, k, 97)]
         cases += [MatDot(kind, 64, block, 2), MatMulDot(kind, 2880, 2880 // block * block, 20)]
     return cases
 

@@ -34,15 +34,21 @@ def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
 def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
-    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. A
-    tile must fit shared memory, and n_rows must fill more than half of the tile's rows of x. The largest tile
-    is used only if the tiles occupy a GPU and need little padding."""
+    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the first suitable tile. A tile
+    must fit shared memory, and n_rows must fill more than half of the tile's rows of x. Tiles of 64 x 96 and
+    128 x 128 are used only if they occupy a GPU and need little padding."""
     units = limits.matrix_units
-    for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
+    for tile_m, tile_n in ((64, 96), (128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
         nbytes = (tile_m + tile_n) * row_nbytes + 4 * across * down * units.m * units.n
-        enough = -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES and fills(n_rows, tile_n)
-        if n_rows > tile_n // 2 and (enough or tile_m < 128) and nbytes <= limits.max_shared_nbytes:
+        suits = n_rows > tile_n // 2
+        if tile_n > 64:
+            suits &= -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES and fills(n_rows, tile_n)
+        if tile_n == 96:
+            # One tile of 96 rows takes 0.63 to 0.79 times as long as two tiles of 64 rows (counted
+            # instructions, docs/measurements/kernels.md). Subgroups of 16 lanes or fewer spilled registers.
+            suits &= 64 < n_rows <= 96 and units.lanes > _NARROW and tile_n % (down * units.n) == 0
+        if suits and nbytes <= limits.max_shared_nbytes:
             break
     return tile_m, tile_n, across, down
 

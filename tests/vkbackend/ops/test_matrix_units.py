@@ -87,7 +87,10 @@ def test_units_of_other_subgroup_sizes_need_size_control(
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_invocations=1024, max_shared_nbytes=49_152)])
-@pytest.mark.parametrize(("n", "rows"), [(1, 1), (64, 33), (4096, 32), (4096, 512), (14_336, 65)])
+@pytest.mark.parametrize(
+    ("n", "rows"),
+    [(1, 1), (64, 33), (64, 96), (4096, 32), (4096, 96), (4096, 512), (14_336, 65), (14_336, 97)],
+)
 def test_tiles_are_multiples_of_matrices_within_limits(
     units: MatrixUnits, limits: Limits, n: int, rows: int
 ) -> None:
@@ -105,7 +108,11 @@ def test_tiles_are_multiples_of_matrices_within_limits(
     floats = (w_rows + x_rows) * (4 if units.lanes > 16 else 2) + c["SM"] * c["SN"] * units.m * units.n
     assert (w_rows + x_rows) * slice_nbytes + 4 * floats <= limits.max_shared_nbytes
     largest = limits.max_invocations > 128 and rows > 64 and -(-n // 128) * -(-rows // 128) >= 64
-    assert (tile_m, tile_n) == ((128, 128) if largest else (64, 64) if rows > 32 else (64, 32))
+    usual = (128, 128) if largest else (64, 64) if rows > 32 else (64, 32)
+    # Tiles of 96 rows replace two tiles of 64 rows, or one of 128 rows.
+    of_96 = units.lanes > 16 and n >= 4096 and 64 < rows <= 96
+    of_96 &= (64 + 96) * 80 + 4 * across * down * units.m * units.n <= limits.max_shared_nbytes
+    assert (tile_m, tile_n) == ((64, 96) if of_96 else usual)
 
 
 HEADS = {(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)}
