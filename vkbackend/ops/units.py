@@ -45,8 +45,8 @@ def coop_tile(
         if tile_n > 64:
             suits &= -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES and fills(n_rows, tile_n)
         if tile_n == 96:
-            # One tile of 96 rows takes 0.63 to 0.79 times as long as two tiles of 64 rows (counted
-            # instructions, docs/measurements/kernels.md). Subgroups of 16 lanes or fewer spilled registers.
+            # One tile of 96 rows takes 0.56 to 0.71 times as long as two tiles of 64 rows, by counted
+            # instructions (docs/measurements/kernels.md). Subgroups of 16 lanes or fewer spilled registers.
             suits &= 64 < n_rows <= 96 and units.lanes > _NARROW and tile_n % (down * units.n) == 0
         if suits and nbytes <= limits.max_shared_nbytes:
             break
