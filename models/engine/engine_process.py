@@ -168,6 +168,9 @@ class RemoteEngine:
                 if self._channel.closing:
                     return None
                 raise self._death(purpose) from None
+        # On Windows, this process holds the other end of the pipe as well until the child has begun to read.
+        if not (self._channel.closing or self._process.is_alive() or self._waiter.wait(0)):
+            raise self._death(purpose)
         if self._loaded and not self._channel.readers:
             self._heard = time.monotonic()
         allowed_s = env.timeout_s() + ANSWER_MARGIN_S

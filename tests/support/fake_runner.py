@@ -5,7 +5,6 @@ tokens of its sequence, so a wrong slot changes them. Spawned processes can impo
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from processes import suspend
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.meta.load import Progress
@@ -216,7 +216,7 @@ class FakeRunner:
         if DEATH in tokens:
             os._exit(3)
         if HANG in tokens:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            suspend(os.getpid())
         if LOST in tokens:
             raise DeviceLost("device Vulkan7 was lost")
         if SLOW in tokens:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from processes import is_known
 from templates import ECHO, pid_of, user_messages
 
 from vkbackend import LLM
@@ -124,7 +125,7 @@ def test_a_process_that_ends_with_its_answer_is_not_asked_again() -> None:
     pid = pid_of(template)
     with pytest.raises(InvalidArgument, match="512 MB"):
         template.render(user_messages("a"))
-    assert not Path(f"/proc/{pid}").exists() and template.render([]) == ""
+    assert not is_known(pid) and template.render([]) == ""
 
 
 def test_invalid_conversations() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from templates import ECHO, pid_of, process_ends, user_messages
+from processes import KILL, KILLED, kill, process_ends, suspend
+from templates import ECHO, pid_of, user_messages
 
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.processes import child, frames
@@ -61,8 +62,7 @@ def test_the_worker_inherits_nothing_and_has_limits() -> None:
 def test_a_worker_that_ended_is_replaced() -> None:
     template = ChatTemplate(ECHO)
     pid = pid_of(template)
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    kill(pid)
     assert (
         template.render(user_messages("a", "b")) == "[a][b]" and pid_of(template) != pid and process_ends(pid)
     )
@@ -71,7 +71,7 @@ def test_a_worker_that_ended_is_replaced() -> None:
 def test_a_silent_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(ECHO)
     pid = pid_of(template)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="took more than 0 s"):
         patch.setattr(template_process, "WALL_S", 0.2)
         template.render(user_messages("x" * 1_000_000))
@@ -87,7 +87,7 @@ def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> No
 
     template = ChatTemplate("{% for a in range(99999) %}{{ a }}{% endfor %}" + ECHO)
     pid = pid_of(template)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     before = signal.signal(signal.SIGALRM, press)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -198,13 +198,13 @@ def test_a_program_needs_no_main_guard_and_ends_without_output(run: Any, tmp_pat
 def test_the_worker_ends_when_its_program_is_killed(run: Any) -> None:
     done = run(
         f"""
-        import os, signal
+        import os
         template = ChatTemplate({ECHO!r})
         print(template._process.shared._worker._process.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), {KILL})
         """
     )
-    assert done.returncode == -signal.SIGKILL and process_ends(int(done.stdout))
+    assert done.returncode == KILLED and process_ends(int(done.stdout))
 
 
 def test_a_forked_child_starts_its_own_worker(run: Any) -> None:

@@ -6,7 +6,6 @@ import base64
 import os
 import random
 import re
-import signal
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import KINDS, chunk, encoded, picture, png, smooth
 from PIL import Image
+from processes import kill, process_ends, suspend
 from random_cases import examples
-from templates import process_ends
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision import decode
@@ -195,8 +194,7 @@ def test_the_process_has_limits_and_is_replaced() -> None:
     assert re.search(r"Max address space +1073741824 ", limits)
     assert "numpy" not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     assert set(os.listdir(f"/proc/{pid}/fd")) == {"0", "1", "2"}
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    kill(pid)
     assert decoder.decode(encoded(picture("RGB"), "BMP")).shape == (13, 17, 3)
     assert pid_of(decoder) != pid
     pid = pid_of(decoder)
@@ -207,7 +205,7 @@ def test_the_process_has_limits_and_is_replaced() -> None:
 def test_a_slow_picture_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder()
     decoder.decode(encoded(picture("RGB"), "BMP"))
-    os.kill(pid_of(decoder), signal.SIGSTOP)
+    suspend(pid_of(decoder))
     monkeypatch.setattr(decode, "WALL_S", 0.1)
     with pytest.raises(InvalidArgument, match="was not decoded in 0 s"):
         decoder.decode(encoded(picture("RGB"), "BMP"))

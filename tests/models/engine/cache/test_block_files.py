@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from block_damage import DAMAGE, files_of, give
+from systems import IS_ROOT, WINDOWS
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.cache import block_files
@@ -38,9 +39,14 @@ def read(files: BlockFiles, name: str, nbytes: int = 1000) -> bytes | None:
     return files.begin_read(name, nbytes, time.time_ns()).result(60)
 
 
+def is_private(path: Path) -> bool:
+    """Return whether only this user may use a file or a folder. On Windows, files have no mode."""
+    status = path.lstat()
+    return WINDOWS or stat.S_IMODE(status.st_mode) == (0o700 if stat.S_ISDIR(status.st_mode) else 0o600)
+
+
 def test_files_are_found_by_the_next_process(files: BlockFiles, tmp_path: Path) -> None:
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files_of(tmp_path / "kv")} == {0o600}
-    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+    assert all(is_private(path) for path in (tmp_path / "kv", *files_of(tmp_path / "kv")))
     later = BlockFiles(str(tmp_path / "kv"), IDENTITY, 1 << 20)
     other = BlockFiles(str(tmp_path / "kv"), bytes(32), 1 << 20)
     assert [name in later for name in NAMES] == [True, True, *[False] * 4]
@@ -54,7 +60,7 @@ def test_files_are_found_by_the_next_process(files: BlockFiles, tmp_path: Path) 
 def test_damaged_and_foreign_files(
     files: BlockFiles, tmp_path: Path, damage: Callable[[Path], None], capfd: Any
 ) -> None:
-    if damage is give and os.geteuid() != 0:
+    if damage is give and not IS_ROOT:
         pytest.skip("only root can give a file away")
     path = files.folder / NAMES[1]
     damage(path)
@@ -64,7 +70,7 @@ def test_damaged_and_foreign_files(
     assert said.count("\n") == 1 and DAMAGE[damage] in said and str(path) in said
     assert later.counts["refused"] == 1 and read(later, NAMES[0]) == bytes(1000)
     assert later.write(NAMES[1], b"2" * 1000, time.time_ns()) and later.flush(60)
-    assert read(later, NAMES[1]) == b"2" * 1000 and stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert read(later, NAMES[1]) == b"2" * 1000 and is_private(path)
     later.close()
 
 
@@ -79,7 +85,7 @@ def test_a_deleted_folder_is_made_again(files: BlockFiles, tmp_path: Path) -> No
     assert files.write(NAMES[2], b"2" * 1000, time.time_ns()) and files.flush(60)
     assert read(files, NAMES[2]) == b"2" * 1000 and NAMES[1] not in files
     assert [path.name for path in files_of(tmp_path / "kv")] == [NAMES[2]] and files.nbytes < 2000
-    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+    assert is_private(tmp_path / "kv")
 
 
 def test_a_full_disk_is_reported_once(files: BlockFiles, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
@@ -99,14 +105,21 @@ def test_too_much_waits_to_be_written(files: BlockFiles, monkeypatch: pytest.Mon
     assert files.has_room(500) and not files.has_room(501)
 
 
-def test_folders_that_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o777)
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name, why in (("shared", "others may write"), ("file", "Not a directory"), ("link", "symbolic link")):
-        with pytest.raises(InvalidArgument, match=f"cache_disk.*{name}.*{why}"):
-            BlockFiles(str(tmp_path / name), IDENTITY, 1 << 20)
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("shared", "others may write"), ("file", "Not a directory"), ("link", "symbolic link")],
+)
+def test_folders_that_are_refused(tmp_path: Path, kind: str, why: str) -> None:
+    path = tmp_path / kind
+    if kind == "shared":
+        path.mkdir()
+        path.chmod(0o777)
+    elif kind == "file":
+        path.write_bytes(b"")
+    else:
+        path.symlink_to(tmp_path)
+    with pytest.raises(InvalidArgument, match=f"cache_disk.*{kind}.*{why}"):
+        BlockFiles(str(path), IDENTITY, 1 << 20)
 
 
 def test_memory_has_a_limit() -> None:

@@ -82,6 +82,7 @@ def test_a_file_system_that_hangs_delays_one_request(tmp_path: Path, monkeypatch
     back.set()
     assert engine._tier._store._hanging is not None
     engine._tier._store._hanging.result(30)
+    monkeypatch.setattr(restoring, "READ_S", 30)
     assert asked(engine, 8, others[0]) <= CELL_BLOCK
     engine.close()
 
