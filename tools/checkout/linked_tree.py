@@ -7,6 +7,7 @@ so they need the links.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tomllib
@@ -16,6 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def link(tree: Path) -> None:
+    """Replace the folder. Raises FileExistsError if it has files that are not links."""
+    for path in tree.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__":
+            raise FileExistsError(f"{path} is not a link; give a new folder, or one that this command made")
     shutil.rmtree(tree, ignore_errors=True)
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
         "package-dir"
@@ -27,5 +32,20 @@ def link(tree: Path) -> None:
             target.symlink_to(source)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m vkbackend.tools.checkout.linked_tree", description=(__doc__ or "").partition(":")[0]
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a new folder, or an earlier one to replace"
+    )
+    try:
+        link(parser.parse_args().folder)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    link(Path(sys.argv[1]))
+    sys.exit(main())
