@@ -37,7 +37,7 @@ def main() -> int:
         prog="python -m vkbackend.tools.checkout.linked_tree", description=(__doc__ or "").partition(":")[0]
     )
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a new folder, or an earlier one to replace"
+        "folder", type=Path, metavar="FOLDER", help="a new folder, or an earlier tree"
     )
     try:
         link(parser.parse_args().folder)
