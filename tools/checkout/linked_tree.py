@@ -36,9 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m vkbackend.tools.checkout.linked_tree", description=(__doc__ or "").partition(":")[0]
     )
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a new folder, or an earlier tree"
-    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder, or an earlier tree")
     try:
         link(parser.parse_args().folder)
     except OSError as error:
