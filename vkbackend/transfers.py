@@ -17,7 +17,7 @@ from vkbackend.host_copy import copy_into
 from vkbackend.recording import HOST_HOMES
 
 Region = tuple[Any, int, Any, int, int]  # source, its offset, target, its offset, bytes
-UPLOAD_NBYTES = 32 << 20  # The staging buffer has two halves.
+UPLOAD_NBYTES = 32 << 20  # Size of the staging buffer, whose two halves are used in turn.
 
 
 class Memory(Protocol):

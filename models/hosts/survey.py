@@ -31,7 +31,8 @@ class Survey(NamedTuple):
 
 
 def survey(group: Group, places: Sequence[str], sizes: Sequence[int]) -> Survey:
-    """On node 0, measure the devices at `places`, and time exchanges of `sizes` bytes."""
+    """Measure the devices of all nodes, which `places` lists, and time exchanges of `sizes` bytes. Call this
+    on node 0 only."""
     group.tell(node_messages.Measure(list(places), list(sizes)))
     devices = _join(group, places, speeds=True)
     replies = group.replies(node_messages.Place, "the interface", JOIN_S)

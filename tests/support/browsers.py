@@ -22,7 +22,7 @@ def browser() -> Iterator[Any]:
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip(f"needs a browser on the PATH: one of {', '.join(NAMES)}")
-    # Without a GPU, its process draws in software. Chromium's sandbox does not work as root.
+    # --disable-gpu makes Chromium draw in software. Chromium's sandbox does not work as root.
     flags = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=flags)

@@ -29,7 +29,7 @@ class Theirs:
         return f"{folder / self.name}.spv:{','.join(f'{a}={b}' for a, b in pairs)}:{self.lanes}"
 
 
-# Subgroup sizes of products with few rows. On Intel, x must be float.
+# Subgroup sizes of products with few rows. On Intel, these are the sizes for float x.
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,

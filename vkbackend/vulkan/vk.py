@@ -1,7 +1,7 @@
 """The Vulkan binding: `ffi` and `lib` of the `vulkan` package, with helpers for results and structs.
 
-The package's Python wrapper is not used. It frees memory to which structs point that are nested in other
-structs by value. Objects from `new` keep this memory alive.
+The package's Python wrapper is not used. If a struct contains another struct, the wrapper frees the memory to
+which the inner struct points. Objects from `new` keep this memory alive.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_POSITION = 1 << 30
-MAX_HEADER_NBYTES = 1 << 20  # The caches of 1,024 layers need 0.4 MiB.
+MAX_HEADER_NBYTES = 1 << 20  # The header of a model with 1,024 layers has 0.4 MiB.
 _DTYPES = {  # Type names in the header and in numpy. Quantized blocks are stored as bytes.
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
