@@ -19,8 +19,8 @@ class Account:
         self.saved_s = self._lost_s = self._most_s = 0.0  # `_lost_s` counts from the best moment on.
 
     def begin(self, plain_s: float) -> None:
-        """Begin a step that takes `plain_s` seconds without drafts. Lost time above LOSS steps, which tries
-        lost, is forgotten."""
+        """Begin a step that takes `plain_s` seconds without drafts. Tries may have lost more than the time of
+        LOSS steps; the excess is forgotten."""
         self._most_s = LOSS * plain_s
         self._lost_s = min(self._lost_s, self._most_s)
 

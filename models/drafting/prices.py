@@ -86,7 +86,7 @@ class StepPrices:
         return seconds
 
     def least(self, n_rows: int) -> float:
-        """Return the shortest time of a step, because other programs delayed longer ones."""
+        """Return the shortest measured time of a step. Other programs caused the longer times."""
         times = self._times.get(padded(n_rows))
         return times.least if times else self.known(n_rows)
 
@@ -136,7 +136,7 @@ def best_lengths(
 ) -> list[int]:
     """Return how many tokens of each draft to verify to maximize the tokens per second.
 
-    The step has `n_rows` rows of `n_sequences` sequences without drafts, and at most `most` rows.
+    Without drafts, the step has `n_rows` rows of `n_sequences` sequences. With drafts, `most` is the limit.
     `survivals[i][j]` is the probability that the first j + 1 tokens of draft i are accepted. The step's
     padding is filled with drafted tokens. If `tries` is set and no draft saves time, try the next larger
     step. Or try a step whose time is old, if the step would save time at its assumed time.

@@ -1,4 +1,4 @@
-"""Recognises drivers that are slow at one way to signal, and names the ways that `tune` would keep."""
+"""Finds drivers on which one way to signal is slow, and names the ways that `tune` would keep."""
 
 from __future__ import annotations
 

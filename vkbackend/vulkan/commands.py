@@ -30,7 +30,8 @@ from vkbackend.vulkan.signals import Ends
 from vkbackend.vulkan.timestamps import Timestamps
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-Emit = Callable[[Any, int], None]  # records use i of a command into a command buffer
+# Records use i of a command into a command buffer: use 0 is the command, and use i + 1 is its repeat i.
+Emit = Callable[[Any, int], None]
 _SHADER = C.VK_ACCESS_SHADER_READ_BIT | C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_UNIFORM_READ_BIT
 _TRANSFER = C.VK_ACCESS_TRANSFER_READ_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
 _COMPUTE, _COPY = C.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, C.VK_PIPELINE_STAGE_TRANSFER_BIT
@@ -107,7 +108,7 @@ class VulkanExecutable(Executable):
             report_order(device.name, recording)
 
     def _uses(self, stored: Sequence[Command], repeats: Sequence[Repeat]) -> dict[int, Use]:
-        """Return the uses of each dispatch by its index in `stored`."""
+        """Map the index in `stored` of each dispatch to its uses: the dispatch and its repeats."""
         dispatches = {at: c for at, c in enumerate(stored) if isinstance(c, Dispatch)}
         pipelines = self._programs.pipelines(list(dispatches.values()))
         uses = {
@@ -163,8 +164,8 @@ class VulkanExecutable(Executable):
         return lambda cmd, i: lib.vkCmdCopyBuffer(cmd, *regions[i])
 
     def _record(self, s: int, parts: Sequence[Sequence[tuple[int, int]]], stored: Sequence[Command]) -> Any:
-        """Record the submissions of segment s. A submission lists (index, number of the use) of its
-        commands."""
+        """Record the submissions of segment s. A submission is a list of (index in `stored`, number of the
+        use)."""
         device, emits = self._device, self._emits
         buffers = device.command_buffers(len(parts))
         self._buffers.append((buffers, len(parts)))
@@ -236,7 +237,7 @@ def _region(copy: Copy) -> tuple[Any, Any, int, Any]:
 def _submissions(
     recording: Recording, stored: Sequence[Command], repeats: Sequence[Repeat]
 ) -> list[list[list[tuple[int, int]]]]:
-    """Return (index in `stored`, number of the use) of the commands of each submission of each segment."""
+    """Return lists [segment][submission] of commands as (index in `stored`, number of the use)."""
     order: Iterable[tuple[int, int]] = ((at, 0) for at in range(len(stored)))
     cuts: Collection[int] = ()
     if repeats:

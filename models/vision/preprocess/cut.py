@@ -14,7 +14,8 @@ BILINEAR, BICUBIC, LANCZOS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One more tile with the complete picture, resized from the last resized picture or from the original."""
+    """One more tile, which shows the complete picture. It is resized from the original picture if
+    `from_original` is set, and otherwise from the picture that is cut into tiles."""
 
     size: Size
     from_original: bool
@@ -33,8 +34,10 @@ class Cut:
     overview: Overview | None = None
     n_marks: int = 0  # rows that the projector adds to a tile, such as [IMG_BREAK]
     n_queries: int = 0  # number of rows of each tile, if it does not depend on the tile's size
-    square: tuple[int, ...] | None = None  # the color of a square on which the picture is centered first
-    canvas: Size | None = None  # size of a black canvas, with the last resized picture at its top left
+    square: tuple[int, ...] | None = (
+        None  # color of a square on which the picture is centered before it is resized
+    )
+    canvas: Size | None = None  # size of a black canvas with the resized picture at its top left
 
     @property
     def tile(self) -> Size:

@@ -95,7 +95,8 @@ def with_sections(sections: list[int]) -> Fixture:
 
 
 def of_picture(name: str, rows: np.ndarray) -> Case:
-    """Return a text with the picture of a projector in vision.py. `rows` are the picture's rows."""
+    """Return a prompt with a picture. `name` is a projector of vision.py, which encoded the picture as
+    `rows`."""
     fixture, projector = text_of(name), build_projector(name)
     if name == "qwen3vl":
         # The sections of the last pairs do not alternate, as in [24, 20, 20] of 64 pairs.
@@ -118,7 +119,7 @@ def text_around() -> tuple[list[int], list[int]]:
 
 
 def of_slices(whole: np.ndarray, slices: list[np.ndarray]) -> Case:
-    """Return a text with a picture and its 2 x 2 slices, as MiniCPM-V 2.6 shows them."""
+    """Return a prompt with a picture and its 2 x 2 slices, in MiniCPM-V 2.6's format."""
     (tokens, after), images = text_around(), dict[int, np.ndarray]()
     parts: list[str | np.ndarray] = ["<image>", whole, "</image>"]
     for i, rows in enumerate(slices):

@@ -134,8 +134,8 @@ def run_on_two_devices(folder: Path, models: Path, n: int, seed: int, kill_s: fl
     load = Load(command.address.port, known, n, seed, clients=24)
 
     def kill() -> None:
-        # A request fails after three engines that were lost without a token of it. So on a busy machine, the
-        # next kill waits until as many requests are answered as can wait in an engine.
+        # A request fails if three engines in turn are lost before it gets a token. So before the next kill,
+        # as many requests must be answered as there are clients. On a busy machine this takes long.
         draw, n_before = random.Random(seed), 0
         while not ended.wait(kill_s):
             if (n := sum(load.answered.values())) - n_before >= load.clients:
