@@ -50,7 +50,7 @@ class Reduce:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the whole sum in f32."""
+        """Return the number of bytes of the whole sum in f32."""
         return 4 * (self.of or self.elements)
 
 

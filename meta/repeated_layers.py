@@ -78,7 +78,7 @@ class Repetition(NamedTuple):
 
 
 def repetitions(keys: Sequence[object], way: Way) -> list[Repetition]:
-    """From the first layer on, find the repetitions that each skip as many layers as possible."""
+    """Find repetitions, from the first layer to the last. Each one skips as many layers as possible."""
     repetitions: list[Repetition] = []
     first = 0
     while first < len(keys):

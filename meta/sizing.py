@@ -70,12 +70,13 @@ class StepShape:
 
     @property
     def image_table_nbytes(self) -> int:
-        """Return the bytes of a table of images' rows. Each half of a step begins with a row of zeros."""
+        """Return the number of bytes of a table of images' rows. Each half of a step begins with a row of
+        zeros."""
         return aligned(4 * (2 + self.n_rows) * self.n_embd)
 
     @property
     def counts_nbytes(self) -> int:
-        """Return the bytes of the experts' use counts and of the ids of a layer's used experts."""
+        """Return the number of bytes of the experts' use counts and of the ids of a layer's used experts."""
         return aligned(4 * 2 * self.experts[1]) + aligned(4 * self.n_streamed_experts)
 
     @property
@@ -110,7 +111,8 @@ class StepShape:
         return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
 
     def outputs_nbytes(self, device: int) -> int:
-        """Return the bytes of a device's output region, for logits and masks, or for hidden states."""
+        """Return the number of bytes of a device's output region, for logits and masks, or for hidden
+        states."""
         hidden = 4 * self.n_hidden * self.n_embd if device == self.hidden_device else 0
         return max(self._vocab_nbytes(device), hidden)
 
@@ -225,8 +227,8 @@ def measure(
 
 
 def _largest_binding(recording: Recording) -> int:
-    """Return the bytes of the largest range that a dispatch binds in scratch memory or in the host pages of
-    all-reduces."""
+    """Return the number of bytes of the largest range that a dispatch binds in scratch memory or in the host
+    pages of all-reduces."""
     views = (view for c in recording.commands if isinstance(c, Dispatch) for view in c.bound)
     sized = (v.nbytes for v in views if isinstance(v.buffer, Virtual) or v.buffer.home is Home.PAGES)
     return max(sized, default=0)

@@ -32,7 +32,7 @@ def staged_nbytes(streamed: Mapping[str, Sequence[Load]], d: int) -> int:
 
 
 def _expert_nbytes(streamed: Mapping[str, Sequence[Load]], d: int) -> int:
-    """Return the bytes of the largest expert, with all its matrices."""
+    """Return the number of bytes of the largest expert, with all its matrices."""
     return max((sum(slot_nbytes(load, d) for load in stacks) for stacks in streamed.values()), default=0)
 
 

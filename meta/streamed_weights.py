@@ -45,7 +45,7 @@ def n_regions(loads: Sequence[Load]) -> int:
 
 
 def region_nbytes(loads: Sequence[Load], d: int, device: Device) -> list[int]:
-    """Return the bytes of each chunk of a region of device `d`."""
+    """Return the number of bytes of each chunk of a region of device `d`."""
     of_layers = [_packed(of_layer, d, device)[1].chunks for of_layer in by_layer(loads).values()]
     return [max(chunks) for chunks in zip_longest(*of_layers, fillvalue=0)]
 

@@ -96,8 +96,8 @@ class Report:
         return rows
 
     def bus(self) -> list[dict[str, Any]]:
-        """Return a row for each device that reads weights from host memory. A row contains the bytes for a
-        token, and the bytes for a prompt token by number of rows per step."""
+        """Return an entry for each device that reads weights from host memory: the bytes for a generated
+        token, and the bytes for a prompt token by the number of rows per step."""
         by_rows = {n: bus_bytes_per_row(self.model, self.layout, n) for n in (1, *sorted(self.step_rows()))}
         return [
             {

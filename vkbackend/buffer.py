@@ -76,7 +76,8 @@ def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
 
 @lru_cache(4096)
 def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the bytes of an array, rounded up to a multiple of 4, because shaders read 32-bit words."""
+    """Return the number of bytes of an array, rounded up to a multiple of 4, because shaders read 32-bit
+    words."""
     *rows, width = shape
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 

@@ -173,7 +173,7 @@ class Device(ABC):
         """Free the memory of a buffer."""
 
     def free_nbytes(self) -> int | None:
-        """Return the bytes of device memory that this process can allocate, or None if unknown."""
+        """Return the number of bytes of device memory that this process can allocate, or None if unknown."""
         return None
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:

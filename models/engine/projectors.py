@@ -101,8 +101,8 @@ def projector_index(
 def _text_nbytes(
     options: Options, devices: Sequence[Device], text: GGUF, budgets: Sequence[Budget], rates: Rates
 ) -> Sequence[int]:
-    """Return the bytes of the text model on each device. If the number of layers or the context is chosen
-    later, count all layers and the shortest context."""
+    """Return the number of bytes of the text model on each device. If the number of layers or the context is
+    chosen later, count all layers and the shortest context."""
     n_ctx = options.fit_ctx if "n_ctx" in options.fit else options.n_ctx
     loading = Loading(text, replace(options, fit=(), n_ctx=n_ctx), None, devices, None)
     cost = loading.cost(devices)

@@ -31,7 +31,7 @@ def cache_types(model: Model, options: Options, chosen: Collection[str]) -> list
 
 
 def _nbytes(model: Model, type_k: str, type_v: str) -> int:
-    """Return the bytes of a position in the caches of all layers."""
+    """Return the number of bytes of a position in the caches of all layers."""
     specs = [spec for il in range(model.n_layer) if (spec := kv_of(model.kv(il))) and spec.owner is None]
     widths = [
         (n, head, dtype)

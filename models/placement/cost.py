@@ -107,7 +107,7 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...], n_rows: int 
 
 
 def read_by_head(model: Model, layout: Layout) -> list[int]:
-    """Return the bytes of weights that each device reads for one token of the head."""
+    """Return the number of bytes of weights that each device reads for one token of the head."""
     names, prefix = {load.name for load in layout.loads}, f"blk.{model.n_layer - 1}."
     own = {f"{prefix}nextn.shared_head_head.weight", f"{prefix}output.weight"} & names
     of_layer = [load for load in layout.loads if load.name.startswith(prefix)]
@@ -126,9 +126,9 @@ def bus_bytes_per_row(model: Model, layout: Layout, n_rows: int) -> list[float]:
 
 
 def _read_nbytes(model: Model, load: Load, device: int, n_rows: int = 1) -> int:
-    """Return the bytes that a step reads of a weight. All rows of a step together read a matrix once. If the
-    router chooses all E experts equally often, n rows of k experts each read E (1 - (1 - k / E)^n) experts of
-    a stack."""
+    """Return the number of bytes that a step reads of a weight. All rows of a step together read a matrix
+    once. If the router chooses all E experts equally often, n rows of k experts each read E (1 - (1 - k /
+    E)^n) experts of a stack."""
     nbytes, n_experts = weight_nbytes(load, device), load.shape[0]
     if len(load.shape) < 3:
         return nbytes

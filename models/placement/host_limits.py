@@ -42,7 +42,7 @@ def least_host_limit() -> HostLimit | None:
 
 
 def host_free_nbytes() -> int | None:
-    """Return the bytes of host memory that this process can pin, or None if unknown."""
+    """Return the number of bytes of host memory that this process can pin, or None if unknown."""
     return limit.nbytes if (limit := least_host_limit()) else None
 
 

@@ -209,7 +209,7 @@ def slots_in(stacks: Mapping[str, Sequence[Load]], n_devices: int, nbytes: int) 
 
 
 def slot_nbytes_of(stacks: Mapping[str, Sequence[Load]], n_devices: int) -> int:
-    """Return the bytes of one slot per layer, summed over all devices."""
+    """Return the number of bytes of one slot per layer, summed over all devices."""
     return sum(slot_nbytes(load, d) for loads in stacks.values() for load in loads for d in range(n_devices))
 
 
@@ -371,7 +371,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def _file_nbytes(loads: Sequence[Load]) -> int:
-    """Return the bytes of the complete weights."""
+    """Return the number of bytes of the complete weights."""
     return sum(prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1]) for load in loads)
 
 
@@ -393,5 +393,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Return the bytes of the largest cache array, which shaders bind as one range."""
+    """Return the number of bytes of the largest cache array, which shaders bind as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

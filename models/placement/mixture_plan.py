@@ -72,7 +72,7 @@ class MixturePlan:
 
     @property
     def slot_nbytes(self) -> int:
-        """Return the bytes of an expert of each layer, on all devices together."""
+        """Return the number of bytes of an expert of each layer, on all devices together."""
         return slot_nbytes_of(self.layout.stacks, self.layout.n_devices)
 
     def with_cache(self, n_slots: int) -> CacheRow:

@@ -53,7 +53,7 @@ class StatePlan:
 
     @property
     def cell_nbytes(self) -> int:
-        """Return the bytes of one cell on all devices."""
+        """Return the number of bytes of one cell on all devices."""
         return 4 * sum(n for _, n, _ in self.arrays())
 
     def names(self) -> list[str]:

@@ -30,7 +30,7 @@ class Resident:
         return cls(name, tuple(devices), tuple(Held(Counter(nbytes)) for nbytes in counters), is_loaded=True)
 
     def nbytes(self, like: Device, homes: Sequence[str]) -> int:
-        """Return the bytes in `homes` on the physical device of `like`."""
+        """Return the number of bytes in `homes` on the physical device of `like`."""
         card = like.physical
         return sum(
             held.homes[home]
@@ -40,7 +40,8 @@ class Resident:
         )
 
     def host_nbytes(self, node: str, homes: Sequence[str]) -> int:
-        """Return the bytes in host memory of a node: in `homes`, and all bytes of software devices."""
+        """Return the number of bytes in host memory of a node: in `homes`, and all bytes of software
+        devices."""
         return sum(
             sum(held.homes.values()) if _is_software(device) else sum(held.homes[home] for home in homes)
             for device, held in zip(self.devices, self.held, strict=True)

@@ -37,7 +37,7 @@ def text(runner: Runner) -> np.ndarray:
 
 
 def read_by_token(runner: Runner) -> int:
-    """Return the bytes of streamed weights that a step of one row reads."""
+    """Return the number of bytes of streamed weights that a step of one row reads."""
     nbytes = 0
     for name, weight in runner.mesh.weights.items():
         if weight.streamed:

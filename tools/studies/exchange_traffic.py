@@ -49,7 +49,7 @@ def in_host(views: Sequence[View]) -> int:
 
 
 def shares_read(dispatch: Dispatch) -> int:
-    """Return the bytes of the other devices' shares, because the view of all slots has gaps."""
+    """Return the number of bytes of the other devices' shares, because the view of all slots has gaps."""
     push, (_, own, slots, *_) = dict(dispatch.push), dispatch.args
     if not in_host([slots]):
         return 0

@@ -27,7 +27,7 @@ if sys.platform == "win32":
         return status if ask(ctypes.byref(status)) else None
 
     def available_nbytes(root: Path = ROOT) -> int | None:
-        """Return the bytes that are available without swapping, or None if unknown."""
+        """Return the number of bytes that are available without swapping, or None if unknown."""
         return int(status.available) if (status := _status()) else None
 
     def total_nbytes(root: Path = ROOT) -> int | None:
@@ -40,12 +40,13 @@ else:
     import resource
 
     def available_nbytes(root: Path = ROOT) -> int | None:
-        """Return the bytes that are available without swapping, or None if unknown. `root` contains proc."""
+        """Return the number of bytes that are available without swapping, or None if unknown. `root` contains
+        proc."""
         kib = field_of(root / "proc/meminfo", "MemAvailable:")
         return None if kib is None else 1024 * kib
 
     def total_nbytes(root: Path = ROOT) -> int | None:
-        """Return the bytes of the machine's memory, or None if unknown."""
+        """Return the number of bytes of the machine's memory, or None if unknown."""
         kib = field_of(root / "proc/meminfo", "MemTotal:")
         return None if kib is None else 1024 * kib
 

@@ -1,4 +1,5 @@
-"""Idefics3 and SmolVLM: tiles of the picture at a fixed longest side, then the complete picture as a tile.
+"""Idefics3 and SmolVLM: the picture is resized to a fixed longest side and cut into tiles. The complete
+picture is added as a tile.
 
 The rules are from Idefics3ImageProcessorPil (transformers). A tile has 64 or 81 rows.
 """

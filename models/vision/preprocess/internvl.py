@@ -1,4 +1,4 @@
-"""InternVL: a grid of up to 12 square tiles of nearly the picture's aspect ratio, then the complete picture.
+"""InternVL: up to 12 square tiles in a grid of nearly the picture's aspect ratio, then the complete picture.
 
 The rules are from GotOcr2ImageProcessorPil (transformers), with `crop_to_patches`.
 """

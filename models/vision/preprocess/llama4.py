@@ -1,4 +1,4 @@
-"""Llama 4: up to 16 square tiles, on which the picture keeps its aspect ratio, then the complete picture.
+"""Llama 4: the picture keeps its aspect ratio on up to 16 square tiles. The complete picture is added.
 
 The rules are from Llama4ImageProcessor (transformers), which resizes with torch and rounds pixels to BF16.
 Here, Pillow resizes and nothing is rounded, so pixels may differ by 2.

@@ -1,4 +1,4 @@
-"""MiniCPM-V: the complete picture, and up to 9 slices of a larger one, each with about the area of a square.
+"""MiniCPM-V: the complete picture, then up to 9 slices of a large picture. Each has about a square's area.
 
 For sides in multiples of a patch, the rules are from MiniCPMV4_6ImageProcessorPil (transformers). A tile has
 64 or 96 rows.

@@ -54,8 +54,8 @@ def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", wide(pytest.param("layer", id="layer"))])
 def test_adapters(tmp_path: Path, split_mode: str) -> None:
-    """Node 1 reads the adapters from files next to its copy of the model. The rows' adapters are part of
-    every step."""
+    """Node 1 reads the adapters from files next to its copy of the model. Every step lists the adapters of
+    its rows."""
     fixture = build("qwen3moe")
     pairs = [random_pairs(fixture, rank, f"{DENSE}|{EXPERTS}") for rank in (2, 3)]
     for folder in (tmp_path / "a", tmp_path / "b"):

@@ -47,8 +47,8 @@ class Place:
 
 
 def budgets_of_machine(machine: Machine, device_nbytes: int | None) -> dict[str, int]:
-    """Return the bytes that models may hold, by device and on the host. `device_nbytes` replaces the free
-    memory of each device. A device with unknown memory shares the host's memory."""
+    """Return the number of bytes that models may hold, by device and on the host. `device_nbytes` replaces
+    the free memory of each device. A device with unknown memory shares the host's memory."""
     free = 1 << 62 if machine.host_nbytes is None else machine.host_nbytes
     budgets = {HOST: free}
     for card in machine.cards.values():

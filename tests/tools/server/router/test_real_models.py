@@ -72,7 +72,7 @@ def test_two_models_with_room_for_one(tmp_path: Path, models: Path) -> None:
         loaded = resident_nbytes(command.process.pid)
         assert command.address.post("/models/unload", {"model": "dense"})[1] == {"success": True}
         assert engines_of(command) == []
-        # The server keeps modules and freed memory that its allocator holds back.
+        # Imported modules, and freed memory that the allocator keeps, still belong to the server's process.
         assert resident_nbytes(command.process.pid) - base < (loaded - base) / 2
     finally:
         assert command.end() == 0, command.log
