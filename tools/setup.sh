@@ -9,24 +9,26 @@ usage() {
 usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers | --windows |
                              --aarch64
 
-  (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
-               newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
-  --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
-               source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
-  --serve      the same as without it, with what `vkbackend serve` needs
-  --hosts      the same as without it, with what several hosts need (docs/hosts.md): mpi4py and MPICH
-  --test       the same with --serve and --hosts, with the Vulkan validation layers, Chromium where it can be had,
-               and the package's test extra
-  --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
-               and print a line "NAME PATH-OF-ICD-JSON" for each on stdout; beside them AMD's compiler
-  --compilers  nothing of that: unpack the compilers of AMD, Intel and NVIDIA (RADV, ANV, NVK) into .drivers/, which
-               then compile for GPUs that are not there, and a lavapipe with matrix units (two minutes of CPU,
-               300 MB of downloads, apt packages)
-  --windows    nothing of that: unpack Wine, and Windows Python with the package's dependencies, into .windows/ (180 MB
-               of downloads, 2 GB of disk; needs the .venv of --test)
-  --aarch64    nothing of that: unpack QEMU, and Debian 13 for 64-bit ARM with Python, the package's dependencies
-               and the compilers of Adreno and Mali GPUs, into .aarch64/ (290 MB of downloads, 600 MB of disk,
-               apt packages; needs the .venv of --test)
+  (no option)  install the Vulkan loader, a GLSL compiler and, if there is no Vulkan driver, Mesa's drivers; make
+               .venv with the package; unpack a newer GLSL compiler into .glslang/ if the system's compiler does
+               not support matrix units (Debian 12)
+  --kompute    make .venv-kompute instead, which also has the Kompute runtime: builds kp from source (about two
+               minutes), needs Python 3.11 or 3.12 and numpy below 2
+  --serve      also install what `vkbackend serve` needs
+  --hosts      also install what several hosts need (docs/hosts.md): mpi4py and MPICH
+  --test       --serve, --hosts, the Vulkan validation layers, the package's test extra, and Chromium if apt has it
+
+Each of the next options does only what its line says:
+
+  --drivers    unpack the software drivers for tests (lavapipe, SwiftShader) and AMD's compiler into .drivers/, and
+               print a line "NAME PATH-OF-ICD-JSON" for each driver on stdout
+  --compilers  unpack Mesa's compilers for AMD, Intel and NVIDIA (RADV, ANV, NVK), which need no GPU, and a lavapipe
+               with matrix units into .drivers/ (two minutes of CPU, 300 MB of downloads, apt packages)
+  --windows    unpack Wine, and Windows Python with the package's dependencies, into .windows/ (180 MB of downloads,
+               2 GB of disk; needs the .venv of --test)
+  --aarch64    unpack QEMU, and Debian 13 for 64-bit ARM with Python, the package's dependencies and the compilers
+               for Adreno and Mali GPUs, into .aarch64/ (290 MB of downloads, 600 MB of disk, apt packages; needs
+               the .venv of --test)
 TEXT
 }
 
