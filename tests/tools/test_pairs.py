@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vkbackend.meta.balance import ratios
 from vkbackend.tools.studies import pairs
 
 pytestmark = pytest.mark.no_vulkan
@@ -21,6 +22,7 @@ def test_what_would_beat_the_faster_card() -> None:
         assert p.fewer == (0,) and "7900 XTX alone; faster only if" in p.lines(pair.cards)[-1]
     assert not equal.predicted().fewer and "faster while" in equal.predicted().lines(equal.cards)[-1]
     assert [round(pair.allowed_us()) for pair in pairs.PAIRS] == [42, 60, 201]
+    assert [ratios(pair.speeds(), pair.cards, (0, 1)) for pair in pairs.PAIRS] == [(16, 7), (16, 7), (16, 16)]
     # With this exchange time, the best split is as fast as the faster card alone. The bus takes 1.4 us of
     # this time.
     bus_us = 1e6 * 4 * small.n_embd / pairs.BUS

@@ -16,6 +16,8 @@ from material import shared_models
 from prefills import opened, prefill
 
 from vkbackend.meta.step_kind import StepKind, bucket
+from vkbackend.meta.ways import PROVIDERS
+from vkbackend.runtime import SIGNALS
 from vkbackend.step import Run
 
 TYPES = ("F32", "F16", "Q8_0", "Q4_0")
@@ -150,19 +152,38 @@ def test_residual_is_bit_identical_on_devices_of_a_driver(
             assert len(hashes) == 1, f"{name} differs between devices"
 
 
+GROUPS = [
+    pytest.param(["0", "0"], 0, id="0,0"),
+    *(
+        pytest.param((["0", "1"] * n)[:n], ahead, id=f"{n} devices")
+        for n, ahead in ((2, None), (3, 0), (4, 1), (5, 2), (8, None))
+    ),
+]
+
+
+def prompt_and_tokens(models: Path, devices: tuple[str, ...], **how: Any) -> np.ndarray:
+    how |= {"tensor_split": (1,) * len(devices)}
+    with opened(models / "stories-narrow-F32.gguf", list(devices), **how) as runner:
+        logits = [prefill(runner, tokens_of(7, 9))]
+        logits += [prefill(runner, tokens_of(8 + i, 1), first=9 + i) for i in range(3)]
+        return np.concatenate(logits)
+
+
 @cache
-def on_two_devices(models: Path) -> np.ndarray:
-    with opened(models / "stories-narrow-F32.gguf", ["0", "0"]) as runner:
-        return prefill(runner, tokens_of(7, 9))
+def with_pages(models: Path, devices: tuple[str, ...]) -> np.ndarray:
+    return prompt_and_tokens(models, devices, reduce_provider="pages", reduce_signal="semaphore")
 
 
 @pytest.mark.parametrize(
-    ("ahead", "provider"), only(product([0, 1, None], ["host-sum", "pages"]), "0-host-sum", "1-pages")
+    ("provider", "signal", "devices", "ahead"),
+    only(product(product(PROVIDERS, SIGNALS), GROUPS), "host-sum-semaphore-0,0", "scatter-flag-0,0"),
 )
-def test_every_provider_and_depth_gives_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
-    how = {"reduce_provider": provider, "submit_ahead": ahead}
-    with opened(models / "stories-narrow-F32.gguf", ["0", "0"], **how) as runner:
-        assert np.array_equal(prefill(runner, tokens_of(7, 9)), on_two_devices(models))
+def test_every_way_gives_the_same_bits(
+    models: Path, provider: str, signal: str, devices: list[str], ahead: int | None
+) -> None:
+    how = {"reduce_provider": provider, "reduce_signal": signal, "submit_ahead": ahead}
+    logits = prompt_and_tokens(models, tuple(devices), **how)
+    assert np.array_equal(logits, with_pages(models, tuple(devices)))
 
 
 OPTIONAL = ["timeline", "host_import", "device_map", "timeline,host_import,device_map"]
