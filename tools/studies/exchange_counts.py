@@ -2,9 +2,10 @@
 submitted ahead.
 
 The devices' queues count the calls while a chain of sums runs, whose result is checked bit by bit. The bytes
-come from the recorded step (exchange_traffic.py). With --repeat, all ways run in turns, and the table shows
-the fastest round of each. With --strace, each combination runs in a separate process under strace. strace
-counts the system calls of all threads, including the driver's threads.
+come from the recorded step (exchange_traffic.py). On a busy machine, compare processor times. With --repeat,
+all ways run in turns, and the table shows the fastest round of each. With --strace, each combination runs in
+a separate process under strace. strace counts the system calls of all threads, including the driver's
+threads.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from vkbackend.vulkan.signals import Events
 CALLS = {"_submit": "submit", "_signal": "signal", "_counter": "read value", "_wait": "wait"}
 HEAD = tuple(
     "devices,bytes,provider,signal,ahead,submit,signal calls,read value,wait,set event,reset event,"
-    "device waits,bytes read,bytes written,host bytes,host us of CPU,us,sums".split(",")
+    "device waits,bytes read,bytes written,host bytes,host us of CPU,all us of CPU,us,sums".split(",")
 )
 REPEATS = 20  # number of timed steps
 
@@ -66,8 +67,9 @@ class Counted:
 def measured(
     names: Sequence[str], nbytes: int, how: ReduceOptions
 ) -> tuple[Counter[str], float, float, bool]:
-    """Return the calls, the seconds of this thread's processor time, and the seconds of wall time. All three
-    are per exchange. The last value says whether all sums were right."""
+    """Return the calls (and the processor time of all threads, also the drivers'), the seconds of this
+    thread's processor time, and the seconds of wall time. All are per exchange. The last value says whether
+    all sums were right."""
     devices = open_devices(names)
     counted = Counted(devices)
     calls: Counter[str] = Counter()
@@ -90,9 +92,10 @@ def measured(
             moved.update(traffic(mesh, step))
             moved["device waits"] = sum(executable.n_segments - 1 for executable in step.executables)
             return run(mesh, step)
-        counted.counts, began = calls, time.thread_time()
+        counted.counts, began, began_all = calls, time.thread_time(), time.process_time()
         run(mesh, step)
         spent.append(time.thread_time() - began)
+        calls["all us of CPU"] += round(1e6 * (time.process_time() - began_all))
         counted.counts = None
         return None
 
@@ -178,7 +181,12 @@ def main() -> int:
         row = [args.devices, *map(str, way), *(f"{calls[name]:.2f}" for name in columns)]
         row += [f"{calls[name]:.0f}" for name in ("read", "written")]
         row += [f"{calls['host read'] + calls['host written']:.0f}"]
-        row += [f"{1e6 * cpu_s:.1f}", f"{1e6 * median:.0f}", "exact" if exact else "WRONG"]
+        row += [
+            f"{1e6 * cpu_s:.1f}",
+            f"{calls['all us of CPU']:.0f}",
+            f"{1e6 * median:.0f}",
+            "exact" if exact else "WRONG",
+        ]
         row += [f"{system_calls(args.devices, *way):.1f}"] if args.strace else []
         write_md(row)
         sys.stdout.flush()
