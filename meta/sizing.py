@@ -102,7 +102,7 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """Return the words of an output row's mask, with a bit per vocabulary row. It is 0 without
+        """Return the number of words of an output row's mask, with a bit per vocabulary row. It is 0 without
         candidates."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0

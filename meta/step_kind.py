@@ -60,7 +60,7 @@ class StepKind(NamedTuple):
 
     @property
     def adapter_words(self) -> int:
-        """Return the words of the rows' and output rows' adapter ids and scales."""
+        """Return the number of words of the rows' and output rows' adapter ids and scales."""
         return 2 * self.adapters * (self.n_rows + self.n_outputs)
 
     @classmethod

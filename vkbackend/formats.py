@@ -41,7 +41,7 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def padded(width: int, dtype: str) -> int:
-    """Return the elements of the fewest blocks that hold `width` elements."""
+    """Return the number of elements of the fewest blocks that hold `width` elements."""
     block = block_of(dtype)[0]
     return -(-width // block) * block
 

@@ -26,7 +26,7 @@ BLOCK_NBYTES = 4 * _ROWS  # of the uniform block: 4,112
 
 
 def step_words(n_rows: int) -> int:
-    """Return the words of the block and `n_rows` rows."""
+    """Return the number of words of the block and `n_rows` rows."""
     return _ROWS + 4 * n_rows
 
 

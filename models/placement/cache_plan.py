@@ -46,11 +46,11 @@ class CachePlan:
 
     @property
     def entry_ring(self) -> int:
-        """Return the blocks that a slot needs at once for index keys and entries."""
+        """Return the number of blocks that a slot needs at once for index keys and entries."""
         return self.width if self.spec.entries else self.ring
 
     def rows_of(self, name: str) -> int:
-        """Return the rows of an array."""
+        """Return the number of rows of an array."""
         n_entries = self.n_entry_blocks * cells_per_block(self.spec.block)
         if name == "index":
             return n_entries

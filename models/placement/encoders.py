@@ -24,7 +24,8 @@ def for_encoder(options: Options) -> Options:
 
 
 def staged_cells(model: Model, options: Options) -> int:
-    """Return the cells of the residuals between an encoder's stages, or 0 if every text fits a step."""
+    """Return the number of cells of the residuals between an encoder's stages, or 0 if every text fits a
+    step."""
     if options.n_ctx <= min(options.n_ubatch, most_rows(model)) or not shares_cache(options):
         return 0
     return -(-(options.kv_cells or 0) // CELL_BLOCK) * CELL_BLOCK

@@ -22,7 +22,7 @@ MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
 def cells_per_block(block: int) -> int:
-    """Return the cells of a cache per CELL_BLOCK positions, if a cell covers `block` positions. The
+    """Return the number of cells of a cache per CELL_BLOCK positions, if a cell covers `block` positions. The
     number is even, because two cells of a quantized type may share a word."""
     n = -(-CELL_BLOCK // block)
     return n + n % 2
