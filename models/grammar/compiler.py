@@ -149,7 +149,7 @@ class Compiler:
         limits, lark = LLParserLimits(**LIMITS), structure.lark()
         if not self._probe.passes(lark):
             most = f"{COMPILE_S:.0f} s or {GRAMMAR_MEMORY >> 20} MiB"
-            why = f"it takes more than {most} to compile; make it simpler"
+            why = f"it takes more than {most} to compile, or it is nested too deeply; make it simpler"
             raise refused(structure.kind, structure.text, why)
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)

@@ -79,7 +79,7 @@ class Child:
 
     def idle(self) -> bool:
         """Return whether the child is alive and has sent nothing. Otherwise kill it."""
-        if self._pipes.is_quiet():
+        if self.kill.alive and self._pipes.is_quiet():  # the pipes of a killed child may look quiet
             return True
         self.kill()
         return False

@@ -11,6 +11,7 @@ import pytest
 from device_sets import only, wide
 from hypothesis import given
 from hypothesis import strategies as st
+from systems import WINDOWS
 
 from vkbackend.errors import InvalidArgument, UnsupportedFeature, VkbackendError
 from vkbackend.models.generate_options import GenerateOptions
@@ -102,7 +103,7 @@ def test_a_slow_grammar_is_refused_and_the_next_is_compiled(
     monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(probe, "COMPILE_S", 0.5)
-    with pytest.raises(InvalidArgument, match="to compile; make it simpler"):
+    with pytest.raises(InvalidArgument, match=r"to compile, .*; make it simpler"):
         compiled("json_schema", json.dumps(schema))
     monkeypatch.undo()
     assert compiled("regex", "zz")
@@ -157,7 +158,7 @@ def test_closing_refuses_pending_grammars(seconds: float) -> None:
      ("lark", "", "start"), ("grammar", "root ::= (", "GBNF"), ("grammar", "x ::= y", ""),
      ("grammar", "root ::= " + "(" * 50_000, "GBNF"),
      ("lark", "start: a0\n" + "\n".join(f"a{i}: a{i + 1} | a{i + 1} a{i + 1}" for i in range(1000))
-      + '\na1000: "x"', "items"),
+      + '\na1000: "x"', "nested too deeply" if WINDOWS else "items"),  # Windows has a stack of 3 MB
      ("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3000)}}), "")],
     ids=lambda value: value[:24],
 )  # fmt: skip
