@@ -17,6 +17,8 @@ from pathlib import Path
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
+# On Windows, links need a privilege. Without links, the library moves files, and its warning helps nobody.
+os.environ.setdefault("HF_HUB_DISABLE_SYMLINKS_WARNING", "1")
 CONNECT_S = 8.0
 PROGRESS_S = 0.5
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp

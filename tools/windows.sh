@@ -97,7 +97,7 @@ make_prefix() {
     cp "$windows_dir/wine/usr/x86_64-w64-mingw32/lib/zlib1.dll" "$windows_dir/prefix/drive_c/windows/system32/"
 }
 
-# link_site: link this checkout as an installed package, and add functions of complex numbers that Wine lacks.
+# link_site: link this checkout as an installed package, and add functions that Wine lacks.
 link_site() {
     local site=$windows_dir/site source
     rm -rf "$site" && mkdir -p "$site/vkbackend"
@@ -107,7 +107,7 @@ link_site() {
             *) ln -s "$source" "$site/vkbackend/${source##*/}" ;;
         esac
     done
-    ln -sf "$root/tools/checkout/wine_complex.py" "$windows_dir/python/Lib/site-packages/sitecustomize.py"
+    ln -sf "$root/tools/checkout/wine_functions.py" "$windows_dir/python/Lib/site-packages/sitecustomize.py"
 }
 
 unpack_windows() {

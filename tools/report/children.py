@@ -63,7 +63,7 @@ class Child:
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
+        with suppress(OSError):  # The process has ended.
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.close()
         self.stuck = False

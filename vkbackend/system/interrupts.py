@@ -45,4 +45,5 @@ def name_of(code: int) -> str:
             return signal.Signals(-code).name
         except ValueError:
             return f"signal {-code}"
-    return f"exit code {code}"
+    # Windows ends programs with codes such as 0xc0000005 after an access violation.
+    return f"exit code {code}" if code < 0x4000_0000 else f"exit code {code:#x}"

@@ -337,6 +337,6 @@ def test_a_script_without_a_main_guard_gets_an_error(tmp_path: Path) -> None:
     script = tmp_path / "careless.py"
     script.write_text(PARENT.replace('if __name__ == "__main__":', "if True:"), encoding="utf-8")
     result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, encoding="utf-8", timeout=60
+        [sys.executable, str(script)], capture_output=True, text=True, encoding="utf-8", timeout=180
     )
     assert result.returncode == 1 and "DeviceLost" in result.stderr and "if __name__ ==" in result.stderr

@@ -67,7 +67,7 @@ def test_damaged_and_foreign_files(
     later = BlockFiles(str(tmp_path / "kv"), IDENTITY, 1 << 20)
     assert NAMES[1] in later and read(later, NAMES[1]) is None and NAMES[1] not in later
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and DAMAGE[damage] in said and str(path) in said
+    assert said.count("\n") == 1 and DAMAGE[damage] in said and repr(str(path)) in said
     assert later.counts["refused"] == 1 and read(later, NAMES[0]) == bytes(1000)
     assert later.write(NAMES[1], b"2" * 1000, time.time_ns()) and later.flush(60)
     assert read(later, NAMES[1]) == b"2" * 1000 and is_private(path)

@@ -1,11 +1,14 @@
-"""Functions of C99 that `import numpy` calls, for Wine. tools/windows.sh installs this file as sitecustomize.
+"""Functions that Wine 10 lacks. tools/windows.sh installs this file as sitecustomize.
 
-In Wine 10, a call of these functions ends the process. Here, x86-64 machine code replaces these functions. By
-Microsoft's calling convention, a complex float is in rcx, a complex double at the address in rcx, and a long
-double is a double.
+A call of C99's complex functions ends the process, and `import numpy` calls some. Here, x86-64 machine code
+replaces these functions. By Microsoft's calling convention, a complex float is in rcx, a complex double at
+the address in rcx, and a long double is a double.
+
+CreateSymbolicLinkW succeeds, but makes no link. Here, it needs a privilege, as for most users of Windows.
 """
 
 import ctypes
+import os
 from typing import Any
 
 FLOAT_REAL = "66 0f 6e c1 c3"  # movd xmm0, ecx; ret
@@ -21,6 +24,11 @@ CODE = {
     "cimagl": DOUBLE_IMAG,
 }
 EXECUTE_READ_WRITE = 0x40
+PRIVILEGE_NOT_HELD = 1314
+
+
+def refuse_link(source: Any, target: Any, target_is_directory: bool = False, *, dir_fd: None = None) -> None:
+    raise OSError(22, "A required privilege is not held by the client", source, PRIVILEGE_NOT_HELD, target)
 
 
 def replace_functions() -> None:
@@ -28,6 +36,7 @@ def replace_functions() -> None:
     kernel = load("kernel32")
     if not hasattr(load("ntdll"), "wine_get_version"):
         return
+    os.symlink = refuse_link
     kernel.GetModuleHandleW.restype = kernel.GetProcAddress.restype = ctypes.c_void_p
     kernel.GetProcAddress.argtypes = ctypes.c_void_p, ctypes.c_char_p
     kernel.VirtualProtect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
