@@ -95,11 +95,30 @@ manifest_dirs() {
     while read -r dir; do echo "$dir/vulkan/$1"; done < <(tr ':' '\n' <<<"$dirs")
 }
 
-has_driver() {
-    local dir
-    [ -n "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}${VK_ADD_DRIVER_FILES:-}" ] && return 0
-    while read -r dir; do compgen -G "$dir/*.json" >/dev/null && return 0; done < <(manifest_dirs icd.d)
-    return 1
+# gpu_vendors: print the PCI vendor of each GPU that the kernel lists.
+gpu_vendors() {
+    local device
+    for device in "${VKBACKEND_SYSFS:-/sys}"/bus/pci/devices/*; do
+        if [[ $(cat "$device/class" 2>/dev/null) == 0x03* ]]; then cat "$device/vendor"; fi
+    done
+}
+
+# lacks_driver: succeed if there is no driver, or none for a GPU of AMD or Intel. The driver of another vendor's GPU
+# may be there.
+lacks_driver() {
+    local dir names vendor lacks=1
+    [ -n "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}${VK_ADD_DRIVER_FILES:-}" ] && return 1
+    names=$(while read -r dir; do compgen -G "$dir/*.json" || true; done < <(manifest_dirs icd.d))
+    names=${names,,}
+    [ -n "$names" ] || lacks=0
+    while read -r vendor; do
+        case $vendor in
+            0x1002) [[ $names =~ radeon|/amd ]] || lacks=0 ;;
+            0x8086) [[ $names =~ /intel ]] || lacks=0 ;;
+            0x10de) [[ $names =~ /nvidia|/nouveau ]] || step "an NVIDIA GPU is here without its driver: install it" ;;
+        esac
+    done < <(gpu_vendors)
+    return "$lacks"
 }
 
 has_validation() {
@@ -150,7 +169,7 @@ system_packages() {
     local missing=()
     installed libvulkan1 || has_loader || missing+=(libvulkan1)
     installed glslang-tools || command -v glslangValidator >/dev/null || missing+=(glslang-tools)
-    has_driver || missing+=(mesa-vulkan-drivers)
+    if ! installed mesa-vulkan-drivers && lacks_driver; then missing+=(mesa-vulkan-drivers); fi
     if [ "$level" = test ]; then
         installed vulkan-validationlayers || has_validation || missing+=(vulkan-validationlayers)
     fi

@@ -274,6 +274,52 @@ def test_an_installed_driver_is_unchanged(
         assert "mesa-vulkan-drivers" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("gpus", "drivers", "installs", "hints"),
+    [
+        (["0x10de", "0x1002"], ["nvidia_icd.json"], True, False),
+        pytest.param(
+            ["0x10de", "0x1002"],
+            ["nvidia_icd.json", "radeon_icd.x86_64.json"],
+            False,
+            False,
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            ["0x8086", "0x1002"],
+            ["intel_icd.x86_64.json", "amd_icd64.json"],
+            False,
+            False,
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(["0x8086", "0x10de"], ["nvidia_icd.json"], True, False, marks=pytest.mark.wide),
+        (["0x10de"], ["lvp_icd.x86_64.json"], False, True),
+        pytest.param(["0x1a03"], ["lvp_icd.x86_64.json"], False, False, marks=pytest.mark.wide),
+    ],
+)
+def test_each_gpu_gets_a_driver(
+    bare_checkout: tuple[Path, dict[str, str], Path],
+    tmp_path: Path,
+    gpus: list[str],
+    drivers: list[str],
+    installs: bool,
+    hints: bool,
+) -> None:
+    checkout, env, _ = bare_checkout
+    (icds := tmp_path / "vulkan" / "icd.d").mkdir(parents=True)
+    for name in drivers:
+        (icds / name).write_text("{}", encoding="utf-8")
+    for i, vendor in enumerate([*gpus, "0x1002"]):
+        (device := tmp_path / f"bus/pci/devices/0000:0{i}:00.0").mkdir(parents=True)
+        is_gpu = i < len(gpus)  # the last device is a sound card
+        (device / "class").write_text("0x030000\n" if is_gpu else "0x040300\n", encoding="utf-8")
+        (device / "vendor").write_text(f"{vendor}\n", encoding="utf-8")
+    done = run("bash", "tools/setup.sh", env=env | {"VKBACKEND_SYSFS": str(tmp_path)}, cwd=checkout)
+    assert done.returncode == 1 and "no apt here to install: libvulkan1" in done.stderr
+    assert ("mesa-vulkan-drivers" in done.stderr) == installs
+    assert ("an NVIDIA GPU is here without its driver" in done.stderr) == hints
+
+
 def test_unavailable_drivers_are_skipped(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, _ = bare_checkout
     done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
