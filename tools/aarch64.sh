@@ -2,14 +2,14 @@
 # setup.sh sources this file after drivers.sh, whose functions private_apt, mirrors and fetch are used here.
 # Nothing is installed: qemu-aarch64 runs one program, root/ has Debian's packages, lib/ has the wheels of all
 # dependencies and links to this checkout, bin/python starts that Python, and shims/ has libraries that simulate
-# the kernel drivers of Adreno and Mali GPUs. Without a kernel driver, Mesa's compilers for these GPUs do not run
+# kernel drivers of GPUs in ARM machines. Without a kernel driver, Mesa's compilers for these GPUs do not run
 # (tools/measure/compilers.py).
 
 driver_dir=$root/.drivers
 arm_dir=$root/.aarch64
 arm_suite=trixie
 arm_python=3.13
-arm_stamp=1  # raised with every change to this file that needs a new set-up
+arm_stamp=2  # raised with every change to this file that needs a new set-up
 arm_packages=(mesa-vulkan-drivers libvulkan1 python3 libstdc++6 libgomp1)
 arm_site=$arm_dir/lib/python$arm_python/site-packages
 
@@ -69,9 +69,52 @@ PY
         --target "$arm_site" "${requirements[@]}"
 }
 
+# unpack_v3dv WORK: replace the driver for Raspberry Pis by Debian's own version, which the shim fits.
+unpack_v3dv() {
+    local package manifest=usr/share/vulkan/icd.d/broadcom_icd.json name=libvulkan_broadcom.so library
+    (cd "$1" && APT_CONFIG=$1/apt.conf apt-get download "mesa-vulkan-drivers/$arm_suite") || return 1
+    package=$(echo "$1"/mesa-vulkan-drivers_*.deb)
+    library=$(find "$arm_dir/root/usr/lib" -name $name)
+    dpkg-deb --fsys-tarfile "$package" | tar -x -O "./usr/lib/aarch64-linux-gnu/$name" >"$library" || return 1
+    dpkg-deb --fsys-tarfile "$package" | tar -x -O "./$manifest" >"$1/v3dv.json" || return 1
+    icd_json "$1/v3dv.json" "$library" >"$arm_dir/root/$manifest" || return 1
+    dpkg-deb --field "$package" Version >"$arm_dir/root/v3dv-version"
+}
+
+# fit_shims WORK MESA: change the shims of Mesa's source to the kernel interfaces of the drivers here.
+fit_shims() {
+    local work=$1 mesa=$2 headers=$1/headers
+    # The headers of Debian's latest kernel have the interfaces for GPUs of Apple and Imagination.
+    (cd "$work" && APT_CONFIG=$work/apt.conf apt-get download linux-libc-dev) || return 1
+    mkdir -p "$headers" && dpkg-deb --fsys-tarfile "$work"/linux-libc-dev_*.deb | tar -x -C "$headers" || return 1
+    cp "$headers"/usr/include/drm/{asahi,pvr}_drm.h "$mesa/include/drm-uapi/" || return 1
+    # The shims free a buffer after two threads looked it up at once.
+    sed -i -e 's/p_atomic_dec_return(&bo->refcount) == 0/p_atomic_dec_return(\&bo->refcount) != 0/' \
+        -e 's/^   bo->size = size;/&\n   bo->refcount = 1;/' "$mesa/src/drm-shim/device.c"
+    # Ioctl 0x0d, DRM_MSM_VM_BIND, is newer than the shim; a driver that may set parameters uses it.
+    sed -i 's/^   \[DRM_MSM_SET_PARAM\] = msm_ioctl_noop,/&\n   [0x0d] = msm_ioctl_noop,/' \
+        "$mesa/src/freedreno/drm-shim/freedreno_noop.c"
+    # The driver V3DV requires submissions that wait for several semaphores. V3D_VERSION=71 is a Raspberry Pi 5.
+    sed -i -e 's/^        case DRM_V3D_PARAM_SUPPORTS_TFU:/        case DRM_V3D_PARAM_SUPPORTS_MULTISYNC_EXT:\n&/' \
+        -e 's/^        switch (gp->param) {/        const char *version = getenv("V3D_VERSION");\n&/' \
+        -e 's/v3d42_reg_map\[gp->param\];/(version \&\& atoi(version) == 71 ? v3d71 : v3d42_reg_map)[gp->param];/' \
+        -e '/static const uint32_t v3d42_reg_map/i static const uint32_t v3d71[] = {\
+                [DRM_V3D_PARAM_V3D_HUB_IDENT3] = 0x00000700,\
+                [DRM_V3D_PARAM_V3D_CORE0_IDENT0] = 0x07443356,\
+                [DRM_V3D_PARAM_V3D_CORE0_IDENT1] = 0x81001431,\
+                [DRM_V3D_PARAM_V3D_CORE0_IDENT2] = 0x40078121};' \
+        "$mesa/src/broadcom/drm-shim/v3d_noop.c"
+    # Linux 6.16 has another interface for Apple's GPUs than the trees before.
+    sed -i -e 's|"../lib/unstable_asahi_drm.h"|"drm-uapi/asahi_drm.h"|' \
+        -e '/unstable_uabi_version\|vm_usc_\|vm_page_size/d' -e 's/DRM_ASAHI_GEM_BIND]/DRM_ASAHI_VM_BIND]/' \
+        -e 's/\.vm_user_start = .*/.command_timestamp_frequency_hz = 1000000000,\n   .vm_start = 0x4000,/' \
+        -e 's/\.vm_user_end = .*/.vm_end = 1ull << 39,/' "$mesa/src/asahi/drm-shim/asahi_noop.c"
+    cp "$root/tools/measure/powervr_noop.c" "$mesa/src/"
+}
+
 # build_arm_shims WORK: compile the shims from Mesa's source package, without the rest of Mesa, in a few seconds.
 build_arm_shims() {
-    local work=$1 mesa=$1/mesa objects=$1/objects name driver file
+    local work=$1 mesa=$1/mesa objects=$1/objects name file
     local compile=(aarch64-linux-gnu-gcc -O1 -w -fPIC -fvisibility=hidden -ffunction-sections -D_GNU_SOURCE
         -DHAVE_PTHREAD -DHAVE_ENDIAN_H -DHAVE_STRUCT_TIMESPEC -DHAVE___BUILTIN_CLZ -DHAVE___BUILTIN_FFS
         -DHAVE_TIMESPEC_GET -DHAVE_MEMFD_CREATE -DHAVE_SECURE_GETENV -DUTIL_ARCH_LITTLE_ENDIAN=1
@@ -82,20 +125,22 @@ build_arm_shims() {
     (cd "$work" && APT_CONFIG=$work/apt.conf apt-get source --download-only --tar-only mesa) || return 1
     mkdir -p "$mesa" "$objects" "$arm_dir/shims"
     tar -x -C "$mesa" --strip-components=1 -f "$work"/mesa_*.orig.tar.* || return 1
-    # Ioctl 0x0d, DRM_MSM_VM_BIND, is newer than the shim; a driver that may set parameters uses it.
-    sed -i 's/^   \[DRM_MSM_SET_PARAM\] = msm_ioctl_noop,/&\n   [0x0d] = msm_ioctl_noop,/' \
-        "$mesa/src/freedreno/drm-shim/freedreno_noop.c"
+    fit_shims "$work" "$mesa" || return 1
     for file in drm-shim/{device,drm_shim} util/{vma,hash_table,ralloc,set,anon_file,u_debug,os_misc,os_file,futex} \
         util/{simple_mtx,log,bitscan,u_call_once,u_process,u_printf}; do
         "${compile[@]}" -c -o "$objects/${file##*/}.o" "$mesa/src/$file.c" || return 1
     done
-    while read -r name driver file; do
+    while read -r name file; do
         "${compile[@]}" -shared -Wl,-z,defs -Wl,--gc-sections -o "$arm_dir/shims/$name.so" \
-            "$mesa/src/$driver/drm-shim/${file}_noop.c" "$objects"/*.o || return 1
+            "$mesa/src/${file}_noop.c" "$objects"/*.o || return 1
     done <<'NAMES'
-turnip freedreno freedreno
-panvk panfrost panfrost
+turnip freedreno/drm-shim/freedreno
+panvk panfrost/drm-shim/panfrost
+v3dv broadcom/drm-shim/v3d
+honeykrisp asahi/drm-shim/asahi
+powervr powervr
 NAMES
+    unpack_v3dv "$work"
 }
 
 # link_arm_site: link this checkout as an installed package, and write the program that starts ARM's Python.
@@ -130,7 +175,7 @@ unpack_aarch64() {
         step "unpacking QEMU and Debian $arm_suite for arm64 into .aarch64/ (150 MB of downloads)"
         reason=$(unpack_arm_root "$work") || die "unpacking Debian for arm64: $reason" "see $work/log, then run this again"
         installed gcc-aarch64-linux-gnu || install_packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-        attempt "building the shims of the kernel drivers of Adreno and Mali GPUs" \
+        attempt "building the shims of the kernel drivers of five GPUs" \
             "check the network, then run this again" build_arm_shims "$work"
         rm -rf "$work"
         attempt "unpacking the wheels of all dependencies (90 MB of downloads)" \
@@ -146,5 +191,5 @@ arm_tests() {
     local icd=$arm_dir/root/usr/share/vulkan/icd.d/lvp_icd.json tests=(tests/meta tests/vkbackend)
     [ $# = 0 ] || tests=("$@")
     VKBACKEND_TEST_DRIVERS=lavapipe=$icd VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd \
-        "$arm_dir/bin/python" -m pytest -p no:cacheprovider -rfE "${tests[@]}" </dev/null
+        "$arm_dir/bin/python" -m pytest -p no:cacheprovider -o timeout=1800 -rfE "${tests[@]}" </dev/null
 }

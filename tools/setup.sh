@@ -27,8 +27,8 @@ Each of the next options does only what its line says:
   --windows    unpack Wine, and Windows Python with the package's dependencies, into .windows/ (180 MB of downloads,
                2 GB of disk; needs the .venv of --test)
   --aarch64    unpack QEMU, and Debian 13 for 64-bit ARM with Python, the package's dependencies and the compilers
-               for Adreno and Mali GPUs, into .aarch64/ (290 MB of downloads, 600 MB of disk, apt packages; needs
-               the .venv of --test)
+               for Adreno, Mali, Raspberry Pi, Apple and Imagination GPUs, into .aarch64/ (300 MB of downloads,
+               600 MB of disk, apt packages; needs the .venv of --test)
 TEXT
 }
 

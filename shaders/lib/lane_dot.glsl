@@ -16,7 +16,7 @@ void lane_dot(uint start, uint k) {
             float xs[N][ROUND / SUBGROUP];
             [[unroll]] for (uint r = 0; r < N; ++r) {
                 [[unroll]] for (uint s = 0; s < ROUND / SUBGROUP; ++s) {
-                    xs[r][s] = x.at[x_row[r] + i + j + s * SUBGROUP + gl_SubgroupInvocationID];
+                    xs[r][s] = x.at[x_row[r] + i + j + s * SUBGROUP + gl_SubgroupInvocationID % SUBGROUP];
                 }
             }
             [[unroll]] for (uint l = 0; l < ROUND; l += 4) {

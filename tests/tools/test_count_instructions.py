@@ -30,6 +30,20 @@ def test_a_row() -> None:
     assert (unread.scratch, unread.vector, unread.vector_per_32) == (4, None, None)
 
 
+def test_arrays_that_v3dv_counts_as_spilled() -> None:
+    arrays = "".join(
+        f"    decl_var  INTERP_MODE_NONE none {of}\n"
+        for of in ("mat4 rows", "uint[8] key#2", "vec4[3] value")
+    )
+    nir = {"NIR (MESA_SHADER_COMPUTE)": f"decl_var shared none float[9] tile\nimpl main {{\n{arrays}"}
+    nbytes = 16 * 4 * (16 + 8 + 12)  # 16 lanes
+    statistics = {"Instruction Count": 3, "Spill Size": nbytes + 64, "TMU Spills": nbytes + 64}
+    row = row_of("V3D42", "Broadcom", "k", 16, statistics, nir)
+    assert (row.instructions, row.scratch, row.spills) == (3, 64, None)
+    in_memory = {name: text + "@load_scratch" for name, text in nir.items()}
+    assert row_of("V3D42", "Broadcom", "k", 16, statistics, in_memory).scratch == nbytes + 64
+
+
 def test_arguments_of_a_module() -> None:
     assert count_instructions.spirv_argument("a/b.spv") == ("a/b.spv", {}, 0)
     assert count_instructions.spirv_argument("b.spv:0=64,3=1:32") == ("b.spv", {0: 64, 3: 1}, 32)
@@ -84,6 +98,17 @@ def test_how_a_compiler_for_arm_is_started(monkeypatch: pytest.MonkeyPatch, tmp_
     assert command[-5:] == [str(program), "-P", "-m", "some.module", "-x"]
     assert env["PAN_GPU_ID"] == "a867" and env["VK_DRIVER_FILES"] == str(manifest)
     assert "NOUVEAU_CHIPSET" not in env
+    (tmp_path / "root" / "v3dv-version").write_text("25", encoding="utf-8")
+    (tmp_path / "root" / "mesa-version").write_text("26", encoding="utf-8")
+    for name in ("broadcom", "asahi"):
+        manifest.with_name(f"{name}_icd.json").write_text("", encoding="utf-8")
+    for name in ("v3dv", "honeykrisp"):
+        shim.with_name(f"{name}.so").write_text("", encoding="utf-8")
+    _, env = compilers.start(compilers.gpu_of("v3d71"), "some.module", [])
+    assert env["V3D_VERSION"] == "71"
+    _, env = compilers.start(compilers.gpu_of("g13g"), "some.module", [])
+    assert "V3D_VERSION" not in env and "" not in env
+    assert [compilers.version(compilers.gpu_of(name)) for name in ("v3d42", "g13g")] == ["25", "26"]
 
 
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),

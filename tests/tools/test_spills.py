@@ -39,12 +39,16 @@ def rows(gpu: str, pattern: str) -> list[KernelRow]:
     return rows_of(gpu, ["-c", pattern])
 
 
-# (GPU, op) pairs of ARM_GPUS with spills.
+# (GPU, op) pairs of ARM_GPUS with spills. The delta_chunk of BXS-4-64 has an array in memory.
 SPILLING_ON_ARM = {
     ("A660", "mat_mul_dot_id"),
     ("G610", "mat_wave"),
     ("G610", "attn_prefill"),
     ("G610", "mat_mul_dot_id"),
+    ("V3D42", "mat_mul_dot"),
+    ("V3D71", "mat_mul_dot"),
+    ("BXS-4-64", "mat_mul_dot_id"),
+    ("BXS-4-64", "delta_chunk"),
 }
 
 
@@ -61,7 +65,7 @@ def test_every_op_compiles_for_arm(gpu: str) -> None:
     portable = {name for name, op in OPS.items() if not op.needs}
     assert portable <= by_op.keys() <= portable | with_lanes
     assert all(row.instructions for row in compiled)
-    assert {(gpu, name) for name, row in by_op.items() if row.spills} <= SPILLING_ON_ARM
+    assert {(gpu, name) for name, row in by_op.items() if row.spills or row.scratch} <= SPILLING_ON_ARM
 
 
 def spilling(gpu: str, pattern: str) -> list[str]:

@@ -26,8 +26,8 @@ _UNPACK = "run `bash tools/setup.sh"
 class Gpu:
     name: str
     driver: str  # Folder in .drivers.
-    variable: str  # Environment variable by which the driver selects the GPU.
-    value: str
+    variable: str = ""  # Environment variable by which the driver or its shim selects the GPU.
+    value: str = ""
     manifest: str = ""  # Name in the tree for ARM, if the driver is there and not in .drivers.
 
 
@@ -51,6 +51,10 @@ ARM_GPUS = {
     for gpu in (
         Gpu("A660", "turnip", "FD_GPU_ID", "660", "freedreno"),  # Adreno 6xx.
         Gpu("G610", "panvk", "PAN_GPU_ID", "a867", "panfrost"),  # Mali of the third Valhall generation.
+        Gpu("V3D42", "v3dv", "V3D_VERSION", "42", "broadcom"),  # Raspberry Pi 4.
+        Gpu("V3D71", "v3dv", "V3D_VERSION", "71", "broadcom"),  # Raspberry Pi 5.
+        Gpu("G13G", "honeykrisp", manifest="asahi"),  # Apple M1.
+        Gpu("BXS-4-64", "powervr", manifest="powervr_mesa"),  # Imagination's B-Series.
     )
 }
 
@@ -79,7 +83,10 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    path = ARM / "root" / "mesa-version" if gpu.manifest else FOLDER / gpu.driver / "version"
+    path = FOLDER / gpu.driver / "version"
+    if gpu.manifest:
+        own = ARM / "root" / f"{gpu.driver}-version"
+        path = own if own.exists() else own.with_name("mesa-version")
     return path.read_text(encoding="utf-8").strip()
 
 
@@ -104,11 +111,13 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
     env = {name: value for name, value in env.items() if name not in others}
     shim = _shim_of(gpu)
     preload = ["env", f"LD_PRELOAD={shim}"] if shim.exists() else []
-    return [*preload, *command], env | {gpu.variable: gpu.value, **_ALLOWED}
+    if gpu.variable:
+        env[gpu.variable] = gpu.value
+    return [*preload, *command], env | _ALLOWED
 
 
 # Without these variables, the drivers refuse GPUs for which they do not pass the conformance tests.
-_ALLOWED = {"NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1", "PAN_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+_ALLOWED = {f"{driver}_I_WANT_A_BROKEN_VULKAN_DRIVER": "1" for driver in ("NVK", "PAN", "PVR")}
 
 
 def _arm_python() -> list[str]:

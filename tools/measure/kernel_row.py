@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -46,6 +48,26 @@ _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
         "instructions": ("Instruction count", "Instructions"),
         "registers": ("Registers used", "Registers"),
         "spills": ("Spills", "Fills"),
+    },
+    # V3DV gives the size of the memory for spills also as the number of spills.
+    "Broadcom": {
+        "instructions": ("Instruction Count",),
+        "waves": ("Thread Count",),
+        "scratch": ("Spill Size",),
+    },
+    # Honeykrisp, Mesa's driver for Apple's GPUs.
+    "Mesa": {
+        "instructions": ("Instructions",),
+        "registers": ("GPRs",),
+        "spills": ("Spills", "Fills"),
+        "scratch": ("Scratch",),
+    },
+    # Each instruction group of PowerVR has up to three operations.
+    "Imagination": {
+        "instructions": ("Inst group count",),
+        "registers": ("Temp count",),
+        "spills": ("Spill count",),
+        "scratch": ("Scratch size",),
     },
 }
 _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly"}
@@ -93,11 +115,28 @@ def row_of(
         values[ours] = int(sum(known)) if known else None
     for name in ("instructions", "cycles", "registers", "waves", "spills", "scratch"):
         values.setdefault(name, None)
+    if vendor == "Broadcom" and values["scratch"]:
+        values["scratch"] -= array_nbytes(texts.get("NIR (MESA_SHADER_COMPUTE)", ""), lanes)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
     if not any(op.kind == "vector" for op in listed.ops):  # The assembly could not be parsed.
         hot = dict.fromkeys(_HOT)
     return KernelRow(gpu, kernel, lanes, **values, **hot)
+
+
+_LOCAL = re.compile(r"^    decl_var .* ([a-z]+)([0-9x]*)((?:\[\d+\])*) \S+$", re.MULTILINE)
+
+
+def array_nbytes(nir: str, lanes: int) -> int:
+    """Return the memory that V3DV reserves for local arrays and matrices, even if they are in registers."""
+    _, _, body = nir.partition("\nimpl main")
+    if "_scratch" in body:  # Some are in memory.
+        return 0
+    words = 0
+    for name, sizes, lengths in _LOCAL.findall(body):
+        sizes = f"{sizes}x{sizes}" if name == "mat" and "x" not in sizes else sizes
+        words += math.prod(map(int, re.findall(r"\d+", sizes + lengths)))
+    return 4 * lanes * words
 
 
 _HOT = [field.name for field in fields(KernelRow)][9:]

@@ -221,9 +221,8 @@ class AttentionOps(Target):
         window / 2 positions on each side. If `sees_end`, a row attends to later rows only in a run that
         states an end (step.Run). If `sees_all`, a row attends to all of the step's rows, which are positions
         0, 1, 2, ... of one slot. `n_runs` is the maximum number of runs of a step (0: one per slot)."""
-        self._attend_runs(
-            "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
-        )
+        tile = tile_of_rows(self.limits, q.shape[2], quantized=block_of(k.dtype)[0] > 1)
+        self._attend_runs("attn_prefill", "f32", (q, k, v, cells, y, step), tile, **how)
 
     def attn_prefill_coop(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]

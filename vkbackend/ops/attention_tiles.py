@@ -85,9 +85,14 @@ class Tile(NamedTuple):
     last: dict[str, int]  # The constants after K_TYPE and V_TYPE.
 
 
-def tile_of_rows(limits: Limits, head_k: int) -> Tile:
+def tile_of_rows(limits: Limits, head_k: int, quantized: bool) -> Tile:
     rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
-    return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch_of(limits)})
+    batch = batch_of(limits)
+    # On Mali, eight vectors triple the spills (docs/measurements/arm.md). The shader reads pairs of blocks of
+    # quantized K only in batches of eight.
+    if limits.subgroup_size == 16 and "matrix_units" not in limits.features and not quantized:
+        batch = min(batch, 4)
+    return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch})
 
 
 def tile_of_units(

@@ -150,12 +150,12 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
     """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads
-    compute equally many rows."""
-    local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
+    compute equally many rows. A workgroup has at least one complete subgroup."""
+    local, tiles = max(32, limits.subgroup_size), -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
         "N": -(-size.n_rows // tiles),
-        "SUBGROUP": min(limits.subgroup_size, local),
+        "SUBGROUP": min(limits.subgroup_size, 32),
     }
     return Grid(consts, -(-size.n // local), tiles)
 

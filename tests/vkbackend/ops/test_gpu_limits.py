@@ -70,6 +70,19 @@ def test_attention_with_many_concurrent_reads(case: Case, device: Device) -> Non
     run_case(case, device, limits, seed)
 
 
+# K types, and how many vectors a GPU like Mali reads ahead: subgroups of 16, no matrix units.
+NARROW = [("f16", 4), ("q8_0", 8)]
+
+
+@pytest.mark.parametrize(("read", "device"), with_devices([], NARROW), indirect=["device"], scope="session")
+def test_prefill_with_few_registers(read: tuple[str, int], device: Device) -> None:
+    limits = replace(device.limits, is_cpu=False, subgroup_size=16, features=frozenset())
+    case, seed = AttnPrefill(((1, 0, 17), (2, 30, 3)), 2, 1, 64, 64, 7, read[0]), secrets.randbelow(1 << 31)
+    ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
+    assert dict(consts)["BATCH"] == read[1], consts
+    run_case(case, device, limits, seed)
+
+
 @dataclass(frozen=True)
 class FusedDot(MatMulDot):
     tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice, with an error of 1e-6 for Q2_K
