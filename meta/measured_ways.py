@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
-from vkbackend.meta.bench import ReduceTime, time_reduce
+from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.known_speed import reduce_key, remember
 from vkbackend.meta.known_ways import Choice, remember_choice
 from vkbackend.meta.options import AHEAD, ReduceOptions
@@ -19,8 +20,6 @@ SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
 TOKEN_NBYTES = 1 << 14  # Bytes of a decoded token's sum in a model with 4,096 values per row.
 DEPTHS: tuple[int | None, ...] = (0, 1, 2, None)
 BETTER = 0.9  # A way replaces the default if it takes less than this share of the default's time.
-
-Timing = Callable[[int, ReduceOptions], ReduceTime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,33 @@ def measure_ways(
     signals and depths with the provider that is best for a token's sum. A way that the devices do not support
     is left out."""
     providers = [way.name for way in WAYS if n_devices >= way.n_tuned]
+    of_token: list[Measured] = []
+    for nbytes in sizes:
+        rows = _in_turns(open_again, nbytes, [(provider, SIGNALS[0], AHEAD) for provider in providers])
+        of_token += rows if nbytes == TOKEN_NBYTES else []
+        yield from rows
+    if best := best_provider(of_token):
+        others = [(best, *how) for how in product(SIGNALS, DEPTHS) if how != (SIGNALS[0], AHEAD)]
+        yield from _in_turns(open_again, TOKEN_NBYTES, others)
 
-    def timed(nbytes: int, provider: str, signal: str, ahead: int | None) -> Iterator[Measured]:
+
+def _in_turns(
+    open_again: Callable[[], Sequence[Device]], nbytes: int, ways: Sequence[tuple[str, str, int | None]]
+) -> list[Measured]:
+    """Time all ways, then all ways again, and return the faster time of each. Otherwise, the first way would
+    seem slower while a GPU raises its clocks, and any way while another program runs."""
+    rows: dict[tuple[str, str, int | None], Measured] = {}
+    for way in (*ways, *ways):
+        provider, signal, ahead = way
         how = ReduceOptions(
             reduce_type="f32", reduce_provider=provider, reduce_signal=signal, submit_ahead=ahead
         )
         with suppress(UnsupportedFeature, OutOfDeviceMemory, PlanError):
             result = time_reduce(open_again(), nbytes, how)
-            yield Measured(nbytes, provider, signal, ahead, 1e6 * result.median, result.exact)
-
-    of_token = []
-    for nbytes in sizes:
-        for way in providers:
-            for measured in timed(nbytes, way, SIGNALS[0], AHEAD):
-                of_token += [measured] if nbytes == TOKEN_NBYTES else []
-                yield measured
-    best = best_provider(of_token)
-    for signal in SIGNALS:
-        for ahead in DEPTHS:
-            if (signal, ahead) != (SIGNALS[0], AHEAD) and best:
-                yield from timed(TOKEN_NBYTES, best, signal, ahead)
+            row = Measured(nbytes, *way, 1e6 * result.median, result.exact)
+            other = rows.get(way, row)
+            rows[way] = replace(row, us=min(row.us, other.us), exact=row.exact and other.exact)
+    return [*rows.values()]
 
 
 def best_provider(rows: Sequence[Measured]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vkbackend.meta import measured_ways
+from vkbackend.meta.bench import ReduceTime
 from vkbackend.meta.host_sum import VisibleSum
 from vkbackend.meta.known_speed import numbers, reduce_key, remember
 from vkbackend.meta.known_ways import Choice, known_choice, remember_choice
@@ -88,6 +89,24 @@ def test_every_way_is_measured() -> None:
     assert first == [(nbytes, name) for nbytes in (SMALL, TOKEN) for name in names]
     # numpy has no other signals
     assert [row.ahead for row in rows[len(first) :]] == [ahead for ahead in DEPTHS if ahead != AHEAD]
+
+
+def test_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow round, or a round with a wrong sum, is not the whole result."""
+    names = [way.name for way in WAYS if way.n_tuned == 2]
+    seen: list[str] = []
+
+    def timed(devices: object, nbytes: int, how: ReduceOptions) -> ReduceTime:
+        seen.append(how.reduce_provider)
+        first = seen.count(how.reduce_provider) == 1
+        return ReduceTime(nbytes, (9e-3 if first else 1e-3,), first or how.reduce_provider != "visible")
+
+    monkeypatch.setattr(measured_ways, "time_reduce", timed)
+    rows = list(measure_ways(lambda: [], 2, (SMALL,)))
+    assert seen == [*names, *names]
+    assert [(row.provider, round(row.us), row.exact) for row in rows] == [
+        (name, 1000, name != "visible") for name in names
+    ]
 
 
 def test_the_command(
