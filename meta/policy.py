@@ -218,8 +218,8 @@ def _take(
 ) -> Ranges:
     """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
-    If loads are equal, the device that holds the fewest elements of the model per share is first. `held`
-    lists the elements that each device holds, and is updated. `here` lists each device's columns of this
+    If loads are equal, the device that holds the fewest elements of the model per share is first. `held[d]`
+    is the number of elements that device d holds, and is updated. `here` lists each device's columns of this
     layer's other experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)

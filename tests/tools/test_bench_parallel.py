@@ -28,12 +28,13 @@ def test_callers_here_and_in_a_process(models: Path, capsys: Any) -> None:
 @needs_device
 @pytest.mark.wide
 def test_the_share_of_accepted_tokens(models: Path, capsys: Any) -> None:
-    target, draft = (str(models / f"stories-{name}-F16.gguf") for name in ("w256", "narrow"))
-    flags = ["-m", target, "-md", draft, "-dev", "0", "-n", "200", "-r", "1", "-o", "json"]
+    """N-grams cost nothing, so they are tried at any speed of the device."""
+    flags = ["-m", str(models / "stories-w256-F16.gguf"), "--spec-type", "ngram", "-dev", "0"]
+    flags += ["-n", "200", "-r", "1", "-o", "json"]
     assert main(["bench", "--parallel", "1", *flags]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert all(row["accepted"] is None or 0 <= row["accepted"] <= 1 for row in rows)
-    assert any(row["accepted"] for row in rows), "drafts are tried before they are known to pay"
+    assert any(row["accepted"] is not None for row in rows)
 
 
 @pytest.mark.parametrize(

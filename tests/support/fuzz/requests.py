@@ -131,7 +131,8 @@ WAIT_S = 0.1  # The server waits this long for the remaining bytes of a request.
 
 
 class Headers:
-    """A case is the bytes that a client sends before a valid request and the end of its stream."""
+    """A case is random bytes. The client sends them, then a valid request, and reads until the server closes
+    the connection."""
 
     deadline_s = 60.0
 

@@ -115,8 +115,8 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
 
 
 def test_an_error_after_the_prompt_sets_the_status(server: Command) -> None:
-    """The server does not start the stream with the echoed prompt, so a later error can still set the
-    status."""
+    """The server sends the echoed prompt only together with the first token, so an error before that token
+    can still set the status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
     assert status == 400 and "json_schema" in answer["error"]["message"]
