@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -33,6 +32,7 @@ from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.reasoning import ReasoningSplit
 from vkbackend.models.vision.images import image_of
+from vkbackend.system.files import words_of
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
@@ -175,7 +175,7 @@ class Conversation:
     def attach(self, rest: str) -> None:
         """Read the file and the text after /image. Quotes may surround a file with spaces."""
         try:
-            path, *_ = words = shlex.split(rest) or [""]
+            path, *_ = words = words_of(rest) or [""]
         except ValueError:
             path, words = rest, [rest]
         if os.path.exists(rest):

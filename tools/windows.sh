@@ -3,7 +3,9 @@
 # Nothing is installed on the system. wine/ has Debian's packages and their libc.
 # python/ has Windows Python with the wheels of all dependencies.
 # prefix/ is Wine's C: drive, and site/ has links to this checkout.
+# `bash tools/windows.sh chat ...` runs a command of vkbackend there.
 
+root=${root:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 driver_dir=$root/.drivers
 windows_dir=$root/.windows
 windows_suite=trixie  # Wine 10; Wine 8 of Debian 12 cannot start Python 3.13
@@ -141,3 +143,8 @@ windows_tests() {
     VKBACKEND_TEST_DRIVERS=lavapipe=$driver_dir/lavapipe/icd.json \
         wine "$windows_dir/python/python.exe" -m pytest -p no:cacheprovider -o timeout=1800 -rfE "${tests[@]}" </dev/null
 }
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    [ -f "$windows_dir/stamp" ] || { echo "no .windows here; run: bash tools/setup.sh --windows" >&2 && exit 1; }
+    wine "$windows_dir/python/python.exe" -m vkbackend "$@"
+fi

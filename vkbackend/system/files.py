@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,12 @@ if sys.platform == "win32":
         ValueError."""
         return data.decode("utf-8-sig").replace("\r\n", "\n")
 
+    def words_of(line: str) -> list[str]:
+        """Split at blanks outside quotes. Backslashes separate folders. Raises ValueError."""
+        lexer = shlex.shlex(line, posix=True)
+        lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
+        return list(lexer)
+
     def user_cache() -> Path | None:
         """Return the folder for caches, to which only this user, administrators and the system may write."""
         return Path(base) if (base := os.environ.get("LOCALAPPDATA")) else None
@@ -40,6 +47,7 @@ if sys.platform == "win32":
 else:
     read_at = os.pread
     replace = os.replace
+    words_of = shlex.split
 
     def text_of(data: bytes) -> str:
         """Return the text of a UTF-8 file without a byte order mark. Raises ValueError."""
