@@ -27,7 +27,7 @@ EXECUTE_READ_WRITE = 0x40
 PRIVILEGE_NOT_HELD = 1314
 
 
-def refuse_link(source: Any, target: Any, target_is_directory: bool = False, *, dir_fd: None = None) -> None:
+def refuse_link(source: Any, target: Any, *_: Any, **__: Any) -> None:
     raise OSError(22, "A required privilege is not held by the client", source, PRIVILEGE_NOT_HELD, target)
 
 
@@ -36,7 +36,7 @@ def replace_functions() -> None:
     kernel = load("kernel32")
     if not hasattr(load("ntdll"), "wine_get_version"):
         return
-    os.symlink = refuse_link
+    vars(os)["symlink"] = refuse_link
     kernel.GetModuleHandleW.restype = kernel.GetProcAddress.restype = ctypes.c_void_p
     kernel.GetProcAddress.argtypes = ctypes.c_void_p, ctypes.c_char_p
     kernel.VirtualProtect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
