@@ -30,17 +30,13 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/step.glsl"
 #include "lib/step_rows.glsl"
 #include "lib/cells.glsl"
+#include "lib/chosen_keys.glsl"
 #include "lib/kv_quads.glsl"
 
 shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and the previous block
 uint half_of; // index of this block's first cell in key_cells
 
-// The last chosen block, the row's own, may be incomplete. With `tail`, it is chosen only if it is
-// incomplete.
-uint n_keys_of(uint row, uint pos) {
-    const uint in_own = tail != 0 ? (pos + 1) % block_size : pos % block_size + 1;
-    return row < step_n_rows() ? min(pos + 1, (n_chosen - 1) * block_size + in_own) : 0;
-}
+uint n_keys_of(uint row, uint pos) { return n_chosen_keys(row, pos); }
 
 uint first_key_of(uint n_keys) { return 0; }
 
@@ -55,7 +51,7 @@ void open_block(uint slot, uint block, uint n_keys) {
         const uint at = min(block * CELL_BLOCK + j, n_keys - 1);
         const uint of_head = n_lists == 1 ? 0 : gl_WorkGroupID.y / ((group + HEADS - 1) / HEADS); // the kv head
         const uint list = gl_WorkGroupID.x * n_lists + of_head;
-        const uint position = chosen[chosen_off + list * n_chosen + at / block_size] * block_size + at % block_size;
+        const uint position = chosen_position(list, at);
         key_cells[half_of + j] = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
     }
     barrier();

@@ -51,9 +51,13 @@ layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
+const uint K_CHUNKS = 1;
+const uint V_CHUNKS = 1;
+const uint DIM_PARTS = 1;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
+#include "lib/unit_blocks.glsl"
 
 #define FIRST_KEY FIRST
 #include "lib/window.glsl"
@@ -128,17 +132,17 @@ void main() {
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
         barrier(); // all threads have multiplied V of the previous block
-        store_k();
+        store_k(0);
         barrier();
         hold_v(cell);
         cell = block_cell(slot, min(block + 1, end_block - 1));
         hold_k(cell);
-        score_keys();
+        score_keys(0);
         barrier();
         weigh_keys(block_pos, own_first, own_keys - 1);
-        store_v(max(first_key, block_pos) - block_pos, min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK));
+        store_v(0, max(first_key, block_pos) - block_pos, min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK));
         barrier();
-        add_values();
+        add_values(0);
     }
     join_sums();
     const uint row = row_of_tile();

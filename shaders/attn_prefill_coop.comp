@@ -47,9 +47,13 @@ layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
+const uint K_CHUNKS = 1;
+const uint V_CHUNKS = 1;
+const uint DIM_PARTS = 1;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = LANES > 16; // with 16 lanes (Intel), kept addresses would spill registers
 #include "lib/unit_pieces.glsl"
+#include "lib/unit_blocks.glsl"
 #include "lib/query_tiles.glsl"
 
 QueryTile tile;
@@ -95,25 +99,25 @@ void main() {
         barrier(); // all threads have multiplied V of the previous block
         if (KEEPS) {
             hold_k(cell);
-            store_k();
+            store_k(0);
         } else {
             [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) {
                 hold_k_round(cell, j);
-                store_k_round(j);
+                store_k_round(j, 0);
             }
         }
         barrier();
         if (KEEPS) hold_v(cell);
-        score_keys();
+        score_keys(0);
         barrier();
         if (!KEEPS) {
             hold_v(cell);
-            store_v(first_valid, n_valid);
+            store_v(0, first_valid, n_valid);
         }
         weigh_keys(block_pos, first_seen, last_seen);
-        if (KEEPS) store_v(first_valid, n_valid);
+        if (KEEPS) store_v(0, first_valid, n_valid);
         barrier();
-        add_values();
+        add_values(0);
     }
     join_sums();
     put_results(inverse_sum(m, l, head()));

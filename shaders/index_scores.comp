@@ -3,7 +3,7 @@
 // For each row, compute the indexer's scores of the complete blocks of `block_size` positions up to pos
 // (DeepSeek-AI 2025, arXiv:2512.02556). A score is the sum over the indexer's heads of w * max(q . k, 0),
 // where k is the key in the block's cell. The workgroup ID is (LOCAL blocks, -, row). Each thread scores one
-// block. A thread reads a key once for HEADS heads.
+// block. A thread reads a key once for HEADS heads. Rows with at most n_best complete blocks get no scores.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 #include "lib/iq4_values.glsl"
@@ -16,7 +16,7 @@ layout(constant_id = 5) const uint HAS_W = 1; // 0: all weights are 1
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;
-    uint n_heads, n_rows, first_row, blocks_per_slot, n_positions, block_size, cells_per_block;
+    uint n_heads, n_rows, first_row, blocks_per_slot, n_positions, block_size, cells_per_block, n_best;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
@@ -48,7 +48,7 @@ void main() {
     const uint pos = place.x;
     const uint slot = place.y;
     const uint n = (pos + 1) / block_size;
-    if (gl_WorkGroupID.x * LOCAL >= n) return;
+    if (n <= n_best || gl_WorkGroupID.x * LOCAL >= n) return;
     const uint own = gl_WorkGroupID.x * LOCAL + thread;
     const uint seen = min(own + 1, n) * block_size - 1; // cells of later positions may be uninitialised
     const uint block = block_cell(slot, seen / CELL_BLOCK) / CELL_BLOCK;

@@ -38,7 +38,8 @@ def choose(
     block's score is the sum over the indexer's heads of w * max(q . k, 0), where k is the block's key. The
     shapes are q [rows, heads * head], w [rows, heads] and `keys` [n_cells, head], which has a cell per block
     (kv_store with `block`). With `tail`, the row's own block is the last of the top_k, if it is incomplete.
-    Without w, all weights are 1."""
+    Without w, all weights are 1. If a row has at most top_k blocks, all are chosen without scores."""
+    assert block == 1 or tail, "index_top_k would read the score of an incomplete block"
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     if is_rotated(keys):
         q = hadamard(q, q.width // heads, head)
@@ -55,7 +56,9 @@ def choose(
             scores = graph.scratch((end - first, n_positions), "index scores")
             operands = queries.rows(first, end), gains.rows(first, end) if gains else None
             place: dict[str, Any] = {"first_row": first, "block": block}
-            on.index_scores(*operands, keys.whole(d), table, scores, step, **place)
+            by_units = device_ops.scores_by_units(on.limits, heads, head)
+            score = on.index_scores_coop if by_units else on.index_scores
+            score(*operands, keys.whole(d), table, scores, step, n_best=top_k - tail, **place)
             on.index_top_k(scores, ids.rows(first, end), step, tail=tail, **place)
     return chosen
 
@@ -154,18 +157,24 @@ def attend_chosen(
         n_blocks = min(-(-top_k * block // device_ops.CELL_BLOCK), cells.shape[1])
         n_kv = k.whole(d).shape[1] // head_dim_k
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
-        part = parts_of(graph, d, out, n_kv, n_blocks, sinks)
-        on.attn_chosen(*args, part, step, block=block, tail=tail, **how)
+        units = device_ops.chosen_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
+        part = parts_of(graph, d, out, n_kv, n_blocks, sinks, units)
+        attend = on.attn_chosen_coop if units else on.attn_chosen
+        attend(*args, part, step, block=block, tail=tail, **how)
         if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y
 
 
-def parts_of(graph: TensorGraph, d: int, out: View, n_kv: int, n_blocks: int, sinks: Weight | None) -> View:
+def parts_of(
+    graph: TensorGraph, d: int, out: View, n_kv: int, n_blocks: int, sinks: Weight | None, tile_heads: int = 0
+) -> View:
     """Return the view to which attention writes its result on device d: `out` [rows, heads, head_dim]. If
-    keys are split, return scratch memory for the partial results, which attn_combine adds."""
+    keys are split, return scratch memory for the partial results, which attn_combine adds. A workgroup on
+    matrix units computes `tile_heads` heads."""
     rows, heads, head_dim = out.shape
-    n_splits = device_ops.attn_splits(graph.on(d, "attention").limits, rows, heads, n_kv, n_blocks)
+    tiled = {"tile_heads": tile_heads} if tile_heads else {}
+    n_splits = device_ops.attn_splits(graph.on(d, "attention").limits, rows, heads, n_kv, n_blocks, **tiled)
     if n_splits == 1 and not sinks:
         return out
     return graph.scratch((rows, heads, n_splits, head_dim + 2), "attention parts")

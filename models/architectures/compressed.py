@@ -31,7 +31,7 @@ from vkbackend.models.architectures.memory_specs import KeyRotation, KVSpec, Lay
 from vkbackend.models.architectures.reading import read_count, read_counts, read_rope
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.ops.chosen import MAX_INDEX_HEAD
+from vkbackend.ops.indexer import MAX_INDEX_HEAD
 from vkbackend.rope import RopeTable
 
 

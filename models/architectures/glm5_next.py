@@ -32,7 +32,7 @@ from vkbackend.models.architectures.reading import (
 )
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.ops.chosen import MAX_INDEX_HEAD
+from vkbackend.ops.indexer import MAX_INDEX_HEAD
 from vkbackend.ops.moe import Gating
 
 

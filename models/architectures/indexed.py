@@ -25,7 +25,7 @@ from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, Memo
 from vkbackend.models.architectures.reading import read_count, read_flags
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.ops.chosen import MAX_INDEX_HEAD
+from vkbackend.ops.indexer import MAX_INDEX_HEAD
 
 
 def indexer_weights(n_embd: int, rank_q: int, n_heads: int, head: int) -> list[WeightSpec]:

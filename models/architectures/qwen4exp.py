@@ -28,7 +28,7 @@ from vkbackend.models.architectures.ngrams import Ngrams
 from vkbackend.models.architectures.reading import read_count, read_counts
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.ops.chosen import MAX_INDEX_HEAD
+from vkbackend.ops.indexer import MAX_INDEX_HEAD
 from vkbackend.ops.moe import UNNORMED
 
 ONES = "router_ones"

@@ -1,14 +1,16 @@
-// Copy blocks of K and V from the cache to the tiles of lib/unit_attention.glsl. A thread copies pieces of
-// eight elements. The including file also declares the caches as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`,
-// `uvec4 v4[]`, without readonly. The constant KEEPS says whether addresses of pieces stay in registers.
+// Pieces of eight elements of K and V, which threads copy from the cache to the tiles of
+// lib/unit_attention.glsl. The including file also declares the caches as `uint k1[]`, `uvec4 k4[]`,
+// `uint v1[]`, `uvec4 v4[]`, without readonly. It fills k_held and v_held with the pieces of a chunk of a block.
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
-const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // Per invocation.
+const uint K_COLUMNS = K_PIECES / K_CHUNKS; // pieces of a key's chunk
+const uint V_COLUMNS = V_PIECES / V_CHUNKS;
+const uint K_ROUNDS = (CELL_BLOCK * K_COLUMNS + LOCAL - 1) / LOCAL; // Per invocation.
 const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
-const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // Per invocation.
+const uint V_ROUNDS = (V_KEYS * V_COLUMNS + LOCAL - 1) / LOCAL; // Per invocation.
 // K_EVEN is set if all pieces of an invocation are at the same position within their keys.
-const bool K_EVEN = LOCAL % K_PIECES == 0;
+const bool K_EVEN = LOCAL % K_COLUMNS == 0;
 // Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words. Only the codes of
 // the second block begin at a word boundary.
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
@@ -19,10 +21,10 @@ const bool K_CODES = K_IS_Q8 && K_WHOLE_PAIRS;
 const bool V_CODES = V_IS_Q8 && V_WHOLE_PAIRS;
 
 uint k_key(uint j) {
-    return K_EVEN ? gl_LocalInvocationID.x / K_PIECES + j * (LOCAL / K_PIECES) : (gl_LocalInvocationID.x + j * LOCAL) / K_PIECES;
+    return K_EVEN ? gl_LocalInvocationID.x / K_COLUMNS + j * (LOCAL / K_COLUMNS) : (gl_LocalInvocationID.x + j * LOCAL) / K_COLUMNS;
 }
 
-uint k_column(uint j) { return (K_EVEN ? gl_LocalInvocationID.x : gl_LocalInvocationID.x + j * LOCAL) % K_PIECES; }
+uint k_column(uint j) { return (K_EVEN ? gl_LocalInvocationID.x : gl_LocalInvocationID.x + j * LOCAL) % K_COLUMNS; }
 
 uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 
@@ -66,60 +68,24 @@ uvec4 halves_of_held(uvec4 held, bool second) {
 
 uint k_stride, v_stride; // from key to key
 uint own_head;
-uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // addresses of pieces within a block
 uvec4 k_held[K_ROUNDS], v_held[4 * V_ROUNDS];
 
-uint k_place(uint j) {
-    const uint key = min(k_key(j), CELL_BLOCK - 1); // surplus invocations repeat the last key
-    return key * k_stride + place(own_head * K_PIECES + k_column(j), K_CODES);
-}
 
-uint v_place(uint j) {
-    const uint key = 4 * (gl_LocalInvocationID.x % V_KEYS);
-    return key * v_stride + place(own_head * V_PIECES + min(v_column(j), V_PIECES - 1), V_CODES);
-}
-
-void find_places(uint kv_head) {
-    own_head = kv_head;
-    k_stride = place(n_kv * K_PIECES, K_CODES);
-    v_stride = place(n_kv * V_PIECES, V_CODES);
-    [[unroll]] for (uint j = 0; KEEPS && j < K_ROUNDS; ++j) k_own[j] = k_place(j);
-    [[unroll]] for (uint j = 0; KEEPS && j < V_ROUNDS; ++j) v_own[j] = v_place(j);
-}
-
-void hold_k_round(uint cell, uint j) {
-    k_held[j] = k_piece(cell * k_stride + (KEEPS ? k_own[j] : k_place(j)), k_column(j));
-}
-
-void store_k_round(uint j) {
-    if (CELL_BLOCK * K_PIECES % LOCAL != 0 && k_key(j) >= CELL_BLOCK) return;
-    const uvec4 halves = K_CODES ? halves_of_held(k_held[j], is_second(k_column(j))) : k_held[j];
+void store_k_round(uint j, uint chunk) {
+    if (CELL_BLOCK * K_COLUMNS % LOCAL != 0 && k_key(j) >= CELL_BLOCK) return;
+    const uvec4 halves = K_CODES ? halves_of_held(k_held[j], is_second(chunk * K_COLUMNS + k_column(j))) : k_held[j];
     const uint at = k_key(j) * K_STRIDE + 2 * k_column(j);
     kv_tile[at] = quad_of(halves.xy);
     kv_tile[at + 1] = quad_of(halves.zw);
 }
 
-// K of invalid keys is loaded, too, and their scores are masked later.
-void hold_k(uint cell) {
-    [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) hold_k_round(cell, j);
-}
-
-void store_k() {
-    [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) store_k_round(j);
-}
-
-void hold_v(uint cell) {
-    [[unroll]] for (uint j = 0; j < V_ROUNDS; ++j) {
-        const uint own = KEEPS ? v_own[j] : v_place(j);
-        [[unroll]] for (uint u = 0; u < 4; ++u) {
-            v_held[4 * j + u] = v_piece((cell + u) * v_stride + own, min(v_column(j), V_PIECES - 1));
-        }
-    }
+void store_k(uint chunk) {
+    [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) store_k_round(j, chunk);
 }
 
 // Store V transposed, because the matrix units read the columns of V as rows. Invalid keys become zeros,
 // because uninitialised memory may be NaN.
-void store_v(uint first_valid, uint n_valid) {
+void store_v(uint chunk, uint first_valid, uint n_valid) {
     const uint keys = gl_LocalInvocationID.x % V_KEYS;
     if (first_valid > 0 || n_valid < CELL_BLOCK) {
         [[unroll]] for (uint e = 0; e < 4 * V_ROUNDS; ++e) {
@@ -128,11 +94,11 @@ void store_v(uint first_valid, uint n_valid) {
         }
     }
     [[unroll]] for (uint j = 0; j < V_ROUNDS; ++j) {
-        if (V_KEYS * V_PIECES % LOCAL != 0 && v_column(j) >= V_PIECES) continue;
+        if (V_KEYS * V_COLUMNS % LOCAL != 0 && v_column(j) >= V_COLUMNS) continue;
         uvec4 halves[4];
         [[unroll]] for (uint u = 0; u < 4; ++u) {
             const uvec4 held = v_held[4 * j + u];
-            halves[u] = V_CODES ? halves_of_held(held, is_second(v_column(j))) : held;
+            halves[u] = V_CODES ? halves_of_held(held, is_second(chunk * V_COLUMNS + v_column(j))) : held;
         }
         [[unroll]] for (uint half4 = 0; half4 < 2; ++half4) {
             QUAD quads[4];

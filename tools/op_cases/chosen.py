@@ -5,8 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vkbackend.ops import CELL_BLOCK, Recorder
-from vkbackend.ops.attention_tiles import cells_per_block
+from vkbackend.limits import Limits
+from vkbackend.ops import CELL_BLOCK, OPS, Recorder
+from vkbackend.ops.attention_tiles import cells_per_block, tile_of_chosen
+from vkbackend.ops.indexer import score_tile
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -45,23 +47,46 @@ class IndexScores(Case):
     type_k: str = "f16"
     first_row: int = 0
     block: int = 1
+    n_best: int = 0
+    weighted: bool = True
+    tile_rows: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1 - self.first_row
         cells, n_cells = cell_table(rng, self.runs)
+        k = cache_of_blocks(rng, self.type_k, cells, n_cells, self.head, self.runs, self.block)
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head),
             "w": uniform(rng, rows, self.n_heads),
-            "k": cache_of_blocks(rng, self.type_k, cells, n_cells, self.head, self.runs, self.block),
+            "k": replace(k, align=16 if self.needs else 4),
             "cells": cells,
             "y": output(rows, cells.shape[1] * CELL_BLOCK // self.block),
         }
 
         def record(r: Recorder, v: Views) -> None:
-            args = (v[name] for name in ("q", "w", "k", "cells", "y", "step"))
-            r.index_scores(*args, first_row=self.first_row, block=self.block)
+            w = v["w"] if self.weighted else None
+            score = r.index_scores_coop if self.needs else r.index_scores
+            how: dict[str, Any] = {"first_row": self.first_row, "block": self.block, "n_best": self.n_best}
+            if self.needs:
+                how["tile_rows"] = self.tile_rows
+            score(v["q"], w, *(v[name] for name in ("k", "cells", "y", "step")), **how)
 
         return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
+class IndexScoresCoop(IndexScores):
+    """Rounding to F16 has a relative error u of 2^-11, so each product of q and k has an NMSE of about
+    2 u^2 / 3. The heads' errors are independent, but weights of both signs cancel the scores by half."""
+
+    tolerance: ClassVar[float] = 1e-6
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return OPS["index_scores_coop"].needs
+
+    def fits(self, limits: Limits) -> bool:
+        return score_tile(limits, self.n_heads, self.head) is not None
 
 
 @dataclass(frozen=True)
@@ -195,10 +220,13 @@ class AttnChosen(Case):
             ids = [*others, n - 1] if own and self.block > 1 else np.sort(rng.permutation(n)[:k])
             chosen[i, : len(ids)] = ids
         splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
+        align = 16 if self.needs else 4  # as in attention.py
+        k_cache = cache(rng, self.type_k, cells, n_cells, self.n_kv * self.head_k, self.runs)
+        v_cache = cache(rng, self.type_v, cells, n_cells, self.n_kv * self.head_v, self.runs)
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head_k, span=8.0),
-            "k": cache(rng, self.type_k, cells, n_cells, self.n_kv * self.head_k, self.runs),
-            "v": cache(rng, self.type_v, cells, n_cells, self.n_kv * self.head_v, self.runs),
+            "k": replace(k_cache, align=align),
+            "v": replace(v_cache, align=align),
             "cells": cells,
             "chosen": Tensor(chosen.shape, "u32", chosen),
             "y": output(rows, self.n_heads, *splits),
@@ -208,12 +236,28 @@ class AttnChosen(Case):
             args = (v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
             group = self.group or self.n_heads // self.n_kv
             how: dict[str, Any] = {"block": self.block, "tail": self.tail}
-            r.attn_chosen(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first, **how)
+            attend = r.attn_chosen_coop if self.needs else r.attn_chosen
+            attend(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first, **how)
 
         return Setup(tensors, record, step)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
+
+
+@dataclass(frozen=True)
+class AttnChosenCoop(AttnChosen):
+    """The rounding errors are those of AttnDecodeCoop."""
+
+    tolerance: ClassVar[float] = 4e-6
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return OPS["attn_chosen_coop"].needs
+
+    def fits(self, limits: Limits) -> bool:
+        group = self.group or self.n_heads // self.n_kv
+        return tile_of_chosen(limits, group, self.head_k, self.head_v) is not None
 
 
 @dataclass(frozen=True)
@@ -276,6 +320,7 @@ class AttnEntries(Case):
 
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 _LONG = ((1, 300, 2), (0, 127, 2))
+_MANY = ((1, 300, 9), (2, 5, 1), (0, 123, 11))
 
 
 def quick() -> list[Case]:
@@ -289,6 +334,15 @@ def quick() -> list[Case]:
         IndexScores(_RUNS, 9, 128, "q5_0"),
         IndexScores(_LONG, 5, 32, block=4),
         IndexScores(_RUNS, 3, 64, "f32", first_row=1, block=32),
+        IndexScores(_LONG, 3, 32, n_best=128, weighted=False),
+        IndexScoresCoop(((0, 0, 1),), 1, 16),
+        IndexScoresCoop(_LONG, 64, 128),
+        IndexScoresCoop(_RUNS, 17, 48, "f32", tile_rows=2),
+        IndexScoresCoop(_MANY, 9, 128, "q8_0", first_row=2, tile_rows=3),
+        IndexScoresCoop(_RUNS, 5, 256, "bf16", weighted=False),
+        IndexScoresCoop(_MANY, 8, 32, "q4_0", n_best=128, tile_rows=8),
+        IndexScoresCoop(_MANY, 33, 32, block=4, weighted=False, tile_rows=4),
+        IndexScoresCoop(_RUNS, 3, 64, "q5_1", first_row=1, block=32),
         PoolKeys(),
         PoolKeys(((2, 30, 6), (0, 0, 2)), 4, 24, gated=False),
         PoolKeys(((2, 30, 6), (0, 0, 2), (3, 95, 2)), 2, 136, "f32"),
@@ -320,6 +374,19 @@ def quick() -> list[Case]:
         AttnChosen(_RUNS, 4, 2, 32, 96, 31, None, "q8_0", "q4_0"),
         AttnChosen(_RUNS, 12, 1, 32, 32, 32, None, "bf16", "q8_0"),
         AttnChosen(_RUNS, 5, 2, 32, 32, 20, None, "q4_0", "bf16", group=4, q_first=2),
+        AttnChosenCoop(((0, 0, 1),), 1, 1, 16, 16, k=1),
+        AttnChosenCoop(_RUNS, 8, 2, 64, 64, n_splits=3),
+        AttnChosenCoop(_LONG, 6, 2, 32, 32, 5, 2, n_lists=2, block=7),
+        AttnChosenCoop(_LONG, 20, 1, 48, 16, 9, block=4, tail=True),
+        AttnChosenCoop(_RUNS, 4, 1, 96, 64, 4, None, "f32", "bf16", block=16, tail=True),
+        AttnChosenCoop(_LONG, 4, 1, 128, 128, k=129, n_splits=4),
+        AttnChosenCoop(((0, 40, 1),), 17, 1, 576, 512, 33),
+        AttnChosenCoop(((0, 90, 1),), 8, 1, 576, 512, 70, 2, "q8_0", "q8_0"),
+        AttnChosenCoop(_LONG, 33, 1, 64, 128, 97, 2, "q8_0", "f16"),
+        AttnChosenCoop(_RUNS, 8, 2, 32, 96, 31, None, "q8_0", "q4_0"),
+        AttnChosenCoop(_RUNS, 12, 1, 256, 256, 32, None, "bf16", "q8_0"),
+        AttnChosenCoop(_RUNS, 5, 2, 32, 32, 20, None, "q4_0", "f32", group=4, q_first=2),
+        AttnChosenCoop(_RUNS, 8, 2, 64, 64, 40, 2, "q5_1", "iq4_nl"),
         AttnEntries(),
         AttnEntries(_RUNS, 6, 64, 12, 4, 5, 3, "f32"),
         AttnEntries(_LONG, 3, 32, 33, 16, 0, 2, "q8_0"),
@@ -338,7 +405,11 @@ def wide() -> list[Case]:
     cases.append(IndexScores(_LONG, 64, 128))
     for kind in ("f32", "f16", "bf16", "q8_0", "q4_0"):
         cases += [IndexScores(_LONG, n, head, kind) for n in (1, 15, 33) for head in (32, 96)]
-        cases.append(replace(AttnChosen(_LONG, 4, 2, 64, 32, 65), type_k=kind, type_v=kind))
+        cases += [
+            IndexScoresCoop(_MANY, n, head, kind, tile_rows=n % 5) for n in (1, 15, 33) for head in (32, 96)
+        ]
+        for op in (AttnChosen, AttnChosenCoop):
+            cases.append(replace(op(_LONG, 4, 2, 64, 32, 65), type_k=kind, type_v=kind))
     return cases
 
 
@@ -347,6 +418,10 @@ def bench() -> list[Case]:
     runs = ((0, 16_383, 1),)
     return [
         IndexScores(runs, 64, 128),
+        IndexScoresCoop(runs, 64, 128),
+        IndexScoresCoop(runs, 64, 128, tile_rows=8),
         IndexTopK(runs, 2048),
         AttnChosen(runs, 32, 1, 576, 512, 2048, n_splits=8),
+        AttnChosenCoop(runs, 32, 1, 576, 512, 2048, n_splits=8),
+        AttnChosenCoop(runs, 16, 1, 128, 128, 16, n_splits=8, block=128),
     ]

@@ -51,7 +51,7 @@ def _check_per_head(values: View | None, n_heads: int) -> None:
     assert values is None or (values.dtype == "f32" and values.shape == (n_heads,)), (values, n_heads)
 
 
-def _check_aligned(*caches: View) -> None:
+def check_aligned(*caches: View) -> None:
     """Shaders for matrix units read 16 bytes at once, so F16 caches must begin at multiples of 16 bytes."""
     for cache in caches:
         assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
@@ -143,7 +143,7 @@ class AttentionOps(Target):
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         cut = units_cut(self.limits, group, q.shape[2], head_v, run_rows)
         assert cut, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
-        _check_aligned(k, v)
+        check_aligned(k, v)
         tile, rows = cut
         consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0), "ROWS": rows}
         consts["FIRST"] = first
@@ -232,7 +232,7 @@ class AttentionOps(Target):
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
         )
-        _check_aligned(k, v)
+        check_aligned(k, v)
         variant = self.limits.matrix_units.api
         self._attend_runs("attn_prefill_coop", variant, (q, k, v, cells, y, step), tile, **how)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import NamedTuple
 
 from vkbackend.limits import Limits
@@ -18,6 +19,10 @@ MIN_UNIT_GROUP = 4  # Minimum number of q heads per KV head for attn_decode_coop
 # Minimum number of lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block
 # spills up to 370 registers.
 MIN_UNIT_LANES = 32
+# Registers per lane for the output of a subgroup of attn_chosen_coop and for pieces of K and V. With 132, 41
+# registers spill on NVIDIA.
+MAX_CHOSEN_REGISTERS = 120
+_CHUNKS = (1, 2, 3, 4), (1, 2, 4)  # parts of K and of V
 MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
@@ -172,4 +177,63 @@ def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
+    return tile.rows if tile else 0
+
+
+def tile_of_chosen(limits: Limits, group: int, head_k: int, head_v: int) -> Tile | None:
+    """Return the tile of attn_chosen_coop. Return None if the device lacks matrix units, or if their size
+    does not divide heads, keys or subgroups. Unlike in attn_decode_coop, K and V of large heads pass through
+    shared memory in parts. A row group has the most subgroups of which each invocation has at least four
+    keys. A tile has as many row groups as the heads need and shared memory allows."""
+    units = limits.matrix_units
+    if not limits.features.issuperset(SPECS["attn_chosen_coop"].needs):
+        return None
+    if CELL_BLOCK % units.n or CELL_BLOCK % units.k or units.lanes % units.m:
+        return None
+    in_row, columns = units.lanes // units.m, CELL_BLOCK // units.n
+    if units.n % in_row:
+        return None
+    # With large heads, subgroups share the dimensions of a score, so that a matrix of q serves more keys.
+    shares = (4, 2, 1) if head_k > MAX_UNIT_HEAD else (1, 2, 4)
+    # Compilers unroll the loop over V's parts only if the keys of a block are multiplied without a loop.
+    is_wide = units.lanes >= MIN_UNIT_LANES
+    unrolls = (2, 1) if is_wide else (1,)
+    for groups, parts, unroll, k_chunks, v_chunks, dims in product(
+        (4, 2, 1), (8, 4, 2, 1), unrolls, *_CHUNKS, shares
+    ):
+        rows, local, key_parts = units.m * groups, units.lanes * groups * parts, parts // dims
+        if (groups > 1 and rows >= 2 * group) or local > limits.max_invocations:
+            continue
+        if parts * in_row > CELL_BLOCK // 4 or not key_parts or columns % key_parts:
+            continue
+        k, v = head_k // k_chunks, head_v // v_chunks
+        step = unroll * units.k
+        if (
+            head_k % (k_chunks * dims * step)
+            or CELL_BLOCK % step
+            or head_v % (v_chunks * parts * units.n)
+            or k % 8
+            or v % 8
+        ):
+            continue
+        halves = rows * (head_k + 8 + CELL_BLOCK + 8) + max(CELL_BLOCK * (k + 8), v * (CELL_BLOCK + 8))
+        floats = rows * max(dims * (CELL_BLOCK + 4), parts * units.n) + local + 2 * max(local, CELL_BLOCK)
+        held = -(-CELL_BLOCK * k // (8 * local)) + 4 * -(-v // local)
+        registers = head_v * units.m // (parts * units.lanes) + 4 * held
+        if 2 * halves + 4 * floats > limits.max_shared_nbytes or (
+            is_wide and registers > MAX_CHOSEN_REGISTERS
+        ):
+            continue
+        consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
+        consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts, "DIM_PARTS": dims}
+        consts |= {"K_CHUNKS": k_chunks, "V_CHUNKS": v_chunks, "UNROLL": unroll}
+        return Tile(rows, consts, {})
+    return None
+
+
+def chosen_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
+    """Return the heads per tile of attn_chosen_coop, or 0 if attn_chosen is faster (heads_by_units)."""
+    if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
+        return 0
+    tile = tile_of_chosen(limits, group, head_k, head_v)
     return tile.rows if tile else 0

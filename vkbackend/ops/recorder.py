@@ -9,6 +9,7 @@ from vkbackend.ops.chosen import ChosenOps
 from vkbackend.ops.elementwise import ElementwiseOps
 from vkbackend.ops.expert_cache import ExpertCacheOps
 from vkbackend.ops.heads import HeadOps
+from vkbackend.ops.indexer import IndexerOps
 from vkbackend.ops.kept_rows import KeptRowOps
 from vkbackend.ops.kv_cache import CacheOps
 from vkbackend.ops.low_rank import LowRankOps
@@ -28,6 +29,7 @@ class Recorder(
     ElementwiseOps,
     ExpertCacheOps,
     HeadOps,
+    IndexerOps,
     KeptRowOps,
     LowRankOps,
     MoeOps,

@@ -68,6 +68,10 @@ _DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits windo
 _PREFILL_PUSH = (
     "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head causal scale:f softcap:f"
 )
+_CHOSEN_PUSH = (
+    "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen n_lists block_size tail scale:f"
+)
+_SCORES_PUSH = "n_heads n_rows first_row blocks_per_slot n_positions block_size cells_per_block n_best"
 _UNIT_CONSTS = (
     "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP"
 )
@@ -126,10 +130,19 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "attn_chosen",
             "q:r k:r v:r cells:r chosen:r part:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen n_lists block_size tail"
-            " scale:f",
+            _CHOSEN_PUSH,
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
             rows=True,
+        ),
+        op_spec(
+            "attn_chosen_coop",
+            "q:r k:r v:r cells:r chosen:r part:w",
+            _CHOSEN_PUSH,
+            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS DIM_PARTS K_CHUNKS V_CHUNKS UNROLL HEAD_K HEAD_V"
+            " K_TYPE V_TYPE FINAL",
+            rows=True,
+            needs=("matrix_units", "full_subgroups"),
+            twin="attn_chosen",
         ),
         op_spec(
             "attn_entries",
@@ -142,9 +155,18 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "index_scores",
             "q:r w:r k:r cells:r y:w",
-            "n_heads n_rows first_row blocks_per_slot n_positions block_size cells_per_block",
+            _SCORES_PUSH,
             "HEAD HEADS K_TYPE BATCH HAS_W",
             rows=True,
+        ),
+        op_spec(
+            "index_scores_coop",
+            "q:r w:r k:r cells:r y:w",
+            _SCORES_PUSH,
+            "UNIT_M UNIT_N UNIT_K KEY_GROUPS HEAD_GROUPS FN FH HEAD K_TYPE HAS_W ROWS",
+            rows=True,
+            needs=("matrix_units", "full_subgroups"),
+            twin="index_scores",
         ),
         op_spec(
             "pool_keys",

@@ -14,13 +14,15 @@ from vkbackend.twins.attention import NEG_LARGE, attn_combine, cached, cells_of,
 def index_scores(
     q: Array, w: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
     first_row: int, blocks_per_slot: int, n_positions: int, block_size: int = 1,
-    cells_per_block: int = CELL_BLOCK, head: int, has_w: int = 1, **_: Any,
+    cells_per_block: int = CELL_BLOCK, n_best: int = 0, head: int, has_w: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     queries = f64(q, n_rows, n_heads, head)
     gains = f64(w, n_rows, n_heads) if has_w else np.ones((n_rows, n_heads))
     out = y.reshape(n_rows, n_positions)
     for row in range(min(n_rows, step.n_rows - first_row)):
         at = cells_of(step, first_row + row, cells, blocks_per_slot, 0, block_size, cells_per_block)
+        if len(at) <= n_best:
+            continue
         products = queries[row] @ k.reshape(k.shape[0], -1)[at].astype(np.float64).T
         out[row, : len(at)] = gains[row] @ np.maximum(products, 0)
 

@@ -4,6 +4,7 @@ Operations that move K and V move index keys too. Layers without an indexer use 
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from safetensors import safe_open
 from slot_journey import check_slot_journey
 
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.meta.ops import chosen_attention
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.table import OPS
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run
+from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -82,6 +86,29 @@ def test_scores_of_pieces_of_rows(folder: Path, monkeypatch: pytest.MonkeyPatch)
         ).executables
         ops = [c.op for c in executable.recording.accesses() if isinstance(c, Dispatch)]
         assert ops.count("index_top_k") == 3 * 7
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", only(("glm5-next", "deepseek32"), "glm5-next"))
+def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Matrices of 8 x 8 x 8 divide these models' small heads."""
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+    features, ran = frozenset(OPS["attn_chosen_coop"].needs), Counter[str]()
+    limits = Limits(1024, 1 << 15, features=features, matrix_units=MatrixUnits("khr", 8, 8, 8, 32))
+
+    class Counting(NumpyDevice):
+        def execute(self, command: Any) -> None:
+            ran[getattr(command, "op", "")] += 1
+            super().execute(command)
+
+    device_class = "vkbackend.models.engine.runner.open_devices.NumpyDevice"
+    monkeypatch.setattr(device_class, lambda device: Counting(device, limits))
+    runner = load_runner(model(folder, name), devices=["numpy"], n_ubatch=64, **F32)
+    try:
+        check(runner, name)
+        assert ran["index_scores_coop"] and ran["attn_chosen_coop"]
+        assert not ran["index_scores"] and not ran["attn_chosen"]
     finally:
         runner.close()
 
