@@ -19,6 +19,7 @@ layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 layout(constant_id = 14) const uint HAS_SLOPES = 0;
+layout(constant_id = 15) const uint MOST = 0; // Rows at positions from MOST on are not written (0: all rows are).
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -65,7 +66,8 @@ float bias_of(uint key_pos) {
 }
 
 void put(uint row, uint d, float value) {
-    if (row < tile.n) y[y_off + ((tile.first_row + row) * n_heads + head()) * HEAD_V + d] = value;
+    const bool is_written = MOST == 0 || tile.first_pos + row < MOST;
+    if (row < tile.n && is_written) y[y_off + ((tile.first_row + row) * n_heads + head()) * HEAD_V + d] = value;
 }
 
 void main() {
@@ -75,6 +77,7 @@ void main() {
         zero_rows(tile.first_row, head());
         return;
     }
+    if (MOST != 0 && tile.first_pos >= MOST) return;
     const uint n_keys = end_key_of(tile.first_pos + tile.n - 1, tile.end);
     const uint first_key = first_key_of(tile.first_pos, tile.begin);
 

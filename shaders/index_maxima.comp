@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // For each row and indexer's head, compute the largest score q . k of each block of `block_size` positions,
-// only up to pos (MiniMax 2026). The row's own block and the n_local - 1 blocks before it get LARGEST. The
+// only up to pos (MiniMax 2026). Rows with at most n_best blocks get no scores. The row's own block and the n_local - 1 blocks before it get LARGEST. The
 // workgroup ID is (block, HEADS heads, row). A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
@@ -14,7 +14,7 @@ layout(constant_id = 4) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, cells_off, y_off;
-    uint n_heads, n_rows, first_row, blocks_per_slot, n_blocks, block_size, n_local;
+    uint n_heads, n_rows, first_row, blocks_per_slot, n_blocks, block_size, n_local, n_best;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
@@ -47,7 +47,7 @@ void main() {
     const uvec2 place = step_place(first_row + row);
     const uint pos = place.x;
     const uint slot = place.y;
-    if (block > pos / block_size) return;
+    if (block > pos / block_size || pos / block_size < n_best) return;
     const bool is_local = block + n_local > pos / block_size;
     const uint end = min((block + 1) * block_size, pos + 1);
 

@@ -49,10 +49,10 @@ layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
 const uint QUADS = HEAD / 4;
 const uint PIECES = HEAD / 8; // A thread copies pieces of eight elements.
 const uint STRIDE = QUADS + 2; // of rows in QUADs, as in unit_attention.glsl
-const uint UNROLL = HEAD % (4 * K) == 0 ? 4 : 1;
+const uint UNROLL = N < 16 ? 1 : HEAD % (4 * K) == 0 ? 4 : 1; // with N = 8, DG2 would spill registers
 const uint KEYS = KEY_GROUPS * FN * N;
 const uint HEADS = HEAD_GROUPS * FH * M;
-const uint BATCH = 4; // loads in flight per invocation
+const uint BATCH = K_TYPE == CACHE_F16 ? 4 : 2; // loads in flight per invocation
 
 shared QUAD k_tile[KEYS * STRIDE];
 shared QUAD q_tile[HEADS * STRIDE];

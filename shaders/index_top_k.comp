@@ -23,6 +23,7 @@ layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
 #include "lib/step_rows.glsl"
 
 const uint N_GROUPS = 16; // groups of counters
+const uint SPAN = 32; // A thread adds at most 2 * SPAN counts of LOCAL earlier threads.
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
@@ -30,6 +31,8 @@ shared uint found; // the current byte of the smallest chosen score
 shared uint left; // how many scores with this byte are still to choose
 shared uint above_of[LOCAL];
 shared uint equal_of[LOCAL];
+shared uint above_in[LOCAL / SPAN]; // of SPAN threads
+shared uint equal_in[LOCAL / SPAN];
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -97,9 +100,24 @@ void main() {
     above_of[thread] = above;
     equal_of[thread] = equal;
     barrier();
+    for (uint span = thread; span < LOCAL / SPAN; span += LOCAL) {
+        above = 0;
+        equal = 0;
+        for (uint t = span * SPAN; t < (span + 1) * SPAN; ++t) {
+            above += above_of[t];
+            equal += equal_of[t];
+        }
+        above_in[span] = above;
+        equal_in[span] = equal;
+    }
+    barrier();
     above = 0;
     equal = 0; // now the counts of all earlier threads
-    for (uint t = 0; t < thread; ++t) {
+    [[dont_unroll]] for (uint span = 0; span < thread / SPAN; ++span) { // unrolled, RADV would spill registers
+        above += above_in[span];
+        equal += equal_in[span];
+    }
+    for (uint t = thread / SPAN * SPAN; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];
     }

@@ -120,6 +120,7 @@ class AttnPrefill(Case):
     begins: tuple[int, ...] = ()  # of the runs' windows
     sees_all: bool = False
     ends: tuple[int, ...] = ()  # of the runs, or 0
+    most: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -147,6 +148,8 @@ class AttnPrefill(Case):
                 "n_runs": len(self.runs) if self.begins else 0,
                 "sees_all": self.sees_all,
             }
+            if self.needs:
+                how["most"] = self.most
             attend(q, k, c, cells, y, step, slopes=v.get("slopes"), **how)
             whole = r.recording.commands.pop()
             assert isinstance(whole, Dispatch)
@@ -321,6 +324,7 @@ def quick() -> list[Case]:
         AttnPrefillCoop(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
         AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
         AttnPrefillCoop(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
+        AttnPrefillCoop(((2, 30, 9), (0, 0, 4), (1, 90, 5)), 2, 1, 32, 32, 2, most=35),
         AttnPrefillCoop(((0, 31, 40),), 2, 1, 256, 64, 0, "f32", "bf16"),
         AttnPrefillCoop(((0, 31, 40),), 2, 1, 64, 64, 0, "q5_0", "q4_1"),
         AttnPrefillCoop(_RUNS, 7, 3, 32, 16, group=4, q_first=3),

@@ -9,6 +9,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops import CELL_BLOCK, OPS, Recorder
 from vkbackend.ops.attention_tiles import cells_per_block, tile_of_chosen
 from vkbackend.ops.indexer import score_tile
+from vkbackend.step import Mix
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -130,6 +131,7 @@ class IndexMaxima(Case):
     n_local: int = 1
     type_k: str = "f16"
     first_row: int = 0
+    n_best: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1 - self.first_row
@@ -143,7 +145,8 @@ class IndexMaxima(Case):
 
         def record(r: Recorder, v: Views) -> None:
             args = (v[name] for name in ("q", "k", "cells", "y", "step"))
-            r.index_maxima(*args, block=self.block, n_local=self.n_local, first_row=self.first_row)
+            how: dict[str, Any] = {"n_local": self.n_local, "n_best": self.n_best}
+            r.index_maxima(*args, block=self.block, first_row=self.first_row, **how)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -189,7 +192,7 @@ class IndexTopK(Case):
 @dataclass(frozen=True)
 class AttnChosen(Case):
     """Each row attends to its own list of chosen positions. Unused entries at the list's end are invalid
-    positions."""
+    positions. Rows of long runs at positions below `dense` do not change."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -206,11 +209,12 @@ class AttnChosen(Case):
     n_lists: int = 1
     block: int = 1
     tail: bool = False
+    dense: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
         cells, n_cells = cell_table(rng, self.runs)
-        step = step_of(rng, self.runs)
+        step = step_of(rng, self.runs, mix=Mix.BOTH if self.dense else Mix.DECODE)
         chosen = np.full((rows * self.n_lists, self.k), 0x7FFFFFFF, np.uint32)
         for i in range((rows - 1) * self.n_lists):
             end = int(step.rows[i // self.n_lists, 0]) + 1
@@ -236,6 +240,8 @@ class AttnChosen(Case):
             args = (v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
             group = self.group or self.n_heads // self.n_kv
             how: dict[str, Any] = {"block": self.block, "tail": self.tail}
+            if self.needs:
+                how["dense"] = self.dense
             attend = r.attn_chosen_coop if self.needs else r.attn_chosen
             attend(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first, **how)
 
@@ -353,6 +359,7 @@ def quick() -> list[Case]:
         IndexMaxima(_RUNS, 4, 40, 7, 2, "f32"),
         IndexMaxima(_LONG, 17, 32, 64, 1, "q8_0", first_row=1),
         IndexMaxima(_RUNS, 3, 256, 128, 1, "bf16"),
+        IndexMaxima(_LONG, 3, 32, 32, 2, n_best=4),
         IndexTopK(((0, 0, 1),), 1),
         IndexTopK(_LONG, 5, n_lists=3, block=7),
         IndexTopK(_LONG, 9, values=9, n_lists=2, block=4, tail=True, first_row=1),
@@ -387,6 +394,9 @@ def quick() -> list[Case]:
         AttnChosenCoop(_RUNS, 12, 1, 256, 256, 32, None, "bf16", "q8_0"),
         AttnChosenCoop(_RUNS, 5, 2, 32, 32, 20, None, "q4_0", "f32", group=4, q_first=2),
         AttnChosenCoop(_RUNS, 8, 2, 64, 64, 40, 2, "q5_1", "iq4_nl"),
+        AttnChosenCoop(
+            ((1, 25, 1), (2, 30, 9), (0, 0, 4)), 8, 2, 32, 32, 5, None, block=7, n_lists=2, dense=35
+        ),
         AttnEntries(),
         AttnEntries(_RUNS, 6, 64, 12, 4, 5, 3, "f32"),
         AttnEntries(_LONG, 3, 32, 33, 16, 0, 2, "q8_0"),

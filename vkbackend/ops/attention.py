@@ -225,15 +225,25 @@ class AttentionOps(Target):
         self._attend_runs("attn_prefill", "f32", (q, k, v, cells, y, step), tile, **how)
 
     def attn_prefill_coop(
-        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[RunKeywords]
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        most: int = 0,
+        **how: Unpack[RunKeywords],
     ) -> None:
-        """Compute attn_prefill on matrix units. Values are rounded as in attn_decode_coop."""
+        """Compute attn_prefill on matrix units. Values are rounded as in attn_decode_coop. Rows at positions
+        from `most` on do not change (0: all rows are written)."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
         )
         check_aligned(k, v)
-        variant = self.limits.matrix_units.api
+        variant, tile = self.limits.matrix_units.api, tile._replace(last={"MOST": most})
         self._attend_runs("attn_prefill_coop", variant, (q, k, v, cells, y, step), tile, **how)
 
     def _attend_runs(

@@ -52,14 +52,17 @@ class ChosenOps(Target):
         chosen: View,
         part: View,
         step: View,
+        *,
+        dense: int = 0,
         **how: Unpack[ChosenKeywords],
     ) -> None:
-        """Compute attn_chosen on matrix units. Values are rounded as in attn_decode_coop."""
+        """Compute attn_chosen on matrix units. Values are rounded as in attn_decode_coop. Rows of runs with
+        several rows do not change if their positions are below `dense` (attn_prefill_coop)."""
         group, head_v = how["group"], part.shape[-1] - 2 * (len(part.shape) > 3)
         tile, units = tile_of_chosen(self.limits, group, q.shape[2], head_v), self.limits.matrix_units
         assert tile, f"matrices of {units} do not divide heads of {q.shape[2]}, {head_v}"
         check_aligned(k, v)
-        args = (q, k, v, cells, chosen, part, step), -(-group // tile.rows), tile.consts
+        args = (q, k, v, cells, chosen, part, step), -(-group // tile.rows), {**tile.consts, "DENSE": dense}
         self._attend("attn_chosen_coop", units.api, *args, **how)
 
     def _attend(

@@ -34,7 +34,8 @@ def score_tile(limits: Limits, n_heads: int, head: int) -> dict[str, int] | None
     if not limits.features.issuperset(SPECS["index_scores_coop"].needs) or head % units.k:
         return None
     groups = -(-n_heads // units.m)
-    fh, across = min(2, groups), 2 if groups > 2 else 1
+    fh = min(2 if units.lanes >= MIN_UNIT_LANES else 1, groups)  # two matrices spill registers on Intel
+    across = 2 if groups > fh else 1
     for down, fn in ((4 // across, 2), (4 // across, 1), (1, 1)):
         keys, heads = down * fn * units.n, across * fh * units.m
         nbytes = 2 * (keys + heads) * (head + 8) + 4 * (keys + heads * units.n + across * keys * units.m)
@@ -46,9 +47,9 @@ def score_tile(limits: Limits, n_heads: int, head: int) -> dict[str, int] | None
 
 
 def scores_by_units(limits: Limits, n_heads: int, head: int) -> bool:
-    """Return whether to use index_scores_coop. As for attn_decode_coop, subgroups must be wide, and fewer
-    than four heads would leave most of a matrix empty."""
-    if limits.is_cpu or n_heads < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
+    """Return whether to use index_scores_coop. With fewer than four heads, most of a matrix would be
+    empty."""
+    if limits.is_cpu or n_heads < MIN_UNIT_GROUP:
         return False
     return score_tile(limits, n_heads, head) is not None
 
@@ -175,10 +176,12 @@ class IndexerOps(Target):
         block: int,
         n_local: int,
         first_row: int = 0,
+        n_best: int = 0,
     ) -> None:
         """Compute y[r, h, b] = maximum of q[r, h] . k[p] over the positions p <= pos of block b. Row r is row
         first_row + r of the step, and pos its position. The block that contains pos and the n_local - 1
-        blocks before it get the largest finite float instead. Later blocks of y do not change.
+        blocks before it get the largest finite float instead. Later blocks of y do not change, and rows with
+        at most `n_best` blocks do not change.
 
         Shapes: q [n_rows, n_heads, head], y [n_rows, n_heads, n_blocks]. The cache `k` [n_cells, head] has a
         type in CACHE_TYPES.
@@ -196,7 +199,7 @@ class IndexerOps(Target):
             "index_maxima",
             "f32",
             (q, k, cells, y),
-            {**push, "block_size": block, "n_local": n_local},
+            {**push, "block_size": block, "n_local": n_local, "n_best": n_best},
             {**consts, "BATCH": batch},
             (n_blocks, -(-n_heads // heads), n_rows),
             step,
@@ -225,7 +228,9 @@ class IndexerOps(Target):
         (n_rows, n_positions), k = x.shape, ids.shape[1]
         assert n_rows % n_lists == 0 and k > tail, (x, ids)
         assert rows_of(ids, k, "u32") == n_rows and rows_of(x, n_positions) == n_rows, (x, ids)
-        local, batch = (32, 1) if self.limits.is_cpu else (1024, 8)
+        batch = 1 if self.limits.is_cpu else 8
+        # Each thread reads `batch` values at once, if there are enough.
+        local = 32 if self.limits.is_cpu else max(64, min(1024, floor_pow2(n_positions // batch)))
         push: dict[str, int | float] = {"n_positions": n_positions, "n_rows": n_rows}
         push |= {"first_row": first_row, "n_chosen": k, "n_lists": n_lists}
         push |= {"block_size": block, "tail": int(tail)}

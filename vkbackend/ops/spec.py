@@ -139,7 +139,7 @@ SPECS: dict[str, OpSpec] = {
             "q:r k:r v:r cells:r chosen:r part:w",
             _CHOSEN_PUSH,
             "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS DIM_PARTS K_CHUNKS V_CHUNKS UNROLL HEAD_K HEAD_V"
-            " K_TYPE V_TYPE FINAL",
+            " K_TYPE V_TYPE FINAL DENSE",
             rows=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_chosen",
@@ -178,7 +178,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "index_maxima",
             "q:r k:r cells:r y:w",
-            "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local",
+            "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local n_best",
             "HEAD HEADS K_TYPE BATCH",
             rows=True,
         ),
@@ -200,7 +200,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_prefill_coop",
             "q:r k:r v:r cells:r sinks:r slopes:r y:w",
             _PREFILL_PUSH,
-            f"{_UNIT_CONSTS} HAS_SLOPES",
+            f"{_UNIT_CONSTS} HAS_SLOPES MOST",
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_prefill",

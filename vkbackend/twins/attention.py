@@ -193,18 +193,20 @@ def attn_prefill(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, slopes: Array, y: Array, step: StepParams, *,
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int,
     chunk: int, first_head: int, causal: int, scale: float, softcap: float, head_k: int, head_v: int,
-    groups: tuple[int, int, int], has_sinks: int = 0, has_slopes: int = 0, **_: Any,
+    groups: tuple[int, int, int], has_sinks: int = 0, has_slopes: int = 0, most: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Rows outside runs become zeros. The rows that attn_decode computes and the heads of other dispatches do
-    not change."""
+    """Rows outside runs become zeros. The rows that attn_decode computes, rows at positions from `most` on,
+    and the heads of other dispatches do not change."""
     heads = slice(first_head, first_head + groups[1])
     queries = f64(q, n_rows, n_heads, head_k)[:, heads]
     q_first += first_head
     out = y.reshape(n_rows, n_heads, head_v)[:, heads]
-    out[step.n_decode :] = 0
+    out[max(step.n_decode, step.n_rows) :] = 0
     gathered: dict[int, tuple[int, Array, Array]] = {}  # by slot: (n, K, V) of the slot's first n positions
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         position, slot, (begin, end) = int(step.rows[row, 0]), int(step.rows[row, 1]), _text_of(step, row)
+        if most and position >= most:
+            continue
         end = (end, position + 1, max(end, position + 1), step.n_rows)[causal]
         if gathered.get(slot, (0,))[0] < end:
             later = step.rows[row : step.n_rows]

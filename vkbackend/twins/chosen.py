@@ -51,12 +51,15 @@ def pool_keys(
 
 def index_maxima(
     q: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
-    first_row: int, blocks_per_slot: int, n_blocks: int, block_size: int, n_local: int, head: int, **_: Any,
+    first_row: int, blocks_per_slot: int, n_blocks: int, block_size: int, n_local: int, n_best: int = 0,
+    head: int, **_: Any,
 ) -> None:  # fmt: skip
     queries, out = f64(q, n_rows, n_heads, head), y.reshape(n_rows, n_heads, n_blocks)
     largest = np.finfo(np.float32).max
     for row in range(min(n_rows, step.n_rows - first_row)):
         at = cells_of(step, first_row + row, cells, blocks_per_slot)
+        if ceil_div(len(at), block_size) <= n_best:
+            continue
         products = queries[row] @ k.reshape(k.shape[0], -1)[at].astype(np.float64).T
         starts = np.arange(0, len(at), block_size)
         out[row, :, : len(starts)] = np.maximum.reduceat(products, starts, axis=1)
@@ -82,7 +85,7 @@ def attn_chosen(
     q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
     n_chosen: int, n_lists: int = 1, block_size: int = 1, tail: int = 0, scale: float, head_k: int,
-    head_v: int, final: int = 0, **_: Any,
+    head_v: int, final: int = 0, dense: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     queries, lists = f64(q, n_rows, n_heads, head_k), chosen.reshape(n_rows, n_lists, n_chosen)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
@@ -101,11 +104,13 @@ def attn_chosen(
                 of_heads = cached(k, keys, n_kv), cached(v, keys, n_kv)
                 score, values = scores_of(queries[row], *of_heads, group, q_first, scale, 0.0)
                 out[row, heads, split] = part_of(score, values)[heads]
+    pos = step.rows[:n_rows, 0]
+    kept = (pos < dense) & (np.arange(n_rows) >= step.n_decode) & (np.arange(n_rows) < step.n_rows)
+    result = np.zeros((n_rows, n_heads, head_v), np.float32) if final else out
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
-        attn_combine(out, out, part, **shape)
-    else:
-        part.reshape(out.shape)[:] = out
+        attn_combine(out, out, result, **shape)
+    part.reshape(result.shape)[~kept] = result[~kept]
 
 
 def attn_entries(
