@@ -156,7 +156,7 @@ class Speculation:
         reserve: Reserve,
     ) -> list[tuple[Sequence, int]]:
         """Add the drafter's drafts to `drafted`, and return the sequences for which it has none."""
-        before_s = drafter.spent_s
+        before_s, is_timed = drafter.spent_s, drafter.seconds > 0
         most, spend_s = self._length(drafter, waiting, n_rows, tries)
         if not most:
             self._account.spend(drafter.spent_s - before_s)
@@ -177,8 +177,9 @@ class Speculation:
             else:
                 left.append((sequence, n))
         spent_s = drafter.spent_s - before_s
-        # If the drafter lacks only a few tokens, it computes them in the step of the first drafted token.
-        if (invested_s := spent_s - most * drafter.seconds) > drafter.seconds:
+        # If the drafter lacks only a few tokens, it computes them in the step of the first drafted token. The
+        # time per token is unknown before the first draft of a head, whose first steps may be slow.
+        if is_timed and (invested_s := spent_s - most * drafter.seconds) > drafter.seconds:
             for sequence, _ in waiting:
                 own_s = invested_s / len(waiting) + self._invested_for(drafter, sequence)
                 self._followed[drafter, sequence.slot] = sequence.number, own_s
