@@ -31,15 +31,22 @@ SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`lacks` names a feature that the way needs and some device lacks, or returns "". `staging` returns each
+    """`needs` names a feature that the way needs and some device lacks, or returns "". `staging` returns each
     device's (bytes, padded bytes) of host-visible memory for slots of the given bytes. `tune` measures the
-    way for `n_tuned` devices or more."""
+    way for `n_tuned` devices or more. Devices of several machines can use the ways that are `networked`."""
 
     name: str
     make: Callable[[Sequence[Device], int], Provider]
-    lacks: Callable[[Sequence[Device], int], str]
+    needs: Callable[[Sequence[Device], int], str]
     staging: Callable[[Sequence[Device], int], list[tuple[int, int]]]
     n_tuned: int = 2
+    networked: bool = False
+
+    def lacks(self, devices: Sequence[Device], slot_nbytes: int) -> str:
+        """Return what the way needs and the devices lack, or ""."""
+        if not self.networked and any(device.node for device in devices):
+            return "one machine"
+        return self.needs(devices, slot_nbytes)
 
 
 def _no_pages(devices: Sequence[Device], slot_nbytes: int) -> str:
@@ -47,13 +54,6 @@ def _no_pages(devices: Sequence[Device], slot_nbytes: int) -> str:
         return "imported host pages"
     limit = min(device.limits.max_storage_range for device in devices)
     return "" if len(devices) * slot_size(slot_nbytes) <= limit else "a binding of all slots"
-
-
-def _nodes_or(lacks: Callable[[Sequence[Device], int], str]) -> Callable[[Sequence[Device], int], str]:
-    def also(devices: Sequence[Device], slot_nbytes: int) -> str:
-        return "one machine" if any(device.node for device in devices) else lacks(devices, slot_nbytes)
-
-    return also
 
 
 def _no_visible(devices: Sequence[Device], slot_nbytes: int) -> str:
@@ -101,22 +101,19 @@ def _large_scattered(devices: Sequence[Device], slot_nbytes: int) -> Provider:
     return ImportedPages(devices, slot_nbytes, scatter_from=SCATTER_NBYTES)
 
 
-PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes)
-HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes)
+PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes, networked=True)
+HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes, networked=True)
 # Scatters only large sums, but all sums use the same slots.
-LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes)
+LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes, networked=True)
 WAYS = (
     PAGES,
-    Way("scatter", partial(ImportedPages, scatter_from=0), _no_pages, _gathers_nbytes),
-    Way("pieces", partial(ImportedPages, cut=True), _nodes_or(_no_pages), _pages_nbytes),
+    Way("scatter", partial(ImportedPages, scatter_from=0), _no_pages, _gathers_nbytes, networked=True),
+    Way("pieces", partial(ImportedPages, cut=True), _no_pages, _pages_nbytes),
     HOST_SUM,
-    Way("visible", VisibleSum, _nodes_or(_no_visible), _own_nbytes),
-    Way("copies", CopiedSlots, _nodes_or(_no_copies), _copied_nbytes),
+    Way("visible", VisibleSum, _no_visible, _own_nbytes),
+    Way("copies", CopiedSlots, _no_copies, _copied_nbytes),
     # On two or three devices, both pass shares on as the other ways do, with more copies.
-    *(
-        Way(name, partial(PassedSlots, name), _nodes_or(_no_pages), _passed_nbytes(name), n_tuned=4)
-        for name in HOPS
-    ),
+    *(Way(name, partial(PassedSlots, name), _no_pages, _passed_nbytes(name), n_tuned=4) for name in HOPS),
 )
 BY_NAME = {way.name: way for way in WAYS}
 PROVIDERS = tuple(BY_NAME)

@@ -22,7 +22,7 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, Unsu
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import PROVIDERS, WAYS
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts.survey import time_reduces
@@ -32,6 +32,7 @@ from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 
 WIRES = tuple(wire for wire in REDUCE_TYPES if wire != "auto")
+NETWORKED = tuple(way.name for way in WAYS if way.networked)
 COLUMNS = (
     "devices",
     "provider",
@@ -90,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--providers",
         metavar="LIST",
-        default=",".join(PROVIDERS),
-        help=f"where partial sums are added (default: {','.join(PROVIDERS)})",
+        help=f"where partial sums are added: {','.join(PROVIDERS)} (default: all; on several machines "
+        f"{','.join(NETWORKED)}, the only ones there)",
     )
     add(
         "--signals",
@@ -139,10 +140,12 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     aheads = words("--ahead", args.ahead)
     for text in aheads:
         ahead_depth("--ahead", text)
+    known = NETWORKED if runner.group else PROVIDERS
+    providers = words("--providers", ",".join(known) if args.providers is None else args.providers, known)
     return [
         (devices[:n], nbytes, provider, signal, wire, ahead)
         for n in range(2, len(devices) + 1)
-        for provider in words("--providers", args.providers, tuple(PROVIDERS))
+        for provider in providers
         for signal in words("--signals", args.signals, SIGNALS)
         for wire in words("--wires", args.wires, WIRES)
         for nbytes in sizes
