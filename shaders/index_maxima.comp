@@ -34,9 +34,11 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
 const uint QUADS = HEAD / 4;
 const float LARGEST = 3.402823466e38;
+const uint PARTS = 16; // Each is the maximum of LOCAL / PARTS threads.
 
 shared vec4 q_tile[HEADS * QUADS];
 shared float best[HEADS * LOCAL];
+shared float best_of_part[HEADS * PARTS];
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -75,9 +77,15 @@ void main() {
     }
     [[unroll]] for (uint a = 0; a < HEADS; ++a) best[a * LOCAL + thread] = top[a];
     barrier();
+    for (uint e = thread; e < HEADS * PARTS; e += LOCAL) {
+        float largest = -LARGEST;
+        for (uint i = e % PARTS; i < LOCAL; i += PARTS) largest = max(largest, best[e / PARTS * LOCAL + i]);
+        best_of_part[e] = largest;
+    }
+    barrier();
     for (uint a = thread; a < HEADS; a += LOCAL) {
         float largest = is_local ? LARGEST : -LARGEST;
-        for (uint i = 0; i < LOCAL; ++i) largest = max(largest, best[a * LOCAL + i]);
+        for (uint i = 0; i < PARTS; ++i) largest = max(largest, best_of_part[a * PARTS + i]);
         if (first + a < n_heads) y[y_off + (row * n_heads + first + a) * n_blocks + block] = largest;
     }
 }

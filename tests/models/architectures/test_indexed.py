@@ -107,7 +107,7 @@ def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyP
     runner = load_runner(model(folder, name), devices=["numpy"], n_ubatch=64, **F32)
     try:
         check(runner, name)
-        assert ran["index_scores_coop"] and ran["attn_chosen_coop"]
+        assert ran["index_scores_coop"] and ran["attn_chosen_coop"] and ran["attn_prefill_coop"]
         assert not ran["index_scores"] and not ran["attn_chosen"]
     finally:
         runner.close()

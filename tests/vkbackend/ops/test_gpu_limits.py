@@ -13,6 +13,7 @@ from device_sets import wide, with_devices
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
 from vkbackend.tools.op_cases.check import run_case, shape_of
+from vkbackend.tools.op_cases.chosen import IndexMaxima, IndexTopK
 from vkbackend.tools.op_cases.quantized import MatMulDot, MatMulDotId
 from vkbackend.tools.op_cases.reduces import AddPartials
 from vkbackend.tools.op_cases.rows import RmsNorm
@@ -67,6 +68,21 @@ def test_attention_with_many_concurrent_reads(case: Case, device: Device) -> Non
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
     assert dict(consts)["BATCH"] == (4 if dict(consts).get("HEADS", 1) > 4 else 8), consts
+    run_case(case, device, limits, seed)
+
+
+CHOICES = [
+    IndexTopK(((0, 4999, 1), (1, 2999, 1)), 2048, values=10**7),
+    IndexTopK(((1, 300, 2), (0, 4000, 2)), 5, values=9, n_lists=3, block=7),
+    IndexMaxima(((1, 300, 2), (0, 127, 2)), 17, 32, 64, 1, "q8_0", first_row=1),
+]
+
+
+@pytest.mark.parametrize(("case", "device"), with_devices([], CHOICES), indirect=["device"], scope="session")
+def test_counts_of_many_threads(case: Case, device: Device) -> None:
+    limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
+    ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
+    assert dict(consts)["LOCAL"] >= 64, consts
     run_case(case, device, limits, seed)
 
 
