@@ -37,8 +37,8 @@ class ReduceKeywords(TypedDict, total=False):
     """How partial sums are added: "pages" (in host pages that all devices import), "scatter" (the same, but
     each device sums a part for all), "pieces" (pages, with large sums in pieces), "host-sum" (by the host),
     "visible" (by the host, which writes the sums to device memory), "copies" (pages, which copies fill and
-    read), or "auto" (default): for each size as
-    `vkbackend tune` measured, or else by the features of the devices."""
+    read), "ring" or "tree" (devices pass shares on), or "auto" (default): for each size as `vkbackend tune`
+    measured, or else by the features of the devices."""
     submit_ahead: int | Literal["all", "auto"] | None
     """How many segments of a step are submitted to a device before it may run them. None or "all": all
     segments. "auto" (default): as `vkbackend tune` measured, or else 2."""

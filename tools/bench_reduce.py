@@ -4,9 +4,7 @@ Times steps of many all-reduces on the first 2, 3, ... devices of the list. The 
 provider, signal (how host and devices signal each other), and wire (format of a partial sum). Then come ahead
 (exchanges submitted before they may run) and the bytes of the f32 message. Results are us per all-reduce
 (median, minimum, maximum) and GB/s of messages at the median. With several nodes, the network's part of the
-time follows. The provider "pages" makes all devices import the same host pages. In "scatter" each device also
-sums one part for all devices. In "host-sum" the host adds the partial sums. The exit code is 1 after a wrong
-sum.
+time follows. docs/multi-gpu.md describes the providers and signals. The exit code is 1 after a wrong sum.
 """
 
 from __future__ import annotations
