@@ -9,7 +9,6 @@ from typing import Protocol
 
 from vkbackend.meta.known_speed import Speed
 from vkbackend.meta.rates import MEASURED, Rates
-from vkbackend.meta.speed import class_of
 from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
@@ -238,13 +237,12 @@ def predict(
 ) -> Prediction:
     """Predict the time for `shares`, and for a faster subset of the devices in which the model fits."""
     speeds = rates.speeds(devices, cost(shares).host)
-    resources = rates.resources(devices)
     whole = times_on(devices, shares, cost(shares), rates)
     best: tuple[int, ...] = ()
     best_times, alone, alone_times = whole, -1, None
     for members in subsets(shares, speeds):
-        part = _among(members, devices, speeds, resources)
-        part = fitted(part, lambda s: cost(s).held, budgets, [class_of(device) for device in devices])
+        part = _among(members, devices, speeds, rates)
+        part = fitted(part, lambda s: cost(s).held, budgets, [rates.kind(device) for device in devices])
         if overfull(cost(part).held, budgets):
             continue
         other = times_on(devices, part, cost(part), rates)
@@ -268,22 +266,23 @@ def auto_split(
     `cost` must accept shares of 0. The first call measures each device in about a second.
     """
     shares = by_speed(devices, rates)
-    kinds = [(class_of(device), shares[d]) for d, device in enumerate(devices)]
+    kinds = [(rates.kind(device), shares[d]) for d, device in enumerate(devices)]
     shares = fitted(shares, lambda s: cost(s).held, budgets, kinds)
     return predict(devices, shares, cost, budgets, rates)
 
 
 def by_speed(devices: Sequence[Device], rates: Rates = MEASURED) -> Shares:
     speeds = [rates.speed(device) for device in devices]
-    return _among(range(len(devices)), devices, speeds, rates.resources(devices))
+    return _among(range(len(devices)), devices, speeds, rates)
 
 
 def _among(
-    members: Sequence[int], devices: Sequence[Device], speeds: Sequence[Speed], resources: Sequence[Hashable]
+    members: Sequence[int], devices: Sequence[Device], speeds: Sequence[Speed], rates: Rates
 ) -> Shares:
+    resources = rates.resources(devices)
     part = ratios(
         [speeds[d].weights for d in members],
-        [class_of(devices[d]) for d in members],
+        [rates.kind(devices[d]) for d in members],
         [resources[d] for d in members],
     )
     shares = dict(zip(members, part, strict=True))

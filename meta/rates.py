@@ -8,28 +8,34 @@ from dataclasses import dataclass
 from vkbackend.meta.host_memory import shared_bus
 from vkbackend.meta.known_speed import Speed
 from vkbackend.meta.learned_times import cut_seconds, layer_seconds
-from vkbackend.meta.speed import measure_reduce, measure_speed, resource_of
+from vkbackend.meta.speed import class_of, measure_reduce, measure_speed, resource_of
 from vkbackend.runtime import Device
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Speeds given by the user, which replace measured speeds. `weights` and `host` are the bytes per second
-    of Speed. An exchange takes `exchange_s` seconds, plus the time to transfer its bytes at the rate `host`.
-    A layer takes `layer_s` seconds in addition to reading its weights. Around an exchange, devices idle for
-    `cut_s` seconds (learned_times.py)."""
+    of Speed; `of_each` lists (device's name, weights) if they differ. An exchange takes `exchange_s` seconds,
+    plus the time to transfer its bytes at the rate `host`. A layer takes `layer_s` seconds in addition to
+    reading its weights. Around an exchange, devices idle for `cut_s` seconds (learned_times.py)."""
 
     weights: float | None = None
     host: float | None = None
     exchange_s: float | None = None
     layer_s: float | None = None
     cut_s: float | None = None
+    of_each: tuple[tuple[str, float], ...] = ()
 
     def speed(self, device: Device) -> Speed:
-        if self.weights and self.host:
-            return Speed(self.weights, self.host)
+        weights = dict(self.of_each).get(device.name, self.weights)
+        if weights and self.host:
+            return Speed(weights, self.host)
         measured = measure_speed(device)
-        return Speed(self.weights or measured.weights, self.host or measured.host)
+        return Speed(weights or measured.weights, self.host or measured.host)
+
+    def kind(self, device: Device) -> Hashable:
+        """Return a key. Devices with equal keys are equally fast."""
+        return class_of(device), dict(self.of_each).get(device.name)
 
     def speeds(self, devices: Sequence[Device], host: Sequence[int]) -> tuple[Speed, ...]:
         """Return the speeds of devices that work at the same time. `host` holds the bytes that each device
@@ -40,17 +46,18 @@ class Rates:
     def resources(self, devices: Sequence[Device]) -> list[Hashable]:
         """Return a label for each device. Devices with equal labels are on one resource and share its
         measured speed. A speed given by the user is the speed of each single device."""
-        return list(range(len(devices))) if self.weights else [resource_of(device) for device in devices]
+        given = self.weights or self.of_each
+        return list(range(len(devices))) if given else [resource_of(device) for device in devices]
 
     def layer(self, devices: Sequence[Device]) -> float:
         """Return the seconds that a layer takes in addition to reading its weights. If the user gave speeds,
         return 0, because these speeds were not measured."""
-        if self.layer_s is not None or self.weights:
+        if self.layer_s is not None or self.weights or self.of_each:
             return self.layer_s or 0.0
         return layer_seconds([device for device in devices if not device.node])
 
     def cut(self, devices: Sequence[Device]) -> float:
-        if self.cut_s is not None or self.weights or self.exchange_s is not None:
+        if self.cut_s is not None or self.weights or self.of_each or self.exchange_s is not None:
             return self.cut_s or 0.0
         return cut_seconds(devices) if not any(device.node for device in devices) else 0.0
 

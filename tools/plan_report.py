@@ -156,6 +156,7 @@ def report(args: argparse.Namespace) -> Report:
             )
         drafting, projecting = list[Device](), list[Device]()
         try:
+            assumed = assumed.on(devices)
             if (wanted := options.of_draft) is not None:
                 drafting = open_devices(wanted.devices, options.runtime, exact=options.exact or env.exact())
             draft = None

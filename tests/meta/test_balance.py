@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkbackend.meta import balance, rates
+from vkbackend.meta import rates
 from vkbackend.meta.balance import (
     Cost,
     Prediction,
@@ -157,7 +157,7 @@ def made_up(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
     device."""
     invented = {"fast": 4e9, "half": 2e9, "slow": 1e8}
     monkeypatch.setattr(rates, "measure_speed", lambda d: Speed(invented[d.name], invented[d.name] / 10))
-    monkeypatch.setattr(balance, "class_of", lambda d: d.name)
+    monkeypatch.setattr(rates, "class_of", lambda d: d.name)
     monkeypatch.setattr(rates, "resource_of", lambda d: d.name)
     monkeypatch.setattr(rates, "measure_reduce", lambda ds, nbytes: 1e-4 * len(ds) * (len(ds) > 1))
     return [NumpyDevice(name) for name in invented]

@@ -114,6 +114,19 @@ def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
 
 
+def test_assumed_cards_of_different_speeds(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first card reads twice as fast, so it gets two thirds of the weights."""
+    command = ["-m", str(models / DENSE), "-dev", "numpy,numpy"]
+    command += ["--bus-gb-per-s", "12", "--exchange-us", "83"]
+    alike = plan(capsys, *command, "--gb-per-s", "2e-3")["prediction"]
+    assert alike["tensor_split"] == [16, 16]
+    p = plan(capsys, *command, "-ts", "auto", "--gb-per-s", "2e-3,1e-3")["prediction"]
+    assert p["tensor_split"] == [16, 8] and not p["fewer"] and p["alone"].endswith("0")
+    assert 1.25 < p["alone_total_ms"] / p["total_ms"] < 1.5 and 1.25 < p["total_ms"] / alike["total_ms"] < 1.5
+    p = plan(capsys, *command, "-ts", "auto", "--gb-per-s", "600,300")["prediction"]
+    assert p["fewer"] == [p["alone"]] and p["break_even_us"] < 83
+
+
 @pytest.mark.wide
 def test_the_gain_of_drafts_on_assumed_cards(capsys: pytest.CaptureFixture[str]) -> None:
     """Values computed by hand: 8B in Q4_K reads 2,014 MiB per card, and each of 64 exchanges has 16 KiB."""
@@ -275,6 +288,7 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
         (("--exchange-us", "-3"), "-3"),
         (("--draft-accept", "1.5"), "1.5"),
         (("--gb-per-s", "0"), "--gb-per-s=0"),
+        (("--gb-per-s", "3,2,1"), "3 speeds for 2 devices"),
     ],
 )
 def test_bad_values_are_named(

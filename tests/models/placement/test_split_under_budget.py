@@ -11,7 +11,7 @@ import pytest
 from runners import load_runner
 
 from vkbackend.errors import OutOfDeviceMemory
-from vkbackend.meta import balance, rates
+from vkbackend.meta import rates
 from vkbackend.meta.known_speed import Speed
 from vkbackend.models.engine.runner import loading
 from vkbackend.models.engine.runner.runner import Runner
@@ -32,7 +32,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         monkeypatch.setattr(module, "budgets_of", of)
     monkeypatch.setattr(rates, "measure_speed", lambda device: speeds[device.name])
     monkeypatch.setattr(rates, "measure_reduce", lambda devices, nbytes: 1e-6)
-    monkeypatch.setattr(balance, "class_of", lambda device: device.name)
+    monkeypatch.setattr(rates, "class_of", lambda device: device.name)
     monkeypatch.setattr(rates, "resource_of", lambda device: device.name)
     return room
 
