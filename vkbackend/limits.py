@@ -47,6 +47,12 @@ class Limits:
     def exact(self) -> Limits:
         return replace(self, features=self.features - INEXACT, batch_invariant=True)
 
+    @property
+    def few_registers(self) -> bool:
+        """Return whether to assume 64 registers per lane, as on Mali. The sign is subgroups of 16 on a GPU
+        without matrix units: Intel's GPUs with subgroups of 16 have matrix units."""
+        return self.subgroup_size == 16 and not self.is_cpu and "matrix_units" not in self.features
+
     @classmethod
     def floor(cls) -> Limits:
         return cls()

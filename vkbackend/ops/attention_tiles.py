@@ -95,7 +95,7 @@ def tile_of_rows(limits: Limits, head_k: int, quantized: bool) -> Tile:
     batch = batch_of(limits)
     # On Mali, eight vectors triple the spills (docs/measurements/arm.md). The shader reads pairs of blocks of
     # quantized K only in batches of eight.
-    if limits.subgroup_size == 16 and "matrix_units" not in limits.features and not quantized:
+    if limits.few_registers and not quantized:
         batch = min(batch, 4)
     return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch})
 

@@ -31,6 +31,10 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
         rows = "few"
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
+    if rows == "few" and limits.few_registers:
+        # For 8 rows of F16 on Mali, mat_wave has 1401 spills and fills, and mat_vec none
+        # (docs/measurements/arm.md).
+        suited.sort(key=lambda op: op.name == "mat_wave")
     if rows == "some" or (rows == "more" and limits.subgroup_size >= 64):
         # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, dot products
         # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). On matrix units, 16 rows fill at most

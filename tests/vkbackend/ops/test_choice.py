@@ -70,6 +70,14 @@ def test_matrix(limits: Limits, few: str, many: str) -> None:
     assert [chosen(limits, rows) for rows in (9, 100)] == [many] * 2
 
 
+def test_few_rows_with_few_registers() -> None:
+    mali = replace(GPU, subgroup_size=16)
+    assert [chosen(mali, rows) for rows in (1, 2, 8, 9)] == ["mat_wave", "mat_vec", "mat_vec", "mat_tile"]
+    intel = replace(UNITS, subgroup_size=16)
+    assert [chosen(intel, rows) for rows in (1, 2, 8)] == ["mat_wave"] * 3
+    assert chosen(replace(mali, batch_invariant=True), 1) == "mat_vec"
+
+
 @pytest.mark.parametrize(
     ("limits", "off", "then"),
     [
