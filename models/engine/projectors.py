@@ -11,7 +11,6 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, Timeout
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import auto_split
 from vkbackend.meta.rates import MEASURED, Rates
-from vkbackend.meta.speed import class_of
 from vkbackend.models.arguments import HOST
 from vkbackend.models.engine.runner.loading import Loading
 from vkbackend.models.engine.runner.open_devices import open_devices
@@ -115,7 +114,7 @@ def _text_nbytes(
 def _speeds(devices: Sequence[Device], rates: Rates) -> list[float]:
     """Return the bytes per second at which each device reads weights. Devices of one kind are equally fast,
     so they are not measured. The speed of a full or hanging device counts as 0."""
-    speeds = [0.0 if len(set(map(class_of, devices))) > 1 else 1.0] * len(devices)
+    speeds = [0.0 if len(set(map(rates.kind, devices))) > 1 else 1.0] * len(devices)
     for d, device in enumerate(devices):
         with suppress(OutOfDeviceMemory, Timeout):
             speeds[d] = speeds[d] or rates.speed(device).weights
