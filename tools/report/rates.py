@@ -70,9 +70,8 @@ class Rates(Part):
         rate = n_gen / timer.after(depth, 0, n_gen)
         weights = weight_nbytes_per_step(runner) * rate
         row |= {"tg t/s": rate, "weight GB/s": weights / 1e9, "% of copy": 100 * weights / copy_rate(runner)}
-        n_prompt = prompt_length(timer, depth)
-        timer.after(depth, n_prompt, 0)
-        seconds = [timer.after(depth, n_prompt, 0)]
+        n_prompt, took_s = first_prompt(timer, depth)
+        seconds = [took_s]
         while sum(seconds) < BOX_S and len(seconds) < 5:
             seconds.append(timer.after(depth, n_prompt, 0))
         row |= {"prompt": n_prompt, "pp t/s": n_prompt / statistics.median(seconds)}
@@ -143,15 +142,16 @@ def halved(spec: str) -> Iterator[int]:
         n //= 2
 
 
-def prompt_length(timer: Timer, depth: int) -> int:
-    """Return 512, or the length of a prompt that a slow device computes in at most 20 s."""
+def first_prompt(timer: Timer, depth: int) -> tuple[int, float]:
+    """Return the length of the prompt to time, and its seconds after a warm-up. The length is 512, or shorter
+    if a prompt that is four times as long would take more than 20 s."""
     n = 16
-    while n < N_PROMPT:
+    while True:
         timer.after(depth, n, 0)
-        if timer.after(depth, n, 0) * 4 > SLOW_PROMPT_S:
-            return n
-        n *= 4
-    return N_PROMPT
+        took_s = timer.after(depth, n, 0)
+        if n == N_PROMPT or took_s * 4 > SLOW_PROMPT_S:
+            return n, took_s
+        n = min(4 * n, N_PROMPT)
 
 
 class Compiling(Part):
