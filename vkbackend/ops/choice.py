@@ -9,7 +9,7 @@ from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.experts import EITHER, GROUPED, LANE_TILE, SINGLE, ExpertsOp, Groups
-from vkbackend.ops.matrix import MAX_VEC_ROWS, row_class
+from vkbackend.ops.matrix import MAX_VEC_ROWS, row_class, rows_by_subgroups
 from vkbackend.ops.table import EXPERTS_OPS, MATRIX_OPS, OPS, fast_dots, fast_lanes
 from vkbackend.ops.target import Target, rows_of
 
@@ -32,9 +32,9 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "few" and limits.few_registers:
-        # For 8 rows of F16 on Mali, mat_wave has 1401 spills and fills, and mat_vec none
+        # For 8 rows on Mali, mat_wave and mat_dot have 1400 spills and fills, and mat_vec has none
         # (docs/measurements/arm.md).
-        suited.sort(key=lambda op: op.name == "mat_wave")
+        suited.sort(key=lambda op: op.grid is rows_by_subgroups)
     if rows == "some" or (rows == "more" and limits.subgroup_size >= 64):
         # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, dot products
         # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). On matrix units, 16 rows fill at most

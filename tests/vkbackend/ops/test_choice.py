@@ -73,6 +73,8 @@ def test_matrix(limits: Limits, few: str, many: str) -> None:
 def test_few_rows_with_few_registers() -> None:
     mali = replace(GPU, subgroup_size=16)
     assert [chosen(mali, rows) for rows in (1, 2, 8, 9)] == ["mat_wave", "mat_vec", "mat_vec", "mat_tile"]
+    dots = replace(FAST_DOTS, subgroup_size=16)
+    assert [chosen(dots, rows, "q8_0") for rows in (1, 2, 9)] == ["mat_dot", "mat_vec", "mat_mul_dot"]
     intel = replace(UNITS, subgroup_size=16)
     assert [chosen(intel, rows) for rows in (1, 2, 8)] == ["mat_wave"] * 3
     assert chosen(replace(mali, batch_invariant=True), 1) == "mat_vec"
