@@ -137,7 +137,7 @@ unpack_windows() {
 
 # windows_tests ARGUMENT...: run pytest on Windows Python, by default on these tests.
 windows_tests() {
-    local tests=(tests/{vkbackend,meta} tests/models/{text,gguf,grammar,sampling,engine,chats,test_hub.py,test_hub_cache.py}
+    local tests=(tests/{vkbackend,meta} tests/models/{text,gguf,grammar,sampling,engine,chats,processes,test_hub{,_cache}.py}
         tests/tools/test_{cli,windows_console}.py)
     [ $# = 0 ] || tests=("$@")
     VKBACKEND_TEST_DRIVERS=lavapipe=$driver_dir/lavapipe/icd.json \
