@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 160, 60
 PSEUDOCONSOLE, EXTENDED_STARTUPINFO, USE_STD_HANDLES = 0x20016, 0x80000, 0x100
 EVERY_ACCESS, SIGBREAK = 0x1FFFFF, 21
 CTRL_C, CTRL_BREAK = 0, 1  # events
-HANG_S = 120.0
+HANG_S = 400.0  # A start takes two minutes on a busy machine under Wine.
 FORWARD = re.compile(r"\x1b\[(\d+)C")  # used for blanks
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 # Under Wine a program has no standard streams at first, because the caller has none in this console.

@@ -12,7 +12,7 @@ from systems import WINDOWS
 
 if not WINDOWS:
     pytest.skip("about consoles of Windows", allow_module_level=True)
-from windows_console import CTRL_BREAK, CTRL_C, PseudoConsole
+from windows_console import CTRL_BREAK, CTRL_C, HANG_S, PseudoConsole
 
 COMMAND = sys.executable, "-m", "vkbackend"
 GENERATE = *COMMAND, *"generate -dev numpy -n -1 -c 100000 --ignore-eos -p Once".split()
@@ -36,7 +36,7 @@ def test_a_key_ends_generate(key: int) -> None:
 def test_a_key_ends_a_server(key: int) -> None:
     with PseudoConsole(*SERVE) as console:
         port = int(console.wait_for(r"listening at http://127\.0\.0\.1:(\d+)")[1])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while health(port) != 200:
             assert time.monotonic() < deadline, console.text
             time.sleep(0.1)
