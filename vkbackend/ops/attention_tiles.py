@@ -93,8 +93,8 @@ class Tile(NamedTuple):
 def tile_of_rows(limits: Limits, head_k: int, quantized: bool) -> Tile:
     rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
     batch = batch_of(limits)
-    # On Mali, eight vectors triple the spills (docs/measurements/arm.md). The shader reads pairs of blocks of
-    # quantized K only in batches of eight.
+    # On Mali, eight vectors double or triple the spills (docs/measurements/arm.md). The shader reads pairs of
+    # blocks of quantized K only in batches of eight.
     if limits.few_registers and not quantized:
         batch = min(batch, 4)
     return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch})
