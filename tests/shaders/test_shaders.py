@@ -94,7 +94,7 @@ def test_op_cases_record_every_variant() -> None:
         needs = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
         for api in ("khr", "nv") if case.needs else ("khr",):
             limits = replace(
-                Limits.floor(), features=needs, matrix_units=MatrixUnits(api), max_shared_nbytes=1 << 15
+                Limits.floor(), features=needs, matrix_units=MatrixUnits(api), max_shared_nbytes=49_152
             )
             seen |= {(c.op, c.variant) for c in placed.record(limits).accesses() if isinstance(c, Dispatch)}
     assert seen == set(shaderlib.variants())

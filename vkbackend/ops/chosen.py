@@ -60,7 +60,7 @@ class ChosenOps(Target):
         several rows do not change if their positions are below `dense` (attn_prefill_coop)."""
         group, head_v = how["group"], part.shape[-1] - 2 * (len(part.shape) > 3)
         tile, units = tile_of_chosen(self.limits, group, q.shape[2], head_v), self.limits.matrix_units
-        assert tile, f"matrices of {units} do not divide heads of {q.shape[2]}, {head_v}"
+        assert tile, f"no tile of {units} fits heads of {q.shape[2]}, {head_v}"
         check_aligned(k, v)
         args = (q, k, v, cells, chosen, part, step), -(-group // tile.rows), {**tile.consts, "DENSE": dense}
         self._attend("attn_chosen_coop", units.api, *args, **how)
