@@ -17,6 +17,7 @@ from vkbackend.tools.op_cases import (
     expert_cache,
     half,
     heads,
+    indexer,
     kept_rows,
     low_rank,
     moe,
@@ -140,8 +141,8 @@ def _cases() -> _Sweep:
     s.quick += [MulVector(1), MulVector(257, 5), Clamp(1), Clamp(1031)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
     s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
-    s.quick += [*caches.quick(), *attention.quick(), *chosen.quick()]
-    s.wide += [*attention.wide(), *chosen.wide()]
+    s.quick += [*caches.quick(), *attention.quick(), *indexer.quick(), *chosen.quick()]
+    s.wide += [*attention.wide(), *indexer.wide(), *chosen.wide()]
     s.quick += [
         *moe.quick(),
         *moe_rows.quick(),
@@ -204,7 +205,7 @@ def _bench_cases() -> list[Case]:
         cases += [*op_cases_matrix.bench(kind), *half.bench(kind)]
         cases += [*op_cases_quantized.bench(kind), *moe.bench(kind)]
     cases += [op_cases_quantized.QuantizeQ8(k, rows) for k, rows in ((1024, 1), (4096, 1), (1024, 128))]
-    return [*cases, *caches.bench(), *attention.bench(), *chosen.bench()]
+    return [*cases, *caches.bench(), *attention.bench(), *indexer.bench(), *chosen.bench()]
 
 
 _QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide

@@ -54,6 +54,13 @@ def scores_by_units(limits: Limits, n_heads: int, head: int) -> bool:
     return score_tile(limits, n_heads, head) is not None
 
 
+def _lanes(limits: Limits, n_heads: int, head: int) -> dict[str, int]:
+    """Return the constants of the indexer's ops that run without matrix units."""
+    heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
+    local, batch = (32, 1) if limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
+    return {"LOCAL": local, "HEADS": heads, "BATCH": batch}
+
+
 class IndexerOps(Target):
     def index_scores(
         self, q: View, w: View | None, k: View, cells: View, y: View, step: View, **how: Unpack[ScoreKeywords]
@@ -67,10 +74,8 @@ class IndexerOps(Target):
         head] has a type in CACHE_TYPES and a cell per block, as kv_store with `block` writes them.
         """
         n_heads, head = q.shape[1:]
-        heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
-        local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
-        consts = {"LOCAL": local, "HEADS": heads, "BATCH": batch}
-        self._score("index_scores", "f32", (q, w, k, cells, y, step), local, 1, consts, **how)
+        consts = _lanes(self.limits, n_heads, head)
+        self._score("index_scores", "f32", (q, w, k, cells, y, step), consts["LOCAL"], 1, consts, **how)
 
     def index_scores_coop(
         self,
@@ -87,7 +92,7 @@ class IndexerOps(Target):
         """Compute index_scores on matrix units. q and k are rounded to F16. A workgroup reads keys once for
         `tile_rows` rows of a slot (0: as many as leave enough workgroups)."""
         tile, units = score_tile(self.limits, *q.shape[1:]), self.limits.matrix_units
-        assert tile, f"matrices of {units} do not divide the indexer's heads of {q.shape[2]}"
+        assert tile, f"no tile of {units} fits the indexer's heads of {q.shape[2]}"
         check_aligned(k)
         n_keys = tile["KEY_GROUPS"] * tile["FN"] * units.n
         n_tiles = -(-cells.shape[1] * CELL_BLOCK // (how.get("block", 1) * n_keys))
@@ -190,9 +195,8 @@ class IndexerOps(Target):
         assert y.shape[:2] == (n_rows, n_heads) and n_blocks * block >= cells.shape[1] * CELL_BLOCK, (q, y)
         assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
         assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
-        heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
-        local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
-        consts = {"LOCAL": local, "HEAD": head, "HEADS": heads, "K_TYPE": CACHE_TYPES.index(k.dtype)}
+        lanes = _lanes(self.limits, n_heads, head)
+        consts = {"HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype), **lanes}
         push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
         push |= {"blocks_per_slot": cells.shape[1], "n_blocks": n_blocks}
         self.record(
@@ -200,8 +204,8 @@ class IndexerOps(Target):
             "f32",
             (q, k, cells, y),
             {**push, "block_size": block, "n_local": n_local, "n_best": n_best},
-            {**consts, "BATCH": batch},
-            (n_blocks, -(-n_heads // heads), n_rows),
+            {name: consts[name] for name in SPECS["index_maxima"].consts},
+            (n_blocks, -(-n_heads // lanes["HEADS"]), n_rows),
             step,
             flops=2 * n_rows * n_heads * n_blocks * block * head,
         )

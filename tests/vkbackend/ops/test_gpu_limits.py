@@ -13,7 +13,7 @@ from device_sets import wide, with_devices
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
 from vkbackend.tools.op_cases.check import run_case, shape_of
-from vkbackend.tools.op_cases.chosen import IndexMaxima, IndexTopK
+from vkbackend.tools.op_cases.indexer import IndexMaxima, IndexTopK
 from vkbackend.tools.op_cases.quantized import MatMulDot, MatMulDotId
 from vkbackend.tools.op_cases.reduces import AddPartials
 from vkbackend.tools.op_cases.rows import RmsNorm
