@@ -88,6 +88,9 @@ def _fitted(adapter: Adapter, specs: Sequence[WeightSpec], unread: Collection[st
         stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
     for spec in specs:
         stored.setdefault(spec.name, [spec])
+    for spec in specs:  # A tied lm_head's source has its own spec.
+        if spec.source:
+            stored.setdefault(spec.source, [spec])
     fitted: dict[str, Pair] = {}
     for name, pair in adapter.pairs.items():
         if name in unread and name not in stored:

@@ -75,7 +75,7 @@ REFUSED = {
             "bailingmoe3", "bailingmoe3+limits", "bailingmoe3+sections", "falcon-h1", "granitehybrid",
             "granitehybrid+dense", "jamba", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "mamba",
             "mamba+norms", "mamba2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next",
-            "rwkv7",
+            "qwen4exp", "rwkv7",
         ),
         "recurrent",
     ),
