@@ -88,8 +88,8 @@ class Prediction:
         t = self.times
         out = [
             f"split {','.join(f'{share:g}' for share in self.tensor_split)}: {split}",
-            f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, host-placed tensors "
-            f"{t.host_ms:.3g}, {self.n_reduces} reduces {t.reduce_ms:.3g}"
+            f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, tensors in host memory "
+            f"{t.host_ms:.3g}, {self.n_reduces} exchanges {t.reduce_ms:.3g}"
             + (f", layers beyond reading {t.layers_ms:.3g}" if t.layers_ms else ""),
         ]
         if self.fewer_times:

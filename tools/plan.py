@@ -35,7 +35,7 @@ MEMORY_COLUMNS = {
     "adapters": "of these adapters",
     "kv": "KV",
     "scratch": "scratch",
-    "host": "host-placed",
+    "host": "in host memory",
     "stream": "for weights in the file",
     "shared": "shared",
     "staging": "staging",
@@ -220,7 +220,7 @@ def show(plan_report: Report) -> None:
     parts = " + ".join(f"{SHOWN_ITEMS[item]} {size(n[item])}" for item in ITEMS if n[item])
     lines = [
         f"all devices together {size(n['held'])} = {parts}",
-        f"per token {traffic['reduces']} reduces of {size(traffic['bytes'])} together; all devices write "
+        f"per token {traffic['reduces']} exchanges of {size(traffic['bytes'])} together; all devices write "
         f"{size(traffic['written'])}",
         *plan_report.prediction.lines([device.name for device in plan_report.devices]),
         *plan_report.notes,

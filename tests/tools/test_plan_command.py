@@ -235,7 +235,7 @@ def test_text(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "numpy.0",
         "split 3,1",
         "ms per token",
-        "10 reduces",
+        "10 exchanges",
     ):
         assert part in text, (part, text)
 
