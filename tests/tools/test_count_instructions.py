@@ -3,6 +3,7 @@ GPUs."""
 
 from __future__ import annotations
 
+import csv
 import json
 import struct
 from pathlib import Path
@@ -128,6 +129,15 @@ def test_counts_of_a_compiler(gpu: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert count_instructions.main(["-g", gpu, "--spirv", argument, "--json"]) == 0
     (same,) = json.loads(capsys.readouterr().out)
     assert (same["kernel"], same["instructions"], same["macs"]) == ("module", ours.instructions, ours.macs)
+    path = tmp_path / "counts.csv"
+    assert (
+        count_instructions.main([f"--gpus={gpu}", "--case", case, "--per-op", "1", "--record", str(path)])
+        == 0
+    )
+    with path.open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["gpu"], row["kernel"], row["instructions"]) == (gpu, ours.kernel, str(ours.instructions))
+    assert all(row.values()), "an empty column"
 
 
 def test_counts_of_a_driver(capsys: pytest.CaptureFixture[str]) -> None:

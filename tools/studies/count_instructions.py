@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,14 +118,18 @@ def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
     return [KernelRow(**row) for row in compilers.ask(target, MODULE, asked)]
 
 
-def record(path: Path) -> None:
+def record(path: Path, gpus: Sequence[str], arguments: Sequence[str]) -> None:
+    """Write the counts to a CSV file, without the columns that no compiler gives."""
+    rows = [
+        {"mesa": compilers.version(compilers.gpu_of(gpu))} | asdict(row)
+        for gpu in gpus
+        for row in rows_of(gpu, arguments)
+    ]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     with path.open("w", encoding="utf-8", newline="") as file:
-        names = ["mesa", *(field.name for field in fields(KernelRow))]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        for gpu in RECORDED_GPUS:
-            mesa = compilers.version(compilers.gpu_of(gpu))
-            writer.writerows({"mesa": mesa} | asdict(row) for row in rows_of(gpu, ["-c", RECORDED]))
+        writer.writerows(rows)
 
 
 def spirv_argument(text: str) -> tuple[str, dict[int, int], int]:
@@ -136,16 +140,26 @@ def spirv_argument(text: str) -> tuple[str, dict[int, int], int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("-dev", "--device", default="0", metavar="NAME", help="a device of this machine (default: 0)")
-    add(
+    # These options are not passed on to the process of a compiler.
+    ours = argparse.ArgumentParser(add_help=False)
+    ours.add_argument(
         "-g",
         "--gpus",
+        default="",
         metavar="NAMES",
         help=f"compilers of GPUs that need not be there, of {', '.join(compilers.GPUS)}, or all; "
         f"or {', '.join(compilers.ARM_GPUS)}, which take ten times as long",
     )
+    ours.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the counts to this CSV file (default: of the cases and GPUs that a test compares)",
+    )
+    ours.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], parents=[ours])
+    add = parser.add_argument
+    add("-dev", "--device", default="0", metavar="NAME", help="a device of this machine (default: 0)")
     add("-c", "--case", metavar="REGEX", help=f"which cases of bench-ops (default: {CASE})")
     add(
         "--per-op",
@@ -170,20 +184,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the size of subgroups, if the device has a choice (default: its own)",
     )
     add("--texts", type=Path, metavar="DIR", help="keep all texts that the driver gives in this folder")
-    add("--record", type=Path, metavar="FILE", help="write the counts that a test compares to this CSV file")
-    add("--json", action="store_true", help="one line of JSON instead of the table")
     add("--label", default="", help=argparse.SUPPRESS)
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
     with exit_on_errors():
+        gpus = list(compilers.GPUS) if args.gpus == "all" else args.gpus.split(",")
+        passed = ours.parse_known_args(arguments)[1]
         if args.record:
-            record(args.record)
+            cases = [] if args.case else ["-c", RECORDED]
+            record(args.record, gpus if args.gpus else RECORDED_GPUS, [*passed, *cases])
             return 0
         if args.gpus:
-            names = compilers.GPUS if args.gpus == "all" else args.gpus.split(",")
-            at = next(i for i, a in enumerate(arguments) if a in ("-g", "--gpus"))
-            passed = [a for a in arguments[:at] + arguments[at + 2 :] if a != "--json"]
-            rows = [row for name in names for row in rows_of(name, passed)]
+            rows = [row for gpu in gpus for row in rows_of(gpu, passed)]
         else:
             rows = list(measure(args))
         if args.json:
