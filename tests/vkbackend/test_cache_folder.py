@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -257,26 +258,25 @@ print(cache_folder.read("entry"), cache_folder.write("entry", b"new"), cache_fol
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root makes what another user may only read")
-def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
-    cache_folder.write("entry", b"body")
-    folder.chmod(0o755)
-    (folder / "entry").chmod(0o644)
-    above = [path for path in folder.parents if not path.stat().st_mode & 0o001]
-    modes = [path.stat().st_mode for path in above]
-    try:
-        for path in above:
-            path.chmod(path.stat().st_mode | 0o011)
+def test_a_folder_of_root_that_may_only_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not in tmp_path, because each session of pytest closes the folder of all sessions to other users.
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        parent.chmod(0o755)
+        if closed := [str(path) for path in parent.parents if not path.stat().st_mode & 0o001]:
+            pytest.skip(f"other users cannot reach temporary files, because {closed[0]} is closed to them")
+        folder = parent / "cache"
+        monkeypatch.setenv("VKBACKEND_CACHE", str(folder))
+        cache_folder.write("entry", b"body")
+        folder.chmod(0o755)
+        (folder / "entry").chmod(0o644)
         done = subprocess.run(
             [sys.executable, "-c", READ_ONLY],
             capture_output=True,
             text=True,
             encoding="utf-8",
             timeout=60,
-            env=os.environ,
         )
-    finally:
-        for path, mode in zip(above, modes, strict=True):
-            path.chmod(stat.S_IMODE(mode))
     assert done.stdout == "b'body' False False\n", done.stderr
     (line,) = done.stderr.splitlines()
     assert "Permission denied" in line and str(folder) in line
