@@ -61,6 +61,8 @@ class Row:
     us_max: float
     exact: bool
     us_network: float | None = None  # microseconds of the network in `us`
+    n_wrong: int = 0  # steps with wrong sums
+    n_checked: int = 0
 
     @property
     def gb_per_s(self) -> float:
@@ -68,7 +70,9 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         times = (f"{t:.1f}" for t in (self.us, self.us_min, self.us_max))
-        sums = "exact" if self.exact else "WRONG"
+        # On another node, sums may be wrong that were exact here.
+        wrong = f"{self.n_wrong} of {self.n_checked} WRONG" if self.n_wrong else "WRONG"
+        sums = "exact" if self.exact else wrong
         devices = " ".join(map(printable, self.devices))
         how = (self.provider, self.signal, self.wire, self.ahead, str(self.nbytes))
         network = () if self.us_network is None else (f"{self.us_network:.1f}",)
@@ -174,6 +178,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         us = [1e6 * s for s in result.seconds]
         how_words = provider, signal, wire, ahead
         row = Row(devices, *how_words, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
+        row = replace(row, n_wrong=result.n_wrong, n_checked=result.n_checked)
         yield replace(row, us_network=1e6 * result.network) if runner.group else row
 
 

@@ -99,7 +99,25 @@ def test_tables_and_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert tuple(header) == COLUMNS and row[-1] == "exact"
     monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
     assert cli.main(command) == 1
-    assert "| WRONG |" in capsys.readouterr().out
+    assert "| 3 of 3 WRONG |" in capsys.readouterr().out
+
+
+def test_wrong_sums_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of every step are checked, not only of the last one."""
+    exchange, seen = HostSum.exchange, []
+
+    def tampered(self: HostSum, reduce: object) -> None:
+        if len(seen) // 6 != 1:  # not in the second step, whose sums are stale
+            exchange(self, reduce)  # type: ignore[arg-type]
+        seen.append(reduce)
+
+    monkeypatch.setattr(HostSum, "exchange", tampered)
+    devices = [NumpyDevice("a"), NumpyDevice("b")]
+    result = bench.time_reduce(devices, 4096, HOST_SUM, repeats=3, length=6)
+    assert (result.exact, result.n_wrong, result.n_checked) == (False, 1, 4)
+    devices = [NumpyDevice("a"), NumpyDevice("b")]
+    last = bench.time_reduce(devices, 4096, HOST_SUM, repeats=3, length=6, check_all=False)
+    assert (last.exact, last.n_checked) == (True, 1)
 
 
 @pytest.mark.parametrize(
