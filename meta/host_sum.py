@@ -18,6 +18,7 @@ class HostSum(Provider):
     """A provider whose sums are in staging memory, from which the devices read them."""
 
     name = "host-sum"
+    host_writes = True
 
     _n_regions = 4  # regions of a device's staging memory: shares and sums, each for two parities
 

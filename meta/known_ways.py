@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final, Literal
 
 from vkbackend.meta.known_speed import forget_reduces, key_of, remember, stored
 from vkbackend.runtime import SIGNALS, Device
 
 MAX_AHEAD = 1 << 16  # no step has this many segments
+ONE_CALL: Final = "one-call"
+# How many segments are submitted to a device before it may run them. None: all segments of the step.
+# ONE_CALL: all, and in one call of the driver.
+Ahead = int | Literal["one-call"] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """`ways` lists (largest bytes of a sum, provider) in order of size. A step signals by `signal`, and
-    submits `ahead` segments before they may run (None: all)."""
+    submits `ahead` segments before they may run."""
 
     ways: tuple[tuple[int, str], ...]
     signal: str
-    ahead: int | None
+    ahead: Ahead
 
     def way(self, nbytes: int) -> str:
         return next((name for most, name in self.ways if nbytes <= most), self.ways[-1][1])
@@ -62,4 +66,5 @@ def _choice(value: Mapping[str, Any]) -> Choice | None:
     ]
     in_order = len(pairs) == len(ways) and all(a < b for (a, _), (b, _) in pairwise(pairs))
     is_depth = ahead is None or (type(ahead) is int and 0 <= ahead <= MAX_AHEAD)
+    is_depth |= ahead == ONE_CALL and "event" not in str(signal)
     return Choice(tuple(pairs), str(signal), ahead) if in_order and is_depth else None

@@ -11,11 +11,12 @@ from vkbackend import env, forks
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.candidates import Outputs
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider
-from vkbackend.meta.relay import Relay, signal_by
+from vkbackend.meta.relay import Relay, check_one_call, signal_by
 from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
 from vkbackend.meta.step_builder import Build, StepBuilder
@@ -100,6 +101,8 @@ class Mesh:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
             self._order_copies(provider)
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
+        if self.options.submit_ahead == ONE_CALL:
+            check_one_call(self.devices, self.provider, self.options.reduce_provider)
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
         layers = layers_of(self._inputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from vkbackend.checks import choice, number_of, whole_number
-from vkbackend.meta.known_ways import MAX_AHEAD, known_choice
+from vkbackend.meta.known_ways import MAX_AHEAD, ONE_CALL, Ahead, known_choice
 from vkbackend.meta.reduce import WIRES
 from vkbackend.meta.ways import PROVIDERS
 from vkbackend.options_class import check_fields, option
@@ -15,17 +15,19 @@ from vkbackend.runtime import SIGNALS, Device
 
 # A submission takes the host about 10 us. If two segments are submitted ahead, devices need not wait. If all
 # were submitted ahead, the host's part of an exchange would wait.
-AHEAD: int | None = 2
+AHEAD = 2
 
 
-def ahead_depth(name: str, value: Any) -> int | Literal["auto"] | None:
+def ahead_depth(name: str, value: Any) -> Ahead | Literal["auto"]:
     """Return how many segments to submit ahead. None or "all" means the complete step."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
     if isinstance(value, str) and value == "auto":
         return "auto"
+    if isinstance(value, str) and value == ONE_CALL:
+        return ONE_CALL
     number = number_of(value) if isinstance(value, str) else value
-    return whole_number(name, number, 0, MAX_AHEAD, ", all for the whole step, or auto")
+    return whole_number(name, number, 0, MAX_AHEAD, f", all for the whole step, {ONE_CALL}, or auto")
 
 
 class ReduceKeywords(TypedDict, total=False):
@@ -39,9 +41,10 @@ class ReduceKeywords(TypedDict, total=False):
     "visible" (by the host, which writes the sums to device memory), "copies" (pages, which copies fill and
     read), "ring" or "tree" (devices pass shares on), or "auto" (default): for each size as `vkbackend tune`
     measured, or else by the features of the devices."""
-    submit_ahead: int | Literal["all", "auto"] | None
+    submit_ahead: int | Literal["all", "one-call", "auto"] | None
     """How many segments of a step are submitted to a device before it may run them. None or "all": all
-    segments. "auto" (default): as `vkbackend tune` measured, or else 2."""
+    segments. "one-call": all segments in one call of the driver, if the host writes the sums (providers
+    "host-sum" and "visible"). "auto" (default): as `vkbackend tune` measured, or else 2."""
     reduce_signal: str
     """How host and devices signal each other that a sum is complete: "semaphore", "flag" (the host polls a
     word of its memory), "event" (devices wait in their command buffers), "flag+event", or "auto" (default):
@@ -54,17 +57,23 @@ class ReduceOptions:
 
     reduce_type: str = option("auto", choice(WIRES))
     reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))
-    submit_ahead: int | Literal["auto"] | None = option("auto", ahead_depth)
+    submit_ahead: int | Literal["one-call", "auto"] | None = option("auto", ahead_depth)
     reduce_signal: str = option("auto", choice(("auto", *SIGNALS)))
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def relaying(self, devices: Sequence[Device]) -> tuple[int | None, str]:
-        """Return how many segments to submit ahead, and the signal."""
+    def relaying(self, devices: Sequence[Device]) -> tuple[Ahead, str]:
+        """Return how many segments to submit ahead, and the signal. ONE_CALL allows no events, so an option
+        that requires one of both replaces a measured choice of the other."""
         known = known_choice(devices) if "auto" in (self.submit_ahead, self.reduce_signal) else None
         ahead = (known.ahead if known else AHEAD) if self.submit_ahead == "auto" else self.submit_ahead
         signal = (
             (known.signal if known else SIGNALS[0]) if self.reduce_signal == "auto" else self.reduce_signal
         )
+        if ahead == ONE_CALL and "event" in signal:
+            if self.submit_ahead == "auto":
+                ahead = AHEAD
+            elif self.reduce_signal == "auto":
+                signal = SIGNALS[0]
         return ahead, signal

@@ -13,7 +13,7 @@ from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.compiling import begin_all, compile_all
 from vkbackend.meta.known_speed import pace_of
-from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.repeated_layers import RepeatedLayers
 from vkbackend.meta.step_builder import Built, StepBuilder
 from vkbackend.meta.step_kind import StepKind
@@ -50,6 +50,7 @@ class Step:
     on_cpu: bool = False  # whether the driver of a device is a software driver
     # As `copied_later` returns.
     later: Sequence[frozenset[str]] = ()
+    in_one_call: bool = False  # As `fits_one_call` returns.
 
     @property
     def reduces(self) -> list[Reduce | None]:
@@ -65,6 +66,20 @@ class Step:
     @property
     def n_cpu_commands(self) -> int:
         return sum(e.recording.n_commands for e in self.executables) if self.on_cpu else 0
+
+
+def fits_one_call(
+    recordings: Sequence[Recording], meetings: Sequence[Reduce | Fetch | None], provider: Provider | None
+) -> bool:
+    """Return whether one call of the driver may submit all segments of a step. An H100 then reads stale host
+    memory that another device, or the host, has written during the step. So devices may read only sums that
+    the host wrote, and no weights that the host copies during the step. `tune` finds out whether a driver
+    reads these sums correctly. Cuts forbid one call, because drivers may merge the submissions of a call."""
+    written = all(
+        meeting is None or (isinstance(meeting, Reduce) and provider and provider.of(meeting).host_writes)
+        for meeting in meetings
+    )
+    return written and not any(recording.has_cuts for recording in recordings)
 
 
 class _Awaited(Exception):
@@ -208,7 +223,8 @@ class RecordedSteps:
             undo.pop_all()
         on_cpu = any(device.limits.is_cpu for device in self.builder.devices)
         lag, later = 2 if kind.halves else 1, copied_later(meetings)
-        return Step(kind, executables, meetings, values, lag, on_cpu=on_cpu, later=later)
+        fits = fits_one_call(recordings, meetings, self.builder.provider)
+        return Step(kind, executables, meetings, values, lag, on_cpu=on_cpu, later=later, in_one_call=fits)
 
     def _repeated(
         self, kind: StepKind

@@ -91,7 +91,12 @@ class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # Bytes of shared host memory.
     copies: bool = False  # Whether copies follow segments. If so, segments wait for semaphores.
+    host_writes: bool = False  # Whether devices read only sums that the host wrote, and no device's shares.
     network_s: float = 0.0  # Total seconds of exchanges between nodes.
+
+    def of(self, reduce: Reduce) -> Provider:
+        """Return the provider that moves and adds this reduce."""
+        return self
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from vkbackend import env
 from vkbackend.errors import Timeout, UnsupportedFeature, VkbackendError
+from vkbackend.meta.known_ways import ONE_CALL, Ahead
+from vkbackend.meta.options import AHEAD
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.streams import Fetch, Stream
+from vkbackend.meta.ways import HOST_WRITTEN
 from vkbackend.runtime import SIGNALS, Device
 
 WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
@@ -28,12 +31,35 @@ def signal_by(devices: Sequence[Device], signal: str) -> None:
         device.queue.signal = signal if device in able else SIGNALS[0]
 
 
+def check_one_call(devices: Sequence[Device], provider: Provider | None, named: str) -> None:
+    """Raise UnsupportedFeature if no step of these devices fits one call of the driver. The option
+    reduce_provider is `named`."""
+    wanted = f"submit_ahead {ONE_CALL}"
+    if provider and not provider.host_writes:
+        raise UnsupportedFeature(
+            f"{wanted} needs sums that the host writes: use reduce_provider {' or '.join(HOST_WRITTEN)}, not "
+            f"{named}, with which devices read what other devices write"
+        )
+    if events := [device.name for device in devices if "event" in device.queue.signal]:
+        raise UnsupportedFeature(
+            f"{', '.join(events)}: with {wanted}, a segment cannot wait for an event, because Vulkan allows "
+            f"events to be set only before the call; use reduce_signal {' or '.join(SIGNALS[:2])}"
+        )
+    if lacking := [device.name for device in devices if not device.queue.ahead or device.node]:
+        raise UnsupportedFeature(
+            f"{', '.join(lacking)}: {wanted} needs timeline semaphores and one machine; use submit_ahead auto"
+        )
+
+
 class Relay:
     """Replays steps on all devices. `broken` is empty, or the reason why the devices are unusable. `reduce_s`
-    adds up the host's seconds from each reduce's last write until the reading devices may run."""
+    adds up the host's seconds from each reduce's last write until the reading devices may run. With ONE_CALL,
+    a step that does not fit one call is submitted AHEAD segments ahead."""
 
-    def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
-        self._devices, self._ahead = devices, submit_ahead
+    def __init__(self, devices: Sequence[Device], submit_ahead: Ahead) -> None:
+        self._devices = devices
+        self._ahead = AHEAD if submit_ahead == ONE_CALL else submit_ahead
+        self._in_one_call = submit_ahead == ONE_CALL and all(device.queue.ahead for device in devices)
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._bases = [0] * len(devices)  # number of segments of each queue before the step
         self.n_reduces, self.reduce_s = 0, 0.0
@@ -56,6 +82,9 @@ class Relay:
             self.stream.begin(step.later)
         for d, device in enumerate(self._devices):
             self._bases[d] = device.queue.submitted
+        if self._in_one_call and step.in_one_call:
+            for device, executable in zip(self._devices, step.executables, strict=True):
+                device.queue.submit_whole(executable)
         self._release(step, min(n, step.lag))
         self._submit_ahead(step, n, step.lag)
         for s in range(1, n):

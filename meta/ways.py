@@ -41,6 +41,7 @@ class Way:
     staging: Callable[[Sequence[Device], int], list[tuple[int, int]]]
     n_tuned: int = 2
     networked: bool = False
+    host_writes: bool = False  # as in Provider
 
     def lacks(self, devices: Sequence[Device], slot_nbytes: int) -> str:
         """Return what the way needs and the devices lack, or ""."""
@@ -102,7 +103,7 @@ def _large_scattered(devices: Sequence[Device], slot_nbytes: int) -> Provider:
 
 
 PAGES = Way("pages", ImportedPages, _no_pages, _pages_nbytes, networked=True)
-HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes, networked=True)
+HOST_SUM = Way("host-sum", HostSum, lambda devices, n: "", _own_nbytes, networked=True, host_writes=True)
 # Scatters only large sums, but all sums use the same slots.
 LARGE_SCATTERED = Way("pages", _large_scattered, _no_pages, _gathers_nbytes, networked=True)
 WAYS = (
@@ -110,13 +111,14 @@ WAYS = (
     Way("scatter", partial(ImportedPages, scatter_from=0), _no_pages, _gathers_nbytes, networked=True),
     Way("pieces", partial(ImportedPages, cut=True), _no_pages, _pages_nbytes),
     HOST_SUM,
-    Way("visible", VisibleSum, _no_visible, _own_nbytes),
+    Way("visible", VisibleSum, _no_visible, _own_nbytes, host_writes=True),
     Way("copies", CopiedSlots, _no_copies, _copied_nbytes),
     # On two or three devices, both pass shares on as the other ways do, with more copies.
     *(Way(name, partial(PassedSlots, name), _no_pages, _passed_nbytes(name), n_tuned=4) for name in HOPS),
 )
 BY_NAME = {way.name: way for way in WAYS}
 PROVIDERS = tuple(BY_NAME)
+HOST_WRITTEN = tuple(way.name for way in WAYS if way.host_writes)
 
 
 # ---- the choice ----
@@ -184,6 +186,7 @@ class BySize(Provider):
         self._providers = providers
         self.name = ", ".join(f"{provider.name} up to {most} bytes" for most, provider in providers)
         self.copies = any(provider.copies for _, provider in providers)
+        self.host_writes = all(provider.host_writes for _, provider in providers)
         self.pages_nbytes = sum(provider.pages_nbytes for _, provider in providers)
 
     def of(self, reduce: Reduce) -> Provider:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.meta.ways import PROVIDERS, WAYS
@@ -112,7 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ahead",
         metavar="LIST",
         default=AHEAD,
-        help=f"exchanges submitted before they may run, numbers or all (default: {AHEAD})",
+        help=f"exchanges submitted before they may run: numbers, all, or {ONE_CALL} (all in one call of the "
+        f"driver) (default: {AHEAD})",
     )
     add("-r", "--repetitions", type=int, default=5, metavar="N",
         help="timed steps for each combination, 1..1000 (default: 5)")  # fmt: skip
@@ -142,6 +144,8 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     aheads = words("--ahead", args.ahead)
     for text in aheads:
         ahead_depth("--ahead", text)
+    if runner.group and ONE_CALL in aheads:
+        raise InvalidArgument(f"--ahead {ONE_CALL} needs one machine; there are {len(runner.places)} places")
     known = NETWORKED if runner.group else PROVIDERS
     providers = words("--providers", ",".join(known) if args.providers is None else args.providers, known)
     return [

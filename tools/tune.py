@@ -11,8 +11,9 @@ at once. Weights in host memory use the kind that is read fastest.
 
 With several devices, exchanges between the first 2, 3, ... of them are measured. First, every way to exchange
 is measured for sums of 4 KiB to 16 MiB. With the way that is best for the sum of one decoded token (16 KiB),
-every kind of signal and several numbers of segments submitted ahead are then measured for this sum. The
-fastest ways are kept for these devices in this order, and `plan` uses their times for predictions.
+every kind of signal and several numbers of segments submitted ahead are then measured for this sum. At last,
+steps that are submitted in one call are measured, and 300 of them checked. The fastest ways are kept for
+these devices in this order, and `plan` uses their times for predictions.
 `--exchanges` measures only exchanges, also between devices of several drivers.
 """
 
@@ -26,8 +27,15 @@ from dataclasses import replace
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.host_memory import chosen_kind, forget_host_memory, measure_host_memory
-from vkbackend.meta.known_ways import Choice, remember_choice
-from vkbackend.meta.measured_ways import TOKEN_NBYTES, Measured, choice_of, keep, measure_ways
+from vkbackend.meta.known_ways import Ahead, Choice, remember_choice
+from vkbackend.meta.measured_ways import (
+    SURE_STEPS,
+    TOKEN_NBYTES,
+    Measured,
+    choice_of,
+    keep,
+    measure_ways,
+)
 from vkbackend.meta.options import AHEAD
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
@@ -132,13 +140,15 @@ def tune_exchanges(names: Sequence[str], forget: bool) -> None:
         keep(devices, rows, chosen)
 
 
-def depth(ahead: int | None) -> str:
+def depth(ahead: Ahead) -> str:
     return "all" if ahead is None else str(ahead)
 
 
 def mark(row: Measured, chosen: Choice | None) -> str:
     if not row.exact:
         return "WRONG"
+    if not row.is_sure:
+        return f"{row.n_checked} of {SURE_STEPS} steps checked"
     of_size = chosen is not None and row.provider == chosen.way(row.nbytes)
     usual = (row.signal, row.ahead) == (SIGNALS[0], AHEAD)
     if not of_size or not chosen:

@@ -188,6 +188,10 @@ class Recording:
         return len(self.commands)
 
     @property
+    def has_cuts(self) -> bool:
+        return any(isinstance(c, Cut) for c in self.commands)
+
+    @property
     def n_segments(self) -> int:
         return 1 + sum(isinstance(c, Exchange) for c in self.commands)
 

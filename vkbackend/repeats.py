@@ -140,5 +140,9 @@ class RepeatingRecording(Recording):
         return len(self.stored) + len(self.cuts) + sum((r.end - r.begin) * r.n for r in self.repeats)
 
     @property
+    def has_cuts(self) -> bool:
+        return bool(self.cuts)
+
+    @property
     def n_segments(self) -> int:
         return 1 + sum(isinstance(self.stored[at], Exchange) for at, _, _ in self.order())

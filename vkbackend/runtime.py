@@ -57,6 +57,11 @@ class Queue(ABC):
     def submit(self, executable: Any, first: int, count: int) -> None:
         """Submit `count` segments of `executable`, from segment `first` on, with the next numbers."""
 
+    def submit_whole(self, executable: Any) -> None:
+        """Submit all segments of `executable`, which waits for no event, in one call of the driver if the
+        queue calls a driver. The queue must have `ahead`."""
+        self.submit(executable, 0, executable.n_segments)
+
     @abstractmethod
     def completed(self) -> int:
         """Return the number of the last finished segment. Raises DeviceLost."""
@@ -99,6 +104,7 @@ class RecordedCopies(ABC):
 
 QUEUE_REFUSED = (
     "submit",
+    "submit_whole",
     "completed",
     "arrived",
     "allow",

@@ -10,6 +10,7 @@ import numpy as np
 
 from vkbackend.meta.bench import ReduceTime, time_reduce
 from vkbackend.meta.exchange_times import times_of
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts import node_messages
@@ -50,7 +51,9 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    ways = how.reduce_type, how.reduce_provider, *how.relaying(())
+    ahead, signal = how.relaying(())
+    assert ahead != ONE_CALL, "one call submits the steps of one machine"
+    ways = how.reduce_type, how.reduce_provider, ahead, signal
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
     times = _run_reduces(group, call)

@@ -10,11 +10,11 @@ from vkbackend.meta import measured_ways
 from vkbackend.meta.bench import ReduceTime
 from vkbackend.meta.host_sum import VisibleSum
 from vkbackend.meta.known_speed import numbers, reduce_key, remember
-from vkbackend.meta.known_ways import Choice, known_choice, remember_choice
-from vkbackend.meta.measured_ways import DEPTHS, Measured, choice_of, keep, measure_ways
+from vkbackend.meta.known_ways import ONE_CALL, Ahead, Choice, known_choice, remember_choice
+from vkbackend.meta.measured_ways import DEPTHS, SURE_STEPS, Measured, choice_of, keep, measure_ways
 from vkbackend.meta.options import AHEAD, ReduceOptions
 from vkbackend.meta.speed import measure_reduce
-from vkbackend.meta.ways import WAYS
+from vkbackend.meta.ways import HOST_WRITTEN, WAYS
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools import cli, tune
@@ -27,10 +27,11 @@ def row(
     provider: str,
     us: float,
     signal: str = "semaphore",
-    ahead: int | None = AHEAD,
+    ahead: Ahead = AHEAD,
     exact: bool = True,
+    n_checked: int = 12,
 ) -> Measured:
-    return Measured(nbytes, provider, signal, ahead, us, exact)
+    return Measured(nbytes, provider, signal, ahead, us, exact, n_checked)
 
 
 def test_a_way_must_be_clearly_faster_and_exact() -> None:
@@ -51,6 +52,37 @@ def test_a_way_must_be_clearly_faster_and_exact() -> None:
     chosen = choice_of(rows)
     assert chosen and (chosen.signal, chosen.ahead) == ("event", 0)
     assert choice_of([row(SMALL, "pages", 1, exact=False)]) is None
+
+
+def test_one_call_must_be_exact_in_many_steps() -> None:
+    rows = [row(SMALL, "pages", 50), row(TOKEN, "pages", 100), row(LARGE, "pieces", 900)]
+    rows += [row(TOKEN, "pages", 80, "flag"), row(TOKEN, "host-sum", 20, ahead=ONE_CALL, n_checked=299)]
+    rows += [row(TOKEN, "host-sum", 10, "flag", ONE_CALL, False, SURE_STEPS)]
+    rows += [row(TOKEN, "visible", 73, ahead=ONE_CALL, n_checked=SURE_STEPS)]
+    usual = Choice(((TOKEN, "pages"), (1 << 40, "pieces")), "flag", AHEAD)
+    assert choice_of(rows) == usual  # 73 is not clearly less than 80
+    rows += [row(TOKEN, "visible", 60, ahead=ONE_CALL, n_checked=SURE_STEPS)]
+    larger = ((TOKEN, "visible"), (1 << 40, "pieces"))
+    assert choice_of(rows) == Choice(larger, "semaphore", ONE_CALL)
+    # A provider that is best for larger sums, too, needs no range of its own.
+    rows = [row(TOKEN, "visible", 100), row(TOKEN, "visible", 60, "flag", ONE_CALL, n_checked=SURE_STEPS)]
+    assert choice_of(rows) == Choice(((1 << 40, "visible"),), "flag", ONE_CALL)
+
+
+def test_a_kept_step_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    devices = open_devices(["numpy", "numpy"])
+    choice = Choice(((TOKEN, "visible"), (1 << 40, "pages")), "flag", ONE_CALL)
+    rows = [row(TOKEN, "visible", 100), row(TOKEN, "visible", 30, "flag", ONE_CALL, n_checked=SURE_STEPS)]
+    keep(devices, rows, choice)
+    assert known_choice(devices) == choice and measure_reduce(devices, TOKEN) == pytest.approx(30e-6)
+    assert ReduceOptions().relaying(devices) == (ONE_CALL, "flag")
+    # No event may be set after the call that submits its wait, so a given option decides.
+    assert ReduceOptions(reduce_signal="event").relaying(devices) == (AHEAD, "event")
+    remember_choice(devices, Choice(choice.ways, "event", 1))
+    assert ReduceOptions(submit_ahead=ONE_CALL).relaying(devices) == (ONE_CALL, "semaphore")
+    remember_choice(devices, Choice(choice.ways, "flag+event", ONE_CALL))
+    assert known_choice(devices) is None
 
 
 def test_neighbouring_sizes_with_one_way_are_one_range() -> None:
@@ -81,14 +113,19 @@ def test_kept_times_are_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ReduceOptions(submit_ahead="all", reduce_signal="event").relaying(devices) == (None, "event")
 
 
-def test_every_way_is_measured() -> None:
+def test_every_way_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_ways, "SURE_STEPS", 6)
     rows = list(measure_ways(lambda: open_devices(["numpy"] * 2), 2, (SMALL, TOKEN)))
     assert all(row.exact and row.us > 0 for row in rows)
     first = [(row.nbytes, row.provider) for row in rows if row.signal == "semaphore" and row.ahead == AHEAD]
     names = [way.name for way in WAYS if way.n_tuned == 2]
     assert first == [(nbytes, name) for nbytes in (SMALL, TOKEN) for name in names]
     # numpy has no other signals
-    assert [row.ahead for row in rows[len(first) :]] == [ahead for ahead in DEPTHS if ahead != AHEAD]
+    depths, n_one_call = [ahead for ahead in DEPTHS if ahead != AHEAD], len(HOST_WRITTEN)
+    assert [row.ahead for row in rows[len(first) :]] == [*depths, *[ONE_CALL] * n_one_call]
+    assert [row.provider for row in rows[-n_one_call:]] == [*HOST_WRITTEN]
+    # In each of two rounds, a step warms up. Its sums are checked as well.
+    assert all(row.n_checked == 2 * (1 + 6 // 2) and row.is_sure for row in rows[-n_one_call:])
 
 
 def test_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +133,7 @@ def test_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [way.name for way in WAYS if way.n_tuned == 2]
     seen: list[str] = []
 
-    def timed(devices: object, nbytes: int, how: ReduceOptions) -> ReduceTime:
+    def timed(devices: object, nbytes: int, how: ReduceOptions, repeats: int) -> ReduceTime:
         seen.append(how.reduce_provider)
         first = seen.count(how.reduce_provider) == 1
         return ReduceTime(nbytes, (9e-3 if first else 1e-3,), first or how.reduce_provider != "visible")
@@ -114,12 +151,14 @@ def test_the_command(
 ) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.setattr(tune, "measure_ways", lambda opening, n: measure_ways(opening, n, (TOKEN,)))
+    monkeypatch.setattr(measured_ways, "SURE_STEPS", 6)
     # A way with wrong sums is shown and never chosen.
     monkeypatch.setattr(VisibleSum, "spread", lambda self, reduce: None)
     command = ["tune", "--exchanges", "-dev", "numpy,numpy,numpy"]
     assert cli.main(command) == 0
     out, err = capsys.readouterr()
-    assert "exchanges between numpy numpy numpy" in out and out.count("WRONG") == 2 and "visible" in err
+    assert "exchanges between numpy numpy numpy" in out and "visible" in err
+    assert out.count("WRONG") == 2 * len((AHEAD, ONE_CALL)) and "ahead one-call" in err
     groups = [open_devices(["numpy"] * n) for n in (2, 3)]
     for devices in groups:
         choice = known_choice(devices)

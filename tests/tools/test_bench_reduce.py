@@ -120,6 +120,15 @@ def test_wrong_sums_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (last.exact, last.n_checked) == (True, 1)
 
 
+def test_one_call(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench-reduce", "-dev", "numpy,numpy", *SMALL, "--ahead", "one-call", "--wires", "f32"]
+    assert cli.main([*command, "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert [row["provider"] for row in json.loads(out)] == ["host-sum", "visible"]
+    assert all(row["exact"] and row["n_checked"] == 3 for row in json.loads(out))
+    assert err.count("left out") == len(PROVIDERS) - 2
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [

@@ -31,6 +31,15 @@ def test_events_replace_signals_and_flags_replace_reads(
     assert calls["semaphore"]["device waits"] == 2
 
 
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id == "0,0"])
+def test_one_call_is_one_submission_per_step(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MAX_LENGTH", 8)
+    monkeypatch.setattr(exchange_counts, "REPEATS", 3)
+    how = exchange_counts.options_of("visible", "semaphore", "one-call")
+    calls, *_, exact = exchange_counts.measured(devices, 4096, how)
+    assert exact and calls["submit"] == 2 / 8 and calls["signal"] == 2 * 9 / 8
+
+
 @pytest.mark.parametrize("n", [2, 4])
 def test_bytes_of_each_way(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts equal the formulas of docs/multi-gpu.md, for n devices and a sum of S bytes."""

@@ -275,6 +275,9 @@ def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
     [row] = part.run("4K host-sum semaphore 1")
     assert part.wrong(row)
+    assert "16K visible semaphore one-call" in part.cases()
+    [row] = part.run("4K host-sum semaphore one-call")
+    assert row["sums"] == "WRONG" and not part.wrong(row)
 
 
 @needs_device

@@ -119,3 +119,16 @@ def test_a_driver_whose_waits_are_slow() -> None:
     large = exchange(900, "pieces") | {"bytes": 1 << 20}
     assert "pages, pieces above 16384 bytes; signal semaphore, 2 ahead" in kept([exchange(100), large])
     assert not kept([exchange(10, sums="WRONG")])
+
+
+def test_steps_in_one_call() -> None:
+    rows = [exchange(100), exchange(30, "visible", ahead="one-call")]
+    first, keeping = sentences({"reduces": rows})
+    assert "takes 30 us (visible, semaphore, in one call)" in first
+    assert "pages; signal semaphore, 2 ahead" in keeping  # the report runs too few steps
+    rows.append(exchange(20, "host-sum", ahead="one-call", sums="WRONG"))
+    [wrong] = quirks(rows)
+    assert wrong == (
+        f"{BOTH}: sums by host-sum are WRONG if one call submits a step. Do not use `--submit-ahead "
+        "one-call` with it."
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.options import AHEAD
 from vkbackend.meta.policy import POLICIES
 from vkbackend.meta.reduce import WIRES
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import HOST_WRITTEN, PROVIDERS
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.flags.options import adder
 
@@ -35,8 +36,9 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
         "submit_ahead",
         "--submit-ahead",
         metavar="N",
-        help="segments of a step submitted to a device before it may run them: a number, all or auto; auto: "
-        f"as tune measured, or else {AHEAD} (default: %(default)s)",
+        help=f"segments of a step submitted to a device before it may run them: a number, all, {ONE_CALL} "
+        f"(all in one call of the driver; needs the provider {' or '.join(HOST_WRITTEN)}) or auto; auto: as "
+        f"tune measured, or else {AHEAD} (default: %(default)s)",
     )
     add(
         "reduce_signal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from vkbackend.meta.known_ways import ONE_CALL, Ahead
 from vkbackend.meta.measured_ways import TOKEN_NBYTES, Measured, choice_of
 from vkbackend.meta.options import AHEAD, ahead_depth
 from vkbackend.runtime import SIGNALS
@@ -18,8 +19,14 @@ SLOWER = 1.25  # A way that takes more than this many times as long as another o
 def quirks(rows: Sequence[Row]) -> Iterator[str]:
     """`rows` are the exchanges of a group of devices (reduces.py)."""
     devices = rows[0]["device"]
-    for way in dict.fromkeys((r["provider"], r["signal"]) for r in rows if r["sums"] != "exact"):
+    wrong = [row for row in rows if row["sums"] != "exact"]
+    for way in dict.fromkeys((r["provider"], r["signal"]) for r in wrong if r["ahead"] != ONE_CALL):
         yield f"{devices}: sums by {' and '.join(way)} are WRONG. Please report this with the driver's name."
+    for provider in dict.fromkeys(r["provider"] for r in wrong if r["ahead"] == ONE_CALL):
+        yield (
+            f"{devices}: sums by {provider} are WRONG if one call submits a step. Do not use "
+            f"`--submit-ahead {ONE_CALL}` with it."
+        )
     us = {
         (row["signal"], row["ahead"]): float(row["us"])
         for row in rows
@@ -45,7 +52,8 @@ def quirks(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def kept(rows: Sequence[Row]) -> str:
-    """Return a sentence about the ways that `tune` would keep for these devices, or ""."""
+    """Return a sentence about the ways that `tune` would keep for these devices, or "". `tune` keeps ONE_CALL
+    only after more steps than the report runs."""
     measured = [
         Measured(
             *(row["bytes"], row["provider"], row["signal"], _depth(row["ahead"])),
@@ -67,6 +75,6 @@ def kept(rows: Sequence[Row]) -> str:
     )
 
 
-def _depth(text: str) -> int | None:
+def _depth(text: str) -> Ahead:
     depth = ahead_depth("ahead", text)
-    return depth if isinstance(depth, int) else None
+    return None if depth == "auto" else depth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.learned_times import WRONG, is_wrong
 from vkbackend.meta.measured_ways import BETTER, TOKEN_NBYTES
 from vkbackend.meta.options import AHEAD
@@ -94,7 +95,8 @@ def _exchanges(rows: Sequence[Row]) -> Iterator[str]:
         fastest, us = min(of_pair, key=lambda row: float(row["us"])), usual[0]["us"]
         line = f"An exchange of 16 KiB between {devices} takes {us:.0f} us by default."
         if fastest["us"] < BETTER * us:
-            way = f"{fastest['provider']}, {fastest['signal']}, {fastest['ahead']} ahead"
+            ahead = "in one call" if fastest["ahead"] == ONE_CALL else f"{fastest['ahead']} ahead"
+            way = f"{fastest['provider']}, {fastest['signal']}, {ahead}"
             indices = devices.replace("Vulkan", "").replace(" + ", ",")
             line += (
                 f" The fastest way takes {fastest['us']:.0f} us ({way}). "

@@ -154,7 +154,7 @@ def main() -> int:
     add("-dev", dest="devices", default="0,0", help="devices (default: 0,0)")
     add("--sizes", default="16K", help="bytes of a sum, K or M (default: 16K)")
     add("--providers", default="pages", help=f"of {','.join(PROVIDERS)} (default: pages)")
-    add("--ahead", default="0,2,all", help="submissions ahead (default: 0,2,all)")
+    add("--ahead", default="0,2,all", help="submissions ahead, also one-call (default: 0,2,all)")
     add("--signals", default=",".join(SIGNALS), help=f"of {','.join(SIGNALS)} (default: all)")
     add("--repeat", type=int, default=1, metavar="N", help="rounds of all ways (default: 1)")
     add("--strace", action="store_true", help="count system calls, too")

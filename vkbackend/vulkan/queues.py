@@ -112,7 +112,31 @@ class TimelineQueue(Queue):
         executable.submission = infos, timelines, waits, signals, stage, [*firsts, n]
 
     def submit(self, executable: Any, first: int, count: int) -> None:
-        infos, _, waits, signals, _, firsts = executable.submission
+        infos, *_, firsts = executable.submission
+        self._number(executable, first, count)
+        # Submit each command buffer with a call of its own. If one call submitted all of them, an H100
+        # (driver 580) used stale cache lines of host memory that the host had written before it signaled
+        # `go`. Barriers and volatile reads did not help. Also, drivers may merge the submissions of a call,
+        # which undoes Cuts.
+        for s in range(first, first + count):
+            for at in range(firsts[s], firsts[s + 1]):
+                result = self._submit(self.device.vk_queue, 1, infos + at, NULL)
+                self.device.check(result, "vkQueueSubmit")
+            self.submitted += 1
+        if self._held:
+            self._set_events(self._go)
+
+    def submit_whole(self, executable: Any) -> None:
+        infos, *_, firsts = executable.submission
+        assert not executable.ends.events, "events may be set only before the submission that waits for them"
+        self._number(executable, 0, executable.n_segments)
+        result = self._submit(self.device.vk_queue, firsts[-1], infos, NULL)
+        self.device.check(result, "vkQueueSubmit")
+        self.submitted += executable.n_segments
+
+    def _number(self, executable: Any, first: int, count: int) -> None:
+        """Set the semaphore values of `count` segments, and reset their events and the flag."""
+        _, _, waits, signals, _, firsts = executable.submission
         ends = executable.ends
         self._by_events = ends.events is not None
         if ends.flag and not first:
@@ -125,17 +149,6 @@ class TimelineQueue(Queue):
                 self._held.append((number, s))
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # Submit each command buffer with a call of its own. If one call submitted all of them, an H100
-        # (driver 580) used stale cache lines of host memory that the host had written before it signaled
-        # `go`. Barriers and volatile reads did not help. Also, drivers may merge the submissions of a call,
-        # which undoes Cuts.
-        for s in range(first, first + count):
-            for at in range(firsts[s], firsts[s + 1]):
-                result = self._submit(self.device.vk_queue, 1, infos + at, NULL)
-                self.device.check(result, "vkQueueSubmit")
-            self.submitted += 1
-        if self._held:
-            self._set_events(self._go)
 
     def _set_events(self, number: int) -> None:
         while self._events and self._held and self._held[0][0] <= number:

@@ -192,6 +192,18 @@ def test_every_way_gives_the_same_bits(
     assert np.array_equal(logits, with_pages(models, tuple(devices)))
 
 
+@pytest.mark.parametrize(
+    ("provider", "devices", "ahead"),
+    only(product(["visible", "host-sum"], GROUPS), "visible-0,0"),
+)
+def test_steps_in_one_call_give_the_same_bits(
+    models: Path, provider: str, devices: list[str], ahead: int | None
+) -> None:
+    how = {"reduce_provider": provider, "reduce_signal": "flag", "submit_ahead": "one-call"}
+    logits = prompt_and_tokens(models, tuple(devices), **how)
+    assert np.array_equal(logits, with_pages(models, tuple(devices)))
+
+
 OPTIONAL = ["timeline", "host_import", "device_map", "timeline,host_import,device_map"]
 
 
