@@ -22,6 +22,7 @@ from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner.runner import Runner
+from vkbackend.paths import why
 from vkbackend.step import Run
 
 LEVELS = 65_535  # highest level of a saved log probability
@@ -201,7 +202,9 @@ class Base:
         try:
             self._rows = open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise InvalidArgument(f"{path}: cannot be read as saved log-probabilities: {error}") from None
+            raise InvalidArgument(
+                f"{path}: cannot be read as saved log-probabilities: {why(error)}"
+            ) from None
         if self._rows.dtype != _row_type(n_vocab) or self._rows.ndim != 1:
             raise InvalidArgument(
                 f"{path}: was not saved by a model of {n_vocab} tokens; save the base again with "

@@ -32,6 +32,7 @@ from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.reasoning import ReasoningSplit
 from vkbackend.models.vision.images import image_of
+from vkbackend.paths import quoted, why
 from vkbackend.system.files import words_of
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
@@ -122,7 +123,9 @@ def read_message(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"the file {path!r} cannot be read: {error}; give a UTF-8 text") from None
+        raise InvalidArgument(
+            f"the file {quoted(path)} cannot be read: {why(error)}; give a UTF-8 text"
+        ) from None
 
 
 class Conversation:
@@ -195,8 +198,8 @@ class Conversation:
             text = json.dumps(messages, ensure_ascii=False, indent=1)
             Path(path).write_text(text + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
-            return f"{path!r} cannot be written: {error}"
-        return f"{len(self.chat.messages)} messages are in {path!r}"
+            return f"{quoted(path)} cannot be written: {why(error)}"
+        return f"{len(self.chat.messages)} messages are in {quoted(path)}"
 
     def answer(self, ask: Callable[[], Generator[Chunk, None, None]]) -> None:
         chunks: list[Chunk] = []

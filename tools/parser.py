@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted
 
 TALKS = ("generate", "chat")  # one program in llama.cpp
 CONVERSATION = {
@@ -68,7 +69,9 @@ def conversation(words: Sequence[str]) -> list[str]:
 
 def unknown_command(word: str, commands: Iterable[str]) -> str:
     if word.endswith(".gguf") or os.path.isfile(word):
-        return f"{word!r} is not a command; type `vkbackend generate -m {word}` or `vkbackend info {word}`"
+        return (
+            f"{quoted(word)} is not a command; type `vkbackend generate -m {word}` or `vkbackend info {word}`"
+        )
     near = get_close_matches(word.lower(), list(commands), 1, 0.5)
     return f"unknown command {word!r}" + (f"; did you mean `vkbackend {near[0]}`?" if near else "")
 
@@ -93,7 +96,7 @@ def unknown_arguments(
     if not sentences:
         word = words[0]
         if "--model" in known:
-            return [f"{word!r} is not a flag; pass a model with -m: `{command.prog} -m {word}`"]
+            return [f"{quoted(word)} is not a flag; pass a model with -m: `{command.prog} -m {word}`"]
         return [f"unrecognized argument {word!r}"]
     return sentences
 

@@ -21,6 +21,7 @@ from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
 from vkbackend.models.text.tokenizer import Tokenizer
+from vkbackend.paths import why
 from vkbackend.tools.console import console, progress_bar, write_json
 from vkbackend.tools.flags.llama_cpp import add_common_arguments
 from vkbackend.tools.flags.notes import note
@@ -108,7 +109,7 @@ def read_text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: cannot be read as UTF-8 text: {error}") from None
+        raise InvalidArgument(f"{path}: cannot be read as UTF-8 text: {why(error)}") from None
 
 
 def summary(score: Score, n_windows: int, n_ctx: int, has_base: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from vkbackend.meta.load import Progress
 from vkbackend.models.arguments import token_limit
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
+from vkbackend.paths import quoted, why
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.llama_cpp import settle, settle_common
@@ -225,7 +226,8 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
             Path(args.slot_save_path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(
-                f"--slot-save-path {args.slot_save_path!r} cannot be made ({error}); give another folder"
+                f"--slot-save-path {quoted(args.slot_save_path)} cannot be made ({why(error)}); "
+                "give another folder"
             ) from None
     if args.timeout is not None:
         whole_number("timeout", args.timeout, 1, 86_400, " (seconds)")

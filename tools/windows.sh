@@ -138,7 +138,7 @@ unpack_windows() {
 # windows_tests ARGUMENT...: run pytest on Windows Python, by default on these tests.
 windows_tests() {
     local tests=(tests/{vkbackend,meta} tests/models/{text,gguf,grammar,sampling,engine,chats,processes,test_hub{,_cache}.py}
-        tests/tools/test_{cli,windows_console}.py)
+        tests/tools/test_{cli,long_paths,windows_console}.py)
     [ $# = 0 ] || tests=("$@")
     VKBACKEND_TEST_DRIVERS=lavapipe=$driver_dir/lavapipe/icd.json \
         wine "$windows_dir/python/python.exe" -m pytest -p no:cacheprovider -o timeout=1800 -rfE "${tests[@]}" </dev/null

@@ -15,8 +15,9 @@ from threading import Lock
 from typing import Any
 
 from vkbackend import env, trusted_files
+from vkbackend.paths import quoted, why
 from vkbackend.system.folder import Folder
-from vkbackend.trusted_files import Untrusted, why
+from vkbackend.trusted_files import Untrusted
 
 _KIND = b"vkbackend cache 1 "
 MOST_NBYTES = 16 << 20  # Per entry.
@@ -116,4 +117,4 @@ def _report(subject: str, why: str) -> None:
         if subject in _reported:
             return
         _reported.add(subject)
-    env.log(0, f"{subject!r}: {why}")
+    env.log(0, f"{quoted(subject)}: {why}")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.paths import quoted, why
 from vkbackend.system import files
 
 COMPILER = "glslangValidator"
@@ -270,10 +271,10 @@ def _shipped(op: str, variant: str) -> bytes | None:
     try:
         code = path.read_bytes()
     except OSError as error:
-        env.log(0, f"{str(path)!r} is not used: {error.strerror or error}; install the package again")
+        env.log(0, f"{quoted(path)} is not used: {why(error)}; install the package again")
         return None
     if _hash(code) != _shipped_index()[f"{op}.{variant}"][1]:
-        env.log(0, f"{str(path)!r} is not used: it is damaged; install the package again")
+        env.log(0, f"{quoted(path)} is not used: it is damaged; install the package again")
         return None
     return code
 
@@ -287,7 +288,7 @@ def _shipped_index() -> dict[str, list[str]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        env.log(0, f"{str(path)!r} is not used: {type(error).__name__}; build or install the package again")
+        env.log(0, f"{quoted(path)} is not used: {type(error).__name__}; build or install the package again")
         return {}
 
 

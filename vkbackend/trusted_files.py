@@ -88,10 +88,6 @@ def head_nbytes(kind: bytes) -> int:
     return len(kind) + 64 + 1
 
 
-def why(reason: Exception) -> str:
-    return (reason.strerror or str(reason)) if isinstance(reason, OSError) else str(reason)
-
-
 def _check(reason: str) -> None:
     if reason:
         raise Untrusted(reason)

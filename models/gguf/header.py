@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import NEWER
+from vkbackend.paths import why
 from vkbackend.system.files import read_at
 
 # The largest models have 262,144 tokens, 580,000 merges, 20 MB of header and 60,000 tensors. The limits are
@@ -192,7 +193,7 @@ def parse(path: Path, index: int) -> Part:
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as e:  # ValueError: the path contains a NUL.
-        raise GGUFError(f"{path}: cannot be read: {e}") from e
+        raise GGUFError(f"{path}: cannot be read: {why(e)}") from e
     if stat.S_ISDIR(mode):
         raise GGUFError(f"{path} is a directory; give the path of a .gguf file")
     if not stat.S_ISREG(mode):
@@ -201,7 +202,7 @@ def parse(path: Path, index: int) -> Part:
         with open(path, "rb", buffering=0) as file:
             return _parse_file(_Cursor(path, file.fileno()), index)
     except OSError as e:
-        raise GGUFError(f"{path}: cannot be read: {e}") from e
+        raise GGUFError(f"{path}: cannot be read: {why(e)}") from e
 
 
 def _parse_file(cur: _Cursor, index: int) -> Part:

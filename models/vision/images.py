@@ -18,6 +18,7 @@ from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.vision.data_url import base64_bytes, picture_bytes
 from vkbackend.models.vision.limits import IMAGE_LIMITS
+from vkbackend.paths import quoted, why
 
 EXPECTED = "expected a path, the bytes of a file, a data URL, uint8 pixels [h, w, 3] or a Pillow image"
 _URL = re.compile(r"data:|file:|[a-z][a-z0-9+.-]{1,31}://", re.IGNORECASE)
@@ -116,9 +117,8 @@ def _of_file(name: str, path: str) -> Image:
         with Path(path).open("rb") as file:
             data = file.read(IMAGE_LIMITS.n_bytes + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InvalidArgument(
-            f"the image {path!r} cannot be read: {why}; give a file", argument=name
+            f"the image {quoted(path)} cannot be read: {why(error)}; give a file", argument=name
         ) from None
     return Image.of_bytes(name, data, path)
 

@@ -229,7 +229,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [
-        (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["-m", "/nowhere/model.gguf"], "[/\\\\]nowhere[/\\\\]model.gguf: no such file"),
         (["-m", "."], "directory"),
         (["-m", "README.md"], "GGUF"),
         (["-m", ""], "--model=''"),

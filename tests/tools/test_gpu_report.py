@@ -132,6 +132,28 @@ def test_the_files_name_no_host_user_or_path(tmp_path: Path, monkeypatch: pytest
     assert "- shapes: not begun" in texts[1] and "- Vulkan0, left out: b: in (path)," in texts[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (r"C:\Users\Bob Smith\models\x.gguf: no such file", "(path): no such file"),
+        (repr(r"C:\users\bob smith\x y"), "'(path) y'"),
+        (r"in D:\models\a.gguf, e:/b and \\nas\share\c.gguf", "in (path), (path) and (path)"),
+        (r"\\?\C:\models\a.gguf; \\?\UNC\nas\share\c", "(path); (path)"),
+        (repr(r"\\?\D:\a\b") + repr(r"\\nas\share"), "'(path)''(path)'"),
+        (r"C:\Users\Bob Smithson and /home/bob", "(path) Smithson and (path)"),
+        (r"ratio 1:2, 12:30, http://host:80/v1, \d+ a\b", r"ratio 1:2, 12:30, http://host:80/v1, \d+ a\b"),
+    ],
+)
+def test_paths_of_windows_are_replaced(text: str, clean: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path(r"C:\Users\Bob Smith"))
+    monkeypatch.setattr("getpass.getuser", lambda: "nobody")
+    document._private.cache_clear()
+    try:
+        assert document.scrubbed({"a": [text]}) == {"a": [clean]}
+    finally:
+        document._private.cache_clear()
+
+
 def test_an_unwritable_folder_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.main(["gpu-report", "-o", str(tmp_path / "file" / "x")]) == 2

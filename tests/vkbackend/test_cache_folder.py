@@ -42,7 +42,6 @@ def mkfifo(path: Path) -> None:
 
 def one_message_with(capsys: pytest.CaptureFixture[str], *words: str) -> None:
     (line,) = capsys.readouterr().err.splitlines()
-    line = line.replace("\\\\", "\\")  # as in the repr of a Windows path
     assert line.startswith("vkbackend: ") and all(word in line for word in words), line
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any, TextIO
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
 
@@ -34,5 +35,5 @@ def log_to(path: str) -> None:
     try:
         file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # until the process ends
     except OSError as error:
-        raise InvalidArgument(f"--log-file {path!r} cannot be written: {error}") from None
+        raise InvalidArgument(f"--log-file {quoted(path)} cannot be written: {why(error)}") from None
     sys.stderr = _Tee(sys.stderr, file, path)

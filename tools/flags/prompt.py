@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 from vkbackend.system.files import text_of
 
 
@@ -28,7 +29,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         return text_of(data).removesuffix("\n")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"the prompt file {name!r} cannot be read: {error}; give a UTF-8 text"
+            f"the prompt file {quoted(name)} cannot be read: {why(error)}; give a UTF-8 text"
         ) from None
 
 

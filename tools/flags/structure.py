@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vkbackend.models.grammar.structure import KEYWORDS, MAX_NBYTES
+from vkbackend.paths import quoted, why
 
 
 class _OfFile(argparse.Action):
@@ -18,7 +19,7 @@ class _OfFile(argparse.Action):
                 text = file.read(MAX_NBYTES + 1).decode()
         except (OSError, ValueError) as error:
             raise argparse.ArgumentError(
-                self, f"{values!r} cannot be read: {error}; give a UTF-8 text"
+                self, f"{quoted(values)} cannot be read: {why(error)}; give a UTF-8 text"
             ) from None
         setattr(namespace, self.dest, text)
 

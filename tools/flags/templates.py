@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 from vkbackend.tools.flags.built_in_templates import TEMPLATES
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.table import OFF, ON
@@ -94,5 +95,5 @@ def read_template(path: str) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"the chat template {path!r} cannot be read: {error}; give a UTF-8 text"
+            f"the chat template {quoted(path)} cannot be read: {why(error)}; give a UTF-8 text"
         ) from None

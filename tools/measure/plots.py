@@ -7,6 +7,7 @@ from typing import Any
 
 from vkbackend.atomic_file import check_target
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.paths import why
 
 
 def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
@@ -37,4 +38,4 @@ def save(figure: Any, path: str) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: the plot cannot be written: {error}") from None
+        raise InvalidArgument(f"{path}: the plot cannot be written: {why(error)}") from None

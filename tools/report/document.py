@@ -20,6 +20,7 @@ from typing import Any
 from vkbackend import __version__
 from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import why
 from vkbackend.tools.console import jsonable, size
 from vkbackend.tools.report.children import Outcome
 from vkbackend.tools.report.part import Row
@@ -28,8 +29,15 @@ from vkbackend.tools.report.plain_words import sentences
 
 NAME = "gpu-report"
 SHORTEST = 3  # A shorter name could be part of a word.
-# A path begins with a slash that does not follow a word. Names and slashes follow.
-_PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
+_NAME = r"[^\s/\\'\":,;()\[\]<>|]+"
+_NAMES = rf"(?:[/\\]{{1,2}}{_NAME})*[/\\]*"  # `repr` doubles backslashes.
+# A path begins with a slash that does not follow a word, with a drive, or with two backslashes.
+_PATH = re.compile(
+    rf"(?<![\w.)/])~?(?:/{_NAME}){{2,}}/?"
+    rf"|(?:\\{{2,4}}\?\\{{1,2}})?(?<!\w)[A-Z]:[/\\]{{1,2}}{_NAME}{_NAMES}"
+    rf"|(?<![\w\\])\\{{2,4}}(?:\?\\{{1,2}})?{_NAME}\\{{1,2}}{_NAME}{_NAMES}",
+    re.IGNORECASE,
+)
 
 
 @dataclass(slots=True)
@@ -80,7 +88,7 @@ class Report:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidArgument(f"--output {folder}: cannot be made: {error.strerror}") from None
+            raise InvalidArgument(f"--output {folder}: cannot be made: {why(error)}") from None
         value = scrubbed(jsonable(self.values()))
         for suffix, text in ((".json", json.dumps(value, indent=1) + "\n"), (".md", scrubbed(self.text()))):
             with replacing(folder / (NAME + suffix), InvalidArgument) as part:
@@ -145,11 +153,11 @@ class Report:
         lines = []
         for outcome in outcomes:
             reasons: dict[str, list[str]] = {}
-            for case, why in outcome.left_out:
-                reasons.setdefault(why, []).append(case)
-            for why, cases in reasons.items():
+            for case, reason in outcome.left_out:
+                reasons.setdefault(reason, []).append(case)
+            for reason, cases in reasons.items():
                 name = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
-                lines.append(f"- {self.names(outcome)}, left out: {name}: {why}")
+                lines.append(f"- {self.names(outcome)}, left out: {name}: {reason}")
         return ["", *lines] if lines else []
 
 
@@ -165,8 +173,9 @@ def _cell(value: object) -> str:
 
 
 @cache
-def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """Return private folders, and a regular expression for the names of the host and the user."""
+def _private() -> tuple[re.Pattern[str], re.Pattern[str] | None]:
+    """Return regular expressions for paths in private folders, and for the names of the host and the user.
+    These folders may contain blanks, which `_PATH` does not accept."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}
@@ -176,7 +185,9 @@ def _private() -> tuple[list[str], re.Pattern[str] | None]:
         pass
     words = sorted((re.escape(name) for name in names if len(name) >= SHORTEST), key=len, reverse=True)
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
-    return sorted((f for f in folders if len(f) > 1), key=len, reverse=True), pattern
+    folders |= {folder.replace("\\", "\\\\") for folder in folders}
+    longest_first = sorted((re.escape(f) for f in folders if len(f) > 1), key=len, reverse=True)
+    return re.compile(rf"(?:{'|'.join(longest_first)})(?![\w-]){_NAMES}", re.IGNORECASE), pattern
 
 
 def scrubbed(value: Any) -> Any:
@@ -188,7 +199,5 @@ def scrubbed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     folders, names = _private()
-    value = _PATH.sub("(path)", value)
-    for folder in folders:
-        value = value.replace(folder, "(path)")
+    value = _PATH.sub("(path)", folders.sub("(path)", value))
     return names.sub("(name)", value) if names else value

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 from vkbackend.tools.server.failures import Refusal
 
 PUBLIC = ("/health",)  # this endpoint reveals no data of requests
@@ -46,7 +47,7 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
             lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise InvalidArgument(
-                f"cannot read the file of API keys: {error}; it must be UTF-8 text"
+                f"the file of API keys {quoted(path)} cannot be read: {why(error)}; give a UTF-8 text"
             ) from None
         all_keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if (keys or path is not None) and not any(all_keys):

@@ -29,6 +29,13 @@ if sys.platform == "win32":
                     raise
                 time.sleep(RETRY_S)
 
+    def real_path(path: StrPath) -> str:
+        """Resolve links. Windows cannot do this for devices such as `nul`, and Wine for long paths."""
+        try:
+            return os.path.realpath(path)
+        except OSError:
+            return os.path.abspath(path)
+
     def text_of(data: bytes) -> str:
         """Return the text of a UTF-8 file, without a byte order mark and with CR LF replaced by LF. Raises
         ValueError."""
@@ -47,6 +54,7 @@ if sys.platform == "win32":
 else:
     read_at = os.pread
     replace = os.replace
+    real_path = os.path.realpath
     words_of = shlex.split
 
     def text_of(data: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from vkbackend import env, forks
 from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.paths import quoted
 from vkbackend.vulkan.capabilities import describe
 from vkbackend.vulkan.vk import (
     API_1_1,
@@ -139,7 +140,7 @@ def missing_driver_file() -> str | None:
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
         if missing := [path for path in paths if not os.path.exists(path)]:
-            return f"{name} names {missing[0]!r}, which does not exist; correct or unset the variable"
+            return f"{name} names {quoted(missing[0])}, which does not exist; correct or unset the variable"
         if paths:
             break
     return None

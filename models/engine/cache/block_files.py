@@ -18,8 +18,9 @@ from threading import Condition
 
 from vkbackend import env, trusted_files
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 from vkbackend.system.folder import Folder, is_ours
-from vkbackend.trusted_files import Untrusted, why
+from vkbackend.trusted_files import Untrusted
 
 KIND = b"vkbackend block 1 "
 N_READERS = 2  # SHA-256 takes about 1 s per GB.
@@ -100,7 +101,7 @@ class BlockFiles:
         except (OSError, InvalidArgument) as reason:
             if time.monotonic() >= self._next_report:
                 self._next_report = time.monotonic() + REPORT_S
-                env.log(0, f"{str(self.folder)!r}: blocks of the KV cache are not written: {why(reason)}")
+                env.log(0, f"{quoted(self.folder)}: blocks of the KV cache are not written: {why(reason)}")
         finally:
             with self._changed:
                 self._n_waiting -= len(self._writing.pop(name))
@@ -129,8 +130,8 @@ class BlockFiles:
             pass  # another process removed it
         except (OSError, Untrusted) as reason:
             self.counts["refused"] += 1
-            path = str(self.folder / name)
-            env.log(0, f"{path!r} is not used, its positions are computed again: {why(reason)}")
+            path = quoted(self.folder / name)
+            env.log(0, f"{path} is not used, its positions are computed again: {why(reason)}")
         with self._changed:
             self._known.discard(name)
         return None

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from vkbackend import env
 from vkbackend.models.engine.cache.block_files import BlockFiles
+from vkbackend.paths import quoted
 
 
 class BlockStore:
@@ -35,8 +36,8 @@ class BlockStore:
         would wait for the file system, and delay all other requests."""
         if self.files is not None and self._hanging is None:
             self._hanging = read
-            folder = str(self.files.folder)
-            env.log(0, f"{folder!r}: the file system does not answer; until it does, prompts are computed")
+            folder = quoted(self.files.folder)
+            env.log(0, f"{folder}: the file system does not answer; until it does, prompts are computed")
 
     def put(self, name: str, data: bytes, used_ns: int) -> None:
         if self.files is not None:

@@ -31,6 +31,7 @@ from vkbackend.models.engine.cache.mark import AdapterUse, Mark, n_alike
 from vkbackend.models.engine.cache.prefix_tree import packed
 from vkbackend.models.engine.runner.state_checksums import check, checksums
 from vkbackend.models.placement.cache_plan import layout_of
+from vkbackend.paths import quoted, why
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner.runner import Runner
@@ -125,7 +126,7 @@ def load(
             first, last, tokens, saved, mark = _check(runner, file, path, content)
             if not check(file, path):
                 env.log(
-                    0, f"{str(path)!r}: saved without checksums, so damage cannot be detected; save it again"
+                    0, f"{quoted(path)}: saved without checksums, so damage cannot be detected; save it again"
                 )
             room = place(first, last) if place else {}
             del content.tokens[first:]
@@ -148,7 +149,9 @@ def load(
             content.tokens += tokens
             content.n_stored, content.mark = last, mark
     except (SafetensorError, OSError) as error:
-        raise StateError(f"{path}: not a whole safetensors file: {error}; save the state again") from None
+        raise StateError(
+            f"{path}: not a whole safetensors file: {why(error)}; save the state again"
+        ) from None
 
 
 def _check_file(path: Path) -> None:
@@ -159,7 +162,7 @@ def _check_file(path: Path) -> None:
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
     except (OSError, ValueError) as error:  # ValueError: the path contains a NUL.
-        raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
+        raise StateError(f"{path}: cannot be read: {why(error)}; give the name of a saved state") from None
     if not 2 <= header <= min(MAX_HEADER_NBYTES, status.st_size - 8):
         raise StateError(
             f"{path}: not a saved state, or truncated: its header has {header} bytes and the file "

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.paths import quoted, why
 from vkbackend.tools.flags.table import OFF, ON, flags_of
 
 ALL = "*"  # The section for all models.
@@ -60,9 +61,9 @@ def _sections(path: str) -> dict[str, list[tuple[int, str, str]]]:
             content = file.read(MAX_NBYTES + 1)
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--models-preset {path!r} cannot be read: {error}") from None
+        raise InvalidArgument(f"--models-preset {quoted(path)} cannot be read: {why(error)}") from None
     if len(content) > MAX_NBYTES:
-        raise InvalidArgument(f"--models-preset {path!r} is larger than {MAX_NBYTES >> 20} MiB")
+        raise InvalidArgument(f"--models-preset {quoted(path)} is larger than {MAX_NBYTES >> 20} MiB")
     sections: dict[str, list[tuple[int, str, str]]] = {}
     name: str | None = None
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):

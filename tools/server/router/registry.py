@@ -15,6 +15,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import projectors
 from vkbackend.models.hub_cache import cached_projectors
 from vkbackend.models.options import Options
+from vkbackend.paths import quoted, why
 from vkbackend.tools.flags.vision import unusable
 from vkbackend.tools.server.front import Config
 from vkbackend.tools.server.router.presets import ALL, Preset
@@ -70,7 +71,7 @@ def listed(
         try:
             entries[name] = _made(make, name, words, preset, "models_dir" if name in inside else CACHE)
         except (GGUFError, OSError) as error:
-            notes.append(f"{name} is left out: {error}")
+            notes.append(f"{name} is left out: {why(error)}")
     for name, preset in presets.items():
         if name in (ALL, *paths):
             continue
@@ -102,7 +103,7 @@ def models_in(folder: str, notes: Notes) -> dict[str, Path]:
     try:
         inside = sorted(Path(folder).iterdir())
     except OSError as error:
-        raise InvalidArgument(f"--models-dir {folder!r} cannot be read: {error}") from None
+        raise InvalidArgument(f"--models-dir {quoted(folder)} cannot be read: {why(error)}") from None
     by_name: dict[str, Path] = {}
     for path in inside:
         models = {_stem(path): path} if _is_model(path) else {}
@@ -139,7 +140,7 @@ def _files_of(folder: Path, notes: Notes) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        notes.append(f"{folder} is left out: {error}")
+        notes.append(f"{folder} is left out: {why(error)}")
         return []
 
 

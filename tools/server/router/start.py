@@ -12,6 +12,7 @@ from vkbackend.meta.load import Progress
 from vkbackend.models.arguments import device_list
 from vkbackend.models.hub_cache import cached_models
 from vkbackend.models.llm import LLM
+from vkbackend.paths import quoted
 from vkbackend.tools.cli import build_parser
 from vkbackend.tools.cli import parse as parse_words
 from vkbackend.tools.console import MIB
@@ -91,7 +92,7 @@ def listing_of(args: argparse.Namespace, make: Callable[[argparse.Namespace, str
         cached = cached_models() if args.models_download else {}
         entries, notes = listed(args.models_dir, presets, entry, cached)
         if not entries and not args.models_download:
-            places = " and ".join(repr(path) for path in (args.models_dir, args.models_preset) if path)
+            places = " and ".join(quoted(path) for path in (args.models_dir, args.models_preset) if path)
             raise InvalidArgument(f"{places}: no models are there; add .gguf files or presets")
         return list(entries.values()), notes
 
