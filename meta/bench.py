@@ -21,7 +21,7 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # Without other nodes, no step starts after this many seconds.
+LIMIT_S = 3.0
 PERIOD = 3  # Odd, so that a stale slot, which is two reduces old, makes the sum wrong.
 CHAIN_NBYTES = 64 << 20  # Bytes of all reduces of a step, which has 4 to MAX_LENGTH reduces.
 MAX_LENGTH = 32
@@ -60,12 +60,14 @@ def time_reduce(
     length: int = 0,
     nodes: Nodes | None = None,
     check_all: bool = True,
+    limit_s: float | None = None,
 ) -> ReduceTime:
     """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `nodes` must call this
     function.
 
     After a warm-up step, time up to `repeats` steps of `length` reduces. The sums of each step are checked,
-    or only of the last step if `check_all` is not set. Checks are not timed.
+    or only of the last step if `check_all` is not set. Checks are not timed. Without other nodes, no step
+    starts after `limit_s` seconds (default: LIMIT_S).
     """
     mesh = Mesh(devices, options, nodes=nodes)
     try:
@@ -78,7 +80,8 @@ def time_reduce(
         n_wrong = int(check_all and not chain.is_exact())
         assert mesh.provider is not None
         warm_s = mesh.provider.network_s
-        while len(seconds) < repeats and (nodes or sum(seconds) * chain.length < LIMIT_S):
+        limit_s = LIMIT_S if limit_s is None else limit_s
+        while len(seconds) < repeats and (nodes or sum(seconds) * chain.length < limit_s):
             if check_all:
                 chain.turn()
             began = time.perf_counter()

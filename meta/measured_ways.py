@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
-from vkbackend.meta.bench import REPEATS, time_reduce
+from vkbackend.meta.bench import LIMIT_S, REPEATS, time_reduce
 from vkbackend.meta.known_speed import reduce_key, remember
 from vkbackend.meta.known_ways import ONE_CALL, Ahead, Choice, remember_choice
 from vkbackend.meta.options import AHEAD, ReduceOptions
@@ -21,8 +21,9 @@ TOKEN_NBYTES = 1 << 14  # Bytes of a decoded token's sum in a model with 4,096 v
 DEPTHS: tuple[Ahead, ...] = (0, 1, 2, None)
 BETTER = 0.9  # A way replaces the default if it takes less than this share of the default's time.
 # ONE_CALL is kept only if so many steps were exact. If 1 % of all steps were wrong, so many exact steps would
-# have a probability of 0.99^300 = 5 %. On an H100, 80 % of the steps were wrong with the provider pages.
+# have a probability of 0.99^300 = 5 %. On an H100, 80 % of the steps were wrong that one call had submitted.
 SURE_STEPS = 300
+SURE_S = 15.0  # With GPUs, SURE_STEPS steps take about a second.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def _in_turns(
             reduce_type="f32", reduce_provider=provider, reduce_signal=signal, submit_ahead=ahead
         )
         with suppress(UnsupportedFeature, OutOfDeviceMemory, PlanError):
-            repeats = SURE_STEPS // 2 if ahead == ONE_CALL else REPEATS
-            result = time_reduce(open_again(), nbytes, how, repeats=repeats)
+            repeats, limit_s = (SURE_STEPS // 2, SURE_S) if ahead == ONE_CALL else (REPEATS, LIMIT_S)
+            result = time_reduce(open_again(), nbytes, how, repeats=repeats, limit_s=limit_s)
             row = Measured(nbytes, *way, 1e6 * result.median, result.exact, result.n_checked)
             rows[way] = row.joined(rows[way]) if way in rows else row
     return [*rows.values()]

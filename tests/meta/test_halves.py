@@ -17,7 +17,7 @@ from runners import load_runner
 from vkbackend import hazards
 from vkbackend.meta import recorded_steps
 from vkbackend.meta.step_kind import StepKind
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import HOST_WRITTEN, PROVIDERS
 from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
@@ -76,6 +76,16 @@ def test_halves_equal_one_piece(models: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
 def test_every_way_on_devices(models: Path, devices: list[str], provider: str, signal: str) -> None:
     how = {"reduce_provider": provider, "reduce_signal": signal}
+    usual, other = (in_steps(models, devices, "stories-narrow-Q8_0", True, **of) for of in ({}, how))
+    assert np.array_equal(usual, other)
+
+
+@pytest.mark.wide
+@pytest.mark.native
+@pytest.mark.parametrize("provider", HOST_WRITTEN)
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
+def test_one_call_on_devices(models: Path, devices: list[str], provider: str) -> None:
+    how = {"reduce_provider": provider, "reduce_signal": "semaphore", "submit_ahead": "one-call"}
     usual, other = (in_steps(models, devices, "stories-narrow-Q8_0", True, **of) for of in ({}, how))
     assert np.array_equal(usual, other)
 

@@ -133,7 +133,7 @@ def test_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [way.name for way in WAYS if way.n_tuned == 2]
     seen: list[str] = []
 
-    def timed(devices: object, nbytes: int, how: ReduceOptions, repeats: int) -> ReduceTime:
+    def timed(devices: object, nbytes: int, how: ReduceOptions, **more: float) -> ReduceTime:
         seen.append(how.reduce_provider)
         first = seen.count(how.reduce_provider) == 1
         return ReduceTime(nbytes, (9e-3 if first else 1e-3,), first or how.reduce_provider != "visible")

@@ -15,6 +15,7 @@ from streamed import PLACES, check_windows, poisoned, stream_of
 
 from vkbackend.buffer import Home
 from vkbackend.meta import streams
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.placement.layout import host_nbytes, weight_nbytes
 from vkbackend.models.placement.memory_report import allocations
@@ -91,6 +92,19 @@ def test_equal_bits(
         assert copied == whole + N_DECODED * read_by_token(runner)
         assert check_windows(runner)
         runner.close()
+
+
+def test_one_call_submits_no_step_that_reads_copied_weights(tmp_path: Path) -> None:
+    path = write(build("qwen3"), tmp_path / "model.gguf")
+    how = {"reduce_provider": "visible", "submit_ahead": ONE_CALL}
+    texts = []
+    for pinned in (0.0, "auto"):
+        runner = opened(path, ["numpy"] * 2, pinned, **PLACES["layers"], **how)
+        texts.append(text(runner))
+        steps = runner.mesh.steps.by_kind.values()
+        assert len(steps) == 2 and all(step.in_one_call == (pinned == "auto") for step in steps)
+        runner.close()
+    assert np.array_equal(*texts)
 
 
 def test_the_report_counts_regions_exactly(tmp_path: Path) -> None:

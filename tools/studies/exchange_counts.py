@@ -21,9 +21,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from vkbackend.meta import bench
 from vkbackend.meta.bench import chain_length, time_reduce
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions, ahead_depth
@@ -137,8 +135,8 @@ def system_calls(devices: str, nbytes: int, provider: str, signal: str, ahead: s
 
 def run_steps(names: Sequence[str], nbytes: int, how: ReduceOptions, n_steps: int) -> None:
     """Run a warm-up step and `n_steps` steps, however long they take."""
-    with mock.patch.object(bench, "LIMIT_S", math.inf):
-        result = time_reduce(open_devices(names), nbytes, how, repeats=n_steps, check_all=False)
+    devices = open_devices(names)
+    result = time_reduce(devices, nbytes, how, repeats=n_steps, check_all=False, limit_s=math.inf)
     assert len(result.seconds) == n_steps and result.exact
 
 

@@ -55,7 +55,8 @@ class Flag:
 
 class Events:
     """An event for each segment of the longest executable, from segment 1 on. Executables share the events,
-    because one runs at a time."""
+    because one runs at a time. The host sets an event after it has submitted the wait. Newer versions of the
+    specification forbid this (VUID-vkSetEvent-event-09543), so events depend on the driver."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._events = device, list[Any]()
