@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,19 @@ def check_windows(runner: Runner) -> int:
 
 def check_recording(recording: Recording, d: int, weights: dict[str, Any], meetings: list[Any]) -> int:
     layer, ready, n_read = "", set[str](), 0
-    later: tuple[str, ...] = ()
+    later: list[tuple[str, ...]] = []  # the stacks that the layer's next fetches copy
     for command in recording.commands:
         if isinstance(command, Exchange):
             meeting = meetings.pop(0)
             if isinstance(meeting, Fetch) and not meeting.stacks:
                 layer = section_of(command.label)
-                upcoming = next((m for m in meetings if isinstance(m, Fetch)), Fetch())
-                later = upcoming.stacks
+                fetches = (m for m in meetings if isinstance(m, Fetch))
+                later = [fetch.stacks for fetch in takewhile(lambda fetch: fetch.stacks, fetches)]
                 ready = {n for n, w in weights.items() if w.streamed and section_of(n) == layer}
-                ready -= {f"{layer}.{name}" for name in later}
+                ready -= {f"{layer}.{name}" for stacks in later for name in stacks}
             elif isinstance(meeting, Fetch):
-                assert section_of(command.label) == layer and meeting.stacks == later
-                ready |= {f"{layer}.{name}" for name in later}
+                assert section_of(command.label) == layer and meeting.stacks == later.pop(0)
+                ready |= {f"{layer}.{name}" for name in meeting.stacks}
         elif isinstance(command, Dispatch):
             for view in command.args:
                 if isinstance(view.buffer, Buffer) and view.buffer.home is Home.STREAM:
