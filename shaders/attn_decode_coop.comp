@@ -21,6 +21,9 @@ layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 layout(constant_id = 14) const uint FINAL = 0;
 layout(constant_id = 15) const uint ROWS = 1; // divides the tile's rows
 layout(constant_id = 16) const uint FIRST = 0; // first position that rows attend to
+layout(constant_id = 17) const uint DIM_PARTS = 1; // the next three: see attn_chosen_coop.comp
+layout(constant_id = 18) const uint K_CHUNKS = 1;
+layout(constant_id = 19) const uint V_CHUNKS = 1;
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -51,13 +54,11 @@ layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
-const uint K_CHUNKS = 1;
-const uint V_CHUNKS = 1;
-const uint DIM_PARTS = 1;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 #include "lib/unit_blocks.glsl"
+#include "lib/unit_chunks.glsl"
 
 #define FIRST_KEY FIRST
 #include "lib/window.glsl"
@@ -125,24 +126,18 @@ void main() {
     clear_sums();
     find_places(kv_head);
     uint cell = block_cell(slot, first_block);
-    if (first_block < end_block) hold_k(cell);
+    if (first_block < end_block) hold_k(cell, 0);
     const uint own_keys = ROWS == 1 ? n_keys : n_keys + row_of(row_of_tile());
     const uint own_first = ROWS == 1 ? first_key : first_key_of(own_keys);
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
-        barrier(); // all threads have multiplied V of the previous block
-        store_k(0);
-        barrier();
-        hold_v(cell);
-        cell = block_cell(slot, min(block + 1, end_block - 1));
-        hold_k(cell);
-        score_keys(0);
-        barrier();
+        const uint next = block_cell(slot, min(block + 1, end_block - 1));
+        score_block(cell, next);
         weigh_keys(block_pos, own_first, own_keys - 1);
-        store_v(0, max(first_key, block_pos) - block_pos, min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK));
-        barrier();
-        add_values(0);
+        const uint n_valid = min(n_keys + n_tile_rows - 1 - block_pos, CELL_BLOCK);
+        add_block(cell, next, max(first_key, block_pos) - block_pos, n_valid);
+        cell = next;
     }
     join_sums();
     const uint row = row_of_tile();

@@ -20,6 +20,9 @@ layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 layout(constant_id = 14) const uint HAS_SLOPES = 0;
 layout(constant_id = 15) const uint MOST = 0; // Rows at positions from MOST on are not written (0: all rows are).
+layout(constant_id = 16) const uint DIM_PARTS = 1; // the next three: see attn_chosen_coop.comp
+layout(constant_id = 17) const uint K_CHUNKS = 1;
+layout(constant_id = 18) const uint V_CHUNKS = 1;
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -48,14 +51,14 @@ layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
-const uint K_CHUNKS = 1;
-const uint V_CHUNKS = 1;
-const uint DIM_PARTS = 1;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = LANES > 16; // with 16 lanes (Intel), kept addresses would spill registers
 #include "lib/unit_pieces.glsl"
 #include "lib/unit_blocks.glsl"
+#include "lib/unit_chunks.glsl"
 #include "lib/query_tiles.glsl"
+
+const bool IN_CHUNKS = K_CHUNKS > 1 || V_CHUNKS > 1;
 
 QueryTile tile;
 
@@ -92,6 +95,7 @@ void main() {
     const uint first_seen = max(first_key, first_key_of(row_pos, tile.begin));
     const uint last_seen = end_key_of(row_pos, tile.end) - 1;
     clear_sums();
+    if (IN_CHUNKS) hold_k(block_cell(tile.slot, first_key / CELL_BLOCK), 0);
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
         const uint cell = block_cell(tile.slot, block);
@@ -99,22 +103,29 @@ void main() {
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
+        if (IN_CHUNKS) {
+            const uint next = block_cell(tile.slot, min(block + 1, (n_keys - 1) / CELL_BLOCK));
+            score_block(cell, next);
+            weigh_keys(block_pos, first_seen, last_seen);
+            add_block(cell, next, first_valid, n_valid);
+            continue;
+        }
         barrier(); // all threads have multiplied V of the previous block
         if (KEEPS) {
-            hold_k(cell);
+            hold_k(cell, 0);
             store_k(0);
         } else {
             [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) {
-                hold_k_round(cell, j);
+                hold_k_round(cell, j, 0);
                 store_k_round(j, 0);
             }
         }
         barrier();
-        if (KEEPS) hold_v(cell);
+        if (KEEPS) hold_v(cell, 0);
         score_keys(0);
         barrier();
         if (!KEEPS) {
-            hold_v(cell);
+            hold_v(cell, 0);
             store_v(0, first_valid, n_valid);
         }
         weigh_keys(block_pos, first_seen, last_seen);

@@ -282,6 +282,9 @@ def quick() -> list[Case]:
         AttnDecodeCoop(((1, 300, 1),), 4, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecodeCoop(((1, 300, 1), (0, 63, 1)), 4, 1, 16, 16, n_splits=3, chunk=64),
         AttnDecodeCoop(((0, 1, 3), (1, 70, 1)), 4, 1, 64, 64, 2, first=1),
+        AttnDecodeCoop(((1, 70, 1), (0, 3, 2)), 20, 1, 576, 512, 2),
+        AttnDecodeCoop(_RUNS, 5, 1, 288, 256, None, "q8_0", "q4_0", sinks=True),
+        AttnDecodeCoop(_DRAFTS, 8, 2, 512, 512, None, "f32", "f16", window=40, softcap=4.0, run_rows=8),
         *_together(AttnDecode),
         *_together(AttnDecodeCoop),
         AttnCombine(),
@@ -332,6 +335,9 @@ def quick() -> list[Case]:
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, chunk=25, ring=2),
         AttnPrefillCoop(((2, 30, 1), (0, 0, 1), (3, 95, 21)), 4, 2, 64, 64, 3, sinks=True, both=True),
+        AttnPrefillCoop(((0, 31, 40), *_RUNS[:1]), 3, 1, 576, 512, 2),
+        AttnPrefillCoop(((0, 60, 9), (1, 0, 37)), 2, 1, 320, 256, 3, "q8_0", "q8_0", sinks=True),
+        AttnPrefillCoop(_WINDOWS, 2, 2, 512, 512, 3, "q4_0", "f32", causal=False, begins=(0, 5, 41, 58)),
         AttnPrefillCoop(_RUNS, 7, 3, 32, 16, 3, group=4, q_first=3, sinks=True, n_parts=3),
     ]
 
@@ -352,10 +358,10 @@ def wide() -> list[Case]:
             sinks = n % 2 == 1
             rows = ((1, keys - 1, 1),) if j % 2 else ((0, keys - 1, 3), (1, keys - 1, 1))
             decode_sinks = sinks and n_splits is None
-            for decode in (AttnDecode, AttnDecodeCoop)[: 1 + (head % 16 == 0 and head <= 256)]:
+            for decode in (AttnDecode, AttnDecodeCoop)[: 1 + (head % 16 == 0)]:
                 cases.append(decode(rows, *shape, n_splits, *kinds, **how, sinks=decode_sinks))
             runs = ((1, keys - 1, 32 if head <= 256 else 3), (0, 0, 2))
-            for op in (AttnPrefill, AttnPrefillCoop)[: 1 + (head % 16 == 0 and head <= 256)]:
+            for op in (AttnPrefill, AttnPrefillCoop)[: 1 + (head % 16 == 0)]:
                 cases.append(op(runs, *shape, j, *kinds, **how, sinks=sinks))
     for type_k in ops.CACHE_TYPES:
         for type_v in ops.CACHE_TYPES:
@@ -381,4 +387,9 @@ def bench() -> list[Case]:
         ]
         for op in (AttnPrefill, AttnPrefillCoop):
             cases.append(op(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
+    for heads, n_kv, head_k, head_v in ((128, 1, 576, 512), (16, 2, 512, 512)):  # DeepSeek V3, Gemma 4
+        for attend in (AttnDecode, AttnDecodeCoop):
+            cases.append(attend(((0, 4095, 1),), heads, n_kv, head_k, head_v))
+        for op in (AttnPrefill, AttnPrefillCoop):
+            cases.append(op(((0, 3968, 128),), heads, n_kv, head_k, head_v))
     return cases

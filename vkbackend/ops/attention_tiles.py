@@ -14,15 +14,16 @@ CELL_BLOCK = 32  # Positions per entry of the cell table, as in shaders/lib/step
 MAX_TILE = 1536  # The most floats of q in a tile of attn_decode (6 KiB); scores and sums take 8 KiB.
 MAX_TILE_QUERIES = 8  # heads times rows
 MAX_SPLITS = 64  # With 64 splits, a row with 4 KV heads has 256 workgroups.
-MAX_UNIT_HEAD = 256  # The largest head on matrix units. A subgroup keeps the output in registers.
+MAX_UNIT_HEAD = 256  # The largest head whose K and V pass through shared memory whole.
 MIN_UNIT_GROUP = 4  # Minimum number of q heads per KV head for attn_decode_coop.
 # Minimum number of lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block
 # spills up to 370 registers.
 MIN_UNIT_LANES = 32
-# Registers per lane for the output of a subgroup of attn_chosen_coop and for pieces of K and V. With 132, 41
-# registers spill on NVIDIA.
-MAX_CHOSEN_REGISTERS = 120
+# Registers per lane for the output of a subgroup and for pieces of K and V that pass through shared memory in
+# parts. With 132, 41 registers spill on NVIDIA.
+MAX_PART_REGISTERS = 120
 _CHUNKS = (1, 2, 3, 4), (1, 2, 4)  # parts of K and of V
+ORDER = "V_PARTS", "DIM_PARTS", "K_CHUNKS", "UNROLL"  # the constants that change the order of additions
 MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
@@ -106,9 +107,12 @@ def tile_of_units(
     """Return the tile of attn_prefill_coop or attn_decode_coop. Return None if the device lacks matrix units,
     or if their size does not divide heads, keys or subgroups. A tile has up to four groups of rows, limited
     by n_rows and shared memory. A prefill group has as few subgroups as can hold the output in registers. A
-    decode group has as many subgroups as possible, so that more loads are in flight."""
+    decode group has as many subgroups as possible, so that more loads are in flight. For heads above
+    MAX_UNIT_HEAD, see `tile_in_parts`."""
     units = limits.matrix_units
-    if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
+    if max(head_k, head_v) > MAX_UNIT_HEAD:
+        return tile_in_parts(limits, n_rows, head_k, head_v, op)
+    if not limits.features.issuperset(SPECS[op].needs):
         return None
     if head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k:
         return None
@@ -143,6 +147,7 @@ def tile_of_units(
             break
         consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
         consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
+        consts |= {"DIM_PARTS": 1, "K_CHUNKS": 1, "V_CHUNKS": 1}
         twice = units.lanes > 16 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
         tile = Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
         if rows < 2 * n_rows:
@@ -152,8 +157,11 @@ def tile_of_units(
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
     """Return whether to use attn_prefill_coop. It needs a GPU with matrix units whose size divides the
-    heads."""
-    return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
+    heads. Narrow subgroups would spill the output of heads above MAX_UNIT_HEAD."""
+    is_narrow = limits.matrix_units.lanes < MIN_UNIT_LANES
+    if limits.is_cpu or (is_narrow and max(head_k, head_v) > MAX_UNIT_HEAD):
+        return False
+    return tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def units_cut(
@@ -165,8 +173,9 @@ def units_cut(
     for rows in (8, 4, 2):
         if single and rows <= run_rows:
             tile = tile_of_units(limits, group * rows, head_k, head_v, "attn_decode_coop")
-            assert tile and tile.consts["V_PARTS"] == single.consts["V_PARTS"], (tile, single)
-            if tile.rows // rows >= min(group, single.rows):
+            assert tile, (group, rows)
+            same = all(tile.consts[name] == single.consts[name] for name in ORDER)
+            if same and tile.rows // rows >= min(group, single.rows):
                 return tile, rows
     return single and (single, 1)
 
@@ -181,12 +190,17 @@ def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
 
 
 def tile_of_chosen(limits: Limits, group: int, head_k: int, head_v: int) -> Tile | None:
-    """Return the tile of attn_chosen_coop. Return None if the device lacks matrix units, or if their size
-    does not divide heads, keys or subgroups. Unlike in attn_decode_coop, K and V of large heads pass through
-    shared memory in parts. A row group has the most subgroups of which each invocation has at least four
-    keys. A tile has as many row groups as the heads need and shared memory allows."""
+    """Return the tile of attn_chosen_coop."""
+    return tile_in_parts(limits, group, head_k, head_v, "attn_chosen_coop")
+
+
+def tile_in_parts(limits: Limits, n_rows: int, head_k: int, head_v: int, op: str) -> Tile | None:
+    """Return the tile of an op in which K and V of large heads pass through shared memory in parts. Return
+    None if the device lacks matrix units, or if their size does not divide heads, keys or subgroups. A row
+    group has the most subgroups of which each invocation has at least four keys. A tile has as many row
+    groups as `n_rows` need and shared memory allows."""
     units = limits.matrix_units
-    if not limits.features.issuperset(SPECS["attn_chosen_coop"].needs):
+    if not limits.features.issuperset(SPECS[op].needs):
         return None
     if CELL_BLOCK % units.n or CELL_BLOCK % units.k or units.lanes % units.m:
         return None
@@ -202,7 +216,7 @@ def tile_of_chosen(limits: Limits, group: int, head_k: int, head_v: int) -> Tile
         (4, 2, 1), (8, 4, 2, 1), unrolls, *_CHUNKS, shares
     ):
         rows, local, key_parts = units.m * groups, units.lanes * groups * parts, parts // dims
-        if (groups > 1 and rows >= 2 * group) or local > limits.max_invocations:
+        if (groups > 1 and rows >= 2 * n_rows) or local > limits.max_invocations:
             continue
         if parts * in_row > CELL_BLOCK // 4 or not key_parts or columns % key_parts:
             continue
@@ -220,9 +234,7 @@ def tile_of_chosen(limits: Limits, group: int, head_k: int, head_v: int) -> Tile
         floats = rows * max(dims * (CELL_BLOCK + 4), parts * units.n) + local + 2 * max(local, CELL_BLOCK)
         held = -(-CELL_BLOCK * k // (8 * local)) + 4 * -(-v // local)
         registers = head_v * units.m // (parts * units.lanes) + 4 * held
-        if 2 * halves + 4 * floats > limits.max_shared_nbytes or (
-            is_wide and registers > MAX_CHOSEN_REGISTERS
-        ):
+        if 2 * halves + 4 * floats > limits.max_shared_nbytes or (is_wide and registers > MAX_PART_REGISTERS):
             continue
         consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
         consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts, "DIM_PARTS": dims}

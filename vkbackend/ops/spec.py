@@ -75,6 +75,7 @@ _SCORES_PUSH = "n_heads n_rows first_row blocks_per_slot n_positions block_size 
 _UNIT_CONSTS = (
     "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP"
 )
+_CHUNK_CONSTS = "DIM_PARTS K_CHUNKS V_CHUNKS"
 _DELTA_PUSH = "n_heads n_k tiled q_stride v_stride n_rows scale:f"
 
 SPECS: dict[str, OpSpec] = {
@@ -116,7 +117,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_decode_coop",
             "q:r k:r v:r cells:r sinks:r slopes:r part:w",
             _DECODE_PUSH,
-            f"{_UNIT_CONSTS} FINAL ROWS FIRST",
+            f"{_UNIT_CONSTS} FINAL ROWS FIRST {_CHUNK_CONSTS}",
             rows=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_decode",
@@ -200,7 +201,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_prefill_coop",
             "q:r k:r v:r cells:r sinks:r slopes:r y:w",
             _PREFILL_PUSH,
-            f"{_UNIT_CONSTS} HAS_SLOPES MOST",
+            f"{_UNIT_CONSTS} HAS_SLOPES MOST {_CHUNK_CONSTS}",
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_prefill",
