@@ -130,7 +130,8 @@ class DecoderWeights:
             layer = [replace(spec, name=_full(f"blk.{il}.", spec.name)) for spec in layer]
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
-                stored = spec.part.tensor if spec.part else spec.name
+                own = spec.name if spec.name in self._shapes else spec.source or spec.name
+                stored = spec.part.tensor if spec.part else own
                 role = MIRROR if spec.role.axis else spec.role
                 if (factor := self._scales.get(_named(stored, "scale"))) is not None:
                     values = np.full(spec.shape[0], factor, np.float32)
@@ -138,7 +139,8 @@ class DecoderWeights:
                 takes_bias = len(spec.shape) == 2 and (spec.role.dim or spec.part)
                 if takes_bias and (bias := _named(stored, "bias")) in self._shapes:
                     part = spec.part and replace(spec.part, tensor=bias)
-                    specs.append(WeightSpec(_named(spec.name, "bias"), spec.shape[:1], role, part=part))
+                    name = _named(spec.name, "bias")
+                    specs.append(WeightSpec(name, spec.shape[:1], role, source=bias, part=part))
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:

@@ -37,16 +37,19 @@ def text(runner: Runner) -> np.ndarray:
     return np.concatenate(steps)
 
 
-def read_by_token(runner: Runner) -> int:
-    """Return the number of bytes of streamed weights that a step of one row reads."""
-    nbytes = 0
+def read_by_token(runner: Runner) -> tuple[int, int]:
+    """Return the least and the largest number of bytes of streamed weights that a step of one row reads. The
+    experts that a row uses may share an adjugate expert (GroveMoE)."""
+    least = most = 0
     for name, weight in runner.mesh.weights.items():
         if weight.streamed:
             [load] = [load for load in runner.layout.loads if load.name == name]
             size = sum(weight_nbytes(load, d) for d in range(len(runner.mesh.devices)))
-            n_used = runner.model.n_used
-            nbytes += size * n_used // weight.shape[0] if len(weight.shape) == 3 else size
-    return nbytes
+            n_experts = weight.shape[0] if len(weight.shape) == 3 else 0
+            most += size * runner.model.n_used // n_experts if n_experts else size
+            n_used = 1 if "_chexps" in name else runner.model.n_used
+            least += size * n_used // n_experts if n_experts else size
+    return least, most
 
 
 PLACED = [
@@ -89,7 +92,8 @@ def test_equal_bits(
             assert runner.n_recorded == n_recorded
         whole = sum(n for il, n in nbytes.items() if il in runner.layout.streamed)
         copied = stream_of(runner).n_copied - before
-        assert copied == whole + N_DECODED * read_by_token(runner)
+        least, most = read_by_token(runner)
+        assert N_DECODED * least <= copied - whole <= N_DECODED * most
         assert check_windows(runner)
         runner.close()
 
