@@ -51,6 +51,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/tanh.glsl"
 const uint HAS_SOFTCAP = 0;
 const float softcap = 0.0;
+const uint SCORE_UNROLL = UNROLL;
 #include "lib/unit_attention.glsl"
 #include "lib/unit_pieces.glsl"
 

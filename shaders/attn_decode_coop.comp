@@ -54,6 +54,7 @@ layout(set = 0, binding = 6) writeonly buffer Part { float part[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
+const uint SCORE_UNROLL = UNROLL;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"

@@ -51,6 +51,7 @@ layout(set = 0, binding = 6) writeonly buffer Y { float y[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
+const uint SCORE_UNROLL = UNROLL;
 #include "lib/unit_attention.glsl"
 const bool KEEPS = LANES > 16; // with 16 lanes (Intel), kept addresses would spill registers
 #include "lib/unit_pieces.glsl"

@@ -9,14 +9,15 @@
 layout(constant_id = 1) const uint UNIT_M = 16; // see attn_decode_coop.comp
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
-layout(constant_id = 4) const uint KEY_GROUPS = 2;
-layout(constant_id = 5) const uint HEAD_GROUPS = 2;
-layout(constant_id = 6) const uint FN = 2; // matrices of keys per subgroup
-layout(constant_id = 7) const uint FH = 2; // matrices of heads per subgroup
-layout(constant_id = 8) const uint HEAD = 128; // values of a key: a multiple of UNIT_K
-layout(constant_id = 9) const uint K_TYPE = 1;
-layout(constant_id = 10) const uint HAS_W = 1; // 0: all weights are 1
-layout(constant_id = 11) const uint ROWS = 1;
+layout(constant_id = 4) const uint LANES = 32; // The pipeline's subgroup size.
+layout(constant_id = 5) const uint KEY_GROUPS = 2;
+layout(constant_id = 6) const uint HEAD_GROUPS = 2;
+layout(constant_id = 7) const uint FN = 2; // matrices of keys per subgroup
+layout(constant_id = 8) const uint FH = 2; // matrices of heads per subgroup
+layout(constant_id = 9) const uint HEAD = 128; // values of a key: a multiple of UNIT_K
+layout(constant_id = 10) const uint K_TYPE = 1;
+layout(constant_id = 11) const uint HAS_W = 1; // 0: all weights are 1
+layout(constant_id = 12) const uint ROWS = 1;
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K

@@ -5,7 +5,7 @@
 // the lowest blocks are chosen. NaN counts as the largest score. With `tail`, n_chosen - 1 complete blocks
 // are chosen, and the row's own block follows if it is incomplete. One workgroup per list determines the
 // smallest chosen score byte by byte, the highest byte first. For each byte the workgroup builds a histogram
-// of the scores with the same higher bytes.
+// of the scores with the same higher bytes. For up to FEW blocks, each thread counts the scores above its own.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -24,6 +24,7 @@ layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
 
 const uint N_GROUPS = 16; // groups of counters
 const uint SPAN = 32; // A thread adds at most 2 * SPAN counts of LOCAL earlier threads.
+const uint FEW = LOCAL < 64 ? LOCAL : 64;
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
@@ -33,6 +34,28 @@ shared uint above_of[LOCAL];
 shared uint equal_of[LOCAL];
 shared uint above_in[LOCAL / SPAN]; // of SPAN threads
 shared uint equal_in[LOCAL / SPAN];
+shared uvec4 few[FEW / 4]; // keys, then zeros
+
+// Choose n_best of n <= FEW scores.
+void choose_of_few(uint base, uint n, uint n_best, uint to) {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint own = thread < n ? order_key(x[base + thread]) : 0;
+    if (thread < FEW) few[thread / 4][thread % 4] = own;
+    if (thread < FEW / 32) count[thread] = 0;
+    barrier();
+    uint above = 0; // scores that are chosen before the thread's own
+    for (uint i = 0; i < n; i += 4) {
+        const uvec4 key = few[i / 4];
+        [[unroll]] for (uint j = 0; j < 4; ++j) above += uint(key[j] > own || (key[j] == own && i + j < thread));
+    }
+    const bool is_chosen = thread < n && above < n_best;
+    if (is_chosen) atomicOr(count[thread / 32], 1u << thread % 32);
+    barrier();
+    if (!is_chosen) return;
+    uint place = bitCount(count[thread / 32] & ((1u << thread % 32) - 1));
+    if (thread >= 32) place += bitCount(count[0]);
+    ids[to + place] = thread;
+}
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -49,6 +72,10 @@ void main() {
         return;
     }
     if (has_tail && thread == 0) ids[to + n_best] = n;
+    if (n <= FEW) {
+        choose_of_few(base, n, n_best, to);
+        return;
+    }
 
     uint least = 0; // the bytes of the smallest chosen score that are known so far
     uint known = 0;

@@ -104,13 +104,15 @@ def choose_blocks(q: Tensor, keys: Weight, cells: Weight, *, top_k: int, block: 
         queries = q.on(d).reshape(rows, q.on(d).shape[1] // head, head)
         lists, n_blocks = queries.shape[1], -(-table.shape[1] * device_ops.CELL_BLOCK // block)
         ids = replace(chosen.on(d), dtype="u32").reshape(rows * lists, top_k)
+        by_units = device_ops.maxima_by_units(on.limits, lists, head, block, n_local)
+        score = on.index_maxima_coop if by_units else on.index_maxima
         most = max(1, SCORES_NBYTES // (4 * lists * n_blocks))
         for first in range(0, rows, most):
             end = min(first + most, rows)
             maxima = graph.scratch((end - first, lists, n_blocks), "index scores")
             place: dict[str, Any] = {"first_row": first, "block": block}
             args = queries.rows(first, end), keys.whole(d), table, maxima, step
-            on.index_maxima(*args, n_local=n_local, n_best=top_k, **place)
+            score(*args, n_local=n_local, n_best=top_k, **place)
             by_list = maxima.reshape((end - first) * lists, n_blocks)
             on.index_top_k(by_list, ids.rows(first * lists, end * lists), step, n_lists=lists, **place)
     return chosen
@@ -157,19 +159,26 @@ def attend_chosen(
         n_blocks = min(-(-top_k * block // device_ops.CELL_BLOCK), cells.shape[1])
         n_kv = k.whole(d).shape[1] // head_dim_k
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
-        units = device_ops.chosen_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
+        heads_here = min(group, local), head_dim_k, head_dim_v
+        of_blocks = device_ops.blocks_by_units(on.limits, *heads_here, block)
+        units = of_blocks or device_ops.chosen_by_units(on.limits, *heads_here)
         part = parts_of(graph, d, out, n_kv, n_blocks, sinks, units)
         lists_how = {**how, "block": block, "tail": tail}
-        if not units:
-            on.attn_chosen(*args, part, step, **lists_how)
-        else:
+        is_prompt = part is out and not graph.kind.mix.decodes
+        if of_blocks:
+            joint = device_ops.joint_positions(on.limits, group, head_dim_k, head_dim_v, block, top_k)
+            if joint and is_prompt:
+                on.attn_blocks_coop(*args, part, step, joint=joint, together=True, **lists_how)
+            on.attn_blocks_coop(*args, part, step, joint=joint if is_prompt else 0, **lists_how)
+        elif units:
             # If all blocks are chosen, rows of a prompt share tiles, which takes 0.6 of the instructions.
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
-            is_prompt = part is out and not graph.kind.mix.decodes
             dense = top_k * block - tail if is_prompt and by_units else 0
             if dense:
                 on.attn_prefill_coop(*args[:4], out, step, most=dense, **how)
             on.attn_chosen_coop(*args, part, step, dense=dense, **lists_how)
+        else:
+            on.attn_chosen(*args, part, step, **lists_how)
         if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y

@@ -79,8 +79,8 @@ void score_keys(uint chunk) {
     const uint own_k = key_part * FK * N * K_STRIDE + dim_part * PART_QUADS;
     // The loops here and in add_values have variable bounds, because drivers would take minutes to unroll
     // constant loops.
-    for (uint first = own_q; first < own_q + PART_QUADS; first += UNROLL * K / 4) {
-        [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
+    for (uint first = own_q; first < own_q + PART_QUADS; first += SCORE_UNROLL * K / 4) {
+        [[unroll]] for (uint u = 0; u < SCORE_UNROLL; ++u) {
             const uint at = first + u * K / 4;
             MATRIX_A rows;
             LOAD_ROWS(rows, q_tile, at, Q_STRIDE);
@@ -96,6 +96,11 @@ void score_keys(uint chunk) {
     [[unroll]] for (uint g = 0; g < FK; ++g) STORE_ROWS(score[g], s_tile, own_s + g * N, S_STRIDE);
 }
 
+// Whether a row does not attend to key i of the invocation's EACH keys. An including file may define it.
+#ifndef MASKED
+#define MASKED(i, key_pos, begin, end) (key_pos > end || key_pos < begin)
+#endif
+
 // Convert scores to probabilities for keys at positions begin..end. The function has one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     const uint own_s = own() * S_ROW + gl_SubgroupInvocationID % M * S_STRIDE + key_part() * EACH;
@@ -104,7 +109,7 @@ void weigh_keys(uint block_pos, uint begin, uint end) {
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
         // The first unmasked key clears the sums over masked keys, as in attn_prefill.comp.
         const uint key_pos = block_pos + key_part() * EACH + i;
-        const bool masked = key_pos > end || key_pos < begin;
+        const bool masked = MASKED(i, key_pos, begin, end);
         float sum_of_parts = s_tile[own_s + i];
         [[unroll]] for (uint part = 1; part < DIM_PARTS; ++part) sum_of_parts += s_tile[own_s + part * M * S_STRIDE + i];
         s[i] = sum_of_parts * scale;

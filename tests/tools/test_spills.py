@@ -22,12 +22,13 @@ SAMPLES = {
     "NAVI31": PRODUCTS.format(rows="(1|16|512)", kinds="(f16|q4_0|q6_k)") + f"|^Index|^SsmScan|{RECORDED}",
     "NAVI21": PRODUCTS.format(rows="(1|16|512)", kinds="q4_0"),
 }
-# These pairs (driver, kernel) spill. Some kernels have arrays whose index is unknown at compile time, and two
-# kernels are never chosen.
+# These pairs (driver, kernel) spill. Some kernels have arrays whose index is unknown at compile time, and
+# three kernels are never chosen.
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),
     ("anv", "attn_chosen_coop."),
+    ("anv", "attn_blocks_coop."),
     ("nvk", "delta_chunk."),
     ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),
 )

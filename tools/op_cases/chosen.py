@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops import OPS, Recorder
-from vkbackend.ops.attention_tiles import tile_of_chosen
+from vkbackend.ops.attention_tiles import blocks_cut, tile_of_chosen
 from vkbackend.step import Mix
 from vkbackend.tools.op_cases.indexer import LONG, RUNS, cache_of_blocks
 from vkbackend.tools.op_cases.setup import (
@@ -24,6 +25,9 @@ from vkbackend.tools.op_cases.setup import (
     step_of,
     uniform,
 )
+
+# Tiles of several rows begin at rows 0, 4 and 8 and at the runs' first rows. Rows cross borders of blocks.
+_PROMPTS = ((1, 290, 3), (0, 125, 7), (2, 0, 1), (3, 30, 6))
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,15 @@ class AttnChosen(Case):
         }
 
         def record(r: Recorder, v: Views) -> None:
-            args = (v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
-            group = self.group or self.n_heads // self.n_kv
-            how: dict[str, Any] = {"block": self.block, "tail": self.tail}
-            if self.needs:
-                how["dense"] = self.dense
-            attend = r.attn_chosen_coop if self.needs else r.attn_chosen
-            attend(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first, **how)
+            args = tuple(v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
+            how: dict[str, Any] = {"block": self.block, "tail": self.tail, "scale": self.head_k**-0.5}
+            how |= {"group": self.group or self.n_heads // self.n_kv, "q_first": self.q_first}
+            self.attend(r, args, how)
 
         return Setup(tensors, record, step)
+
+    def attend(self, r: Recorder, args: tuple[View, ...], how: dict[str, Any]) -> None:
+        r.attn_chosen(*args, **how)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
@@ -101,6 +105,29 @@ class AttnChosenCoop(AttnChosen):
     def fits(self, limits: Limits) -> bool:
         group = self.group or self.n_heads // self.n_kv
         return tile_of_chosen(limits, group, self.head_k, self.head_v) is not None
+
+    def attend(self, r: Recorder, args: tuple[View, ...], how: dict[str, Any]) -> None:
+        r.attn_chosen_coop(*args, dense=self.dense, **how)
+
+
+@dataclass(frozen=True)
+class AttnBlocksCoop(AttnChosenCoop):
+    """With `together`, rows share tiles. Rows of the other kind than `joint` selects do not change."""
+
+    joint: int = 0
+    together: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return OPS["attn_blocks_coop"].needs
+
+    def fits(self, limits: Limits) -> bool:
+        group = self.group or self.n_heads // self.n_kv
+        how = self.block, self.together
+        return blocks_cut(limits, group, self.head_k, self.head_v, *how) is not None
+
+    def attend(self, r: Recorder, args: tuple[View, ...], how: dict[str, Any]) -> None:
+        r.attn_blocks_coop(*args, joint=self.joint, together=self.together, **how)
 
 
 @dataclass(frozen=True)
@@ -190,6 +217,14 @@ def quick() -> list[Case]:
         AttnChosenCoop(
             ((1, 25, 1), (2, 30, 9), (0, 0, 4)), 8, 2, 32, 32, 5, None, block=7, n_lists=2, dense=35
         ),
+        AttnBlocksCoop(((0, 0, 1),), 4, 1, 16, 16, 1, block=32),
+        AttnBlocksCoop(LONG, 6, 2, 32, 32, 3, 2, n_lists=2, block=64),
+        AttnBlocksCoop(_PROMPTS, 8, 2, 32, 48, 4, None, "q8_0", "f16", n_lists=2, block=32, joint=200),
+        AttnBlocksCoop(_PROMPTS, 8, 2, 64, 32, 3, n_lists=2, block=32, joint=300, together=True),
+        AttnBlocksCoop(_PROMPTS, 5, 2, 32, 16, 2, None, "bf16", "f32", 4, 2, 2, 64, joint=250, together=True),
+        AttnBlocksCoop(
+            _PROMPTS, 4, 1, 128, 128, 4, None, "q8_0", "q8_0", block=96, tail=True, joint=999, together=True
+        ),
         AttnEntries(),
         AttnEntries(RUNS, 6, 64, 12, 4, 5, 3, "f32"),
         AttnEntries(LONG, 3, 32, 33, 16, 0, 2, "q8_0"),
@@ -206,6 +241,11 @@ def wide() -> list[Case]:
     for kind in ("f32", "f16", "bf16", "q8_0", "q4_0"):
         for op in (AttnChosen, AttnChosenCoop):
             cases.append(replace(op(LONG, 4, 2, 64, 32, 65), type_k=kind, type_v=kind))
+        for k, joint in ((1, 0), (3, 170), (5, 1024)):
+            blocks = AttnBlocksCoop(
+                _PROMPTS, 16, 2, 64, 32, k, None, kind, kind, n_lists=2, block=32, joint=joint
+            )
+            cases += [blocks, *([replace(blocks, together=True)] if joint else [])]
     return cases
 
 
@@ -215,5 +255,6 @@ def bench() -> list[Case]:
     return [
         AttnChosen(runs, 32, 1, 576, 512, 2048, n_splits=8),
         AttnChosenCoop(runs, 32, 1, 576, 512, 2048, n_splits=8),
-        AttnChosenCoop(runs, 16, 1, 128, 128, 16, n_splits=8, block=128),
+        AttnBlocksCoop(runs, 16, 1, 128, 128, 16, n_splits=8, block=128),
+        AttnBlocksCoop(((0, 3_488, 96),), 16, 1, 128, 128, 16, block=128, joint=3_584, together=True),
     ]

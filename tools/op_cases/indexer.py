@@ -8,7 +8,7 @@ import numpy as np
 from vkbackend.limits import Limits
 from vkbackend.ops import CELL_BLOCK, OPS, Recorder
 from vkbackend.ops.attention_tiles import cells_per_block
-from vkbackend.ops.indexer import score_tile
+from vkbackend.ops.indexer import maxima_tile, score_tile
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -136,26 +136,47 @@ class IndexMaxima(Case):
     type_k: str = "f16"
     first_row: int = 0
     n_best: int = 0
+    tile_rows: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1 - self.first_row
         cells, n_cells = cell_table(rng, self.runs)
+        keys = cache(rng, self.type_k, cells, n_cells, self.head, self.runs)
         tensors = {
             "q": uniform(rng, rows, self.n_heads, self.head),
-            "k": cache(rng, self.type_k, cells, n_cells, self.head, self.runs),
+            "k": replace(keys, align=16 if self.needs else 4),
             "cells": cells,
             "y": output(rows, self.n_heads, -(-cells.shape[1] * CELL_BLOCK // self.block)),
         }
 
         def record(r: Recorder, v: Views) -> None:
             args = (v[name] for name in ("q", "k", "cells", "y", "step"))
-            how: dict[str, Any] = {"n_local": self.n_local, "n_best": self.n_best}
-            r.index_maxima(*args, block=self.block, first_row=self.first_row, **how)
+            how: dict[str, Any] = {"n_local": self.n_local, "n_best": self.n_best, "block": self.block}
+            score = r.index_maxima_coop if self.needs else r.index_maxima
+            if self.needs:
+                how["tile_rows"] = self.tile_rows
+            score(*args, first_row=self.first_row, **how)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: np.where(array == np.finfo(np.float32).max, np.float32(1e3), array)}
+        is_local = array == np.finfo(np.float32).max
+        return {name: np.where(is_local, np.float32(0), array), "local": is_local.astype(np.float32)}
+
+
+@dataclass(frozen=True)
+class IndexMaximaCoop(IndexMaxima):
+    """Rounding to F16 has a relative error u of 2^-11, so each product of q and k has an NMSE of about
+    2 u^2 / 3."""
+
+    tolerance: ClassVar[float] = 1e-6
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return OPS["index_maxima_coop"].needs
+
+    def fits(self, limits: Limits) -> bool:
+        return maxima_tile(limits, self.n_heads, self.head, self.block, self.n_local) is not None
 
 
 @dataclass(frozen=True)
@@ -224,7 +245,13 @@ def quick() -> list[Case]:
         IndexMaxima(LONG, 17, 32, 64, 1, "q8_0", first_row=1),
         IndexMaxima(RUNS, 3, 256, 128, 1, "bf16"),
         IndexMaxima(LONG, 3, 32, 32, 2, n_best=4),
+        IndexMaximaCoop(LONG, 4, 128, 64, 1),
+        IndexMaximaCoop(RUNS, 3, 48, 64, 1, "f32", tile_rows=2),
+        IndexMaximaCoop(_MANY, 2, 32, 64, 1, "q8_0", first_row=2, tile_rows=3),
+        IndexMaximaCoop(_MANY, 4, 256, 64, 2, "bf16", n_best=3, tile_rows=4),
+        IndexMaximaCoop(_MANY, 17, 64, 128, 1, "q5_1", first_row=1),
         IndexTopK(((0, 0, 1),), 1),
+        IndexTopK(((0, 63, 2),), 40, nan=True),
         IndexTopK(LONG, 5, n_lists=3, block=7),
         IndexTopK(LONG, 9, values=9, n_lists=2, block=4, tail=True, first_row=1),
         IndexTopK(RUNS, 31, block=4, tail=True),
@@ -243,6 +270,8 @@ def wide() -> list[Case]:
         for nan in (False, True):
             cases += [IndexTopK(LONG, k, values, nan) for values in (1, 9, 10**6)]
     for kind in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+        for n in (1, 5, 16):
+            cases.append(IndexMaximaCoop(_MANY, n, (32, 96)[n % 2], 64, 1, kind, tile_rows=n % 5))
         for n in (1, 15, 33):
             cases += [IndexScores(LONG, n, head, kind) for head in (32, 96)]
             cases += [IndexScoresCoop(_MANY, n, head, kind, tile_rows=n % 5) for head in (32, 96)]
@@ -257,4 +286,7 @@ def bench() -> list[Case]:
         IndexScoresCoop(runs, 64, 128),
         IndexScoresCoop(runs, 64, 128, tile_rows=8),
         IndexTopK(runs, 2048),
+        IndexMaxima(runs, 4, 128, 128),
+        IndexMaximaCoop(runs, 4, 128, 128),
+        IndexMaximaCoop(((0, 3_840, 256),), 4, 128, 128),
     ]

@@ -3,8 +3,10 @@
 from vkbackend.ops.attention_tiles import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops.attention_tiles import attends_by_units as attends_by_units
 from vkbackend.ops.attention_tiles import attn_splits as attn_splits
+from vkbackend.ops.attention_tiles import blocks_by_units as blocks_by_units
 from vkbackend.ops.attention_tiles import chosen_by_units as chosen_by_units
 from vkbackend.ops.attention_tiles import heads_by_units as heads_by_units
+from vkbackend.ops.attention_tiles import joint_positions as joint_positions
 from vkbackend.ops.attention_tiles import tile_of_units as tile_of_units
 from vkbackend.ops.choice import experts_operand_type as experts_operand_type
 from vkbackend.ops.choice import mat_op as mat_op
@@ -15,6 +17,7 @@ from vkbackend.ops.experts import ROWS as ROWS
 from vkbackend.ops.experts import ExpertsOp as ExpertsOp
 from vkbackend.ops.experts import Groups as Groups
 from vkbackend.ops.experts import tile_count as tile_count
+from vkbackend.ops.indexer import maxima_by_units as maxima_by_units
 from vkbackend.ops.indexer import scores_by_units as scores_by_units
 from vkbackend.ops.kv_cache import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops.kv_cache import HeadNorm as HeadNorm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ MIN_UNIT_LANES = 32
 MAX_PART_REGISTERS = 120
 _CHUNKS = (1, 2, 3, 4), (1, 2, 4)  # parts of K and of V
 ORDER = "V_PARTS", "DIM_PARTS", "K_CHUNKS", "UNROLL"  # the constants that change the order of additions
+MAX_JOINT = 32  # The most blocks of a row in a tile of several rows of attn_blocks_coop: bits of a word.
+# Instructions for a key of a row in such a tile, relative to a row alone (docs/measurements/kernels.md).
+JOINT_COST = 0.57
 MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
@@ -249,3 +253,49 @@ def chosen_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int
         return 0
     tile = tile_of_chosen(limits, group, head_k, head_v)
     return tile.rows if tile else 0
+
+
+def blocks_cut(
+    limits: Limits, group: int, head_k: int, head_v: int, block: int, together: bool = False
+) -> tuple[Tile, int] | None:
+    """Return the tile of attn_blocks_coop, and how many rows share it: one, or 8, 4 or 2 with `together`.
+    Return None like `tile_of_units`, for heads above MAX_UNIT_HEAD, or if a block is no multiple of
+    CELL_BLOCK."""
+    if block % CELL_BLOCK or max(head_k, head_v) > MAX_UNIT_HEAD:
+        return None
+    if not limits.features.issuperset(SPECS["attn_blocks_coop"].needs):
+        return None
+    if not together:
+        tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
+        return tile and (_unrolled(tile, head_k), 1)
+    limits = replace(limits, max_shared_nbytes=limits.max_shared_nbytes - 4 * MAX_TILE_QUERIES)
+    for rows in (8, 4, 2):
+        tile = tile_of_units(limits, group * rows, head_k, head_v)
+        if tile and tile.rows // rows >= group:
+            return _unrolled(tile, head_k), rows
+    return None
+
+
+def _unrolled(tile: Tile, head_k: int) -> Tile:
+    """Add SCORE_UNROLL. Four rounds at once save 5 % of a tile's instructions on RADV."""
+    unroll = tile.consts["UNROLL"]
+    if unroll > 1 and head_k % (2 * unroll * tile.consts["UNIT_K"]) == 0:
+        unroll *= 2
+    return tile._replace(consts=tile.consts | {"SCORE_UNROLL": unroll})
+
+
+def blocks_by_units(limits: Limits, group: int, head_k: int, head_v: int, block: int) -> int:
+    """Return the heads per tile of attn_blocks_coop, or 0 if attn_chosen or attn_chosen_coop compute the
+    lists (heads_by_units)."""
+    if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
+        return 0
+    cut = blocks_cut(limits, group, head_k, head_v, block)
+    return cut[0].rows if cut else 0
+
+
+def joint_positions(limits: Limits, group: int, head_k: int, head_v: int, block: int, n_chosen: int) -> int:
+    """Return below which position rows of a prompt share tiles of attn_blocks_coop: as long as a tile that
+    reads all blocks has fewer instructions than rows that read only their n_chosen blocks."""
+    if blocks_cut(limits, group, head_k, head_v, block, together=True) is None:
+        return 0
+    return min(MAX_JOINT, int(n_chosen / JOINT_COST)) * block

@@ -8,7 +8,14 @@ from typing import Required, TypedDict, Unpack
 
 from vkbackend.buffer import View
 from vkbackend.ops.attention import attn_push, check_aligned
-from vkbackend.ops.attention_tiles import CELL_BLOCK, cells_per_block, rows_cut, tile_of_chosen
+from vkbackend.ops.attention_tiles import (
+    CELL_BLOCK,
+    MAX_JOINT,
+    blocks_cut,
+    cells_per_block,
+    rows_cut,
+    tile_of_chosen,
+)
 from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
 
@@ -64,6 +71,35 @@ class ChosenOps(Target):
         check_aligned(k, v)
         args = (q, k, v, cells, chosen, part, step), -(-group // tile.rows), {**tile.consts, "DENSE": dense}
         self._attend("attn_chosen_coop", units.api, *args, **how)
+
+    def attn_blocks_coop(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        chosen: View,
+        part: View,
+        step: View,
+        *,
+        joint: int = 0,
+        together: bool = False,
+        **how: Unpack[ChosenKeywords],
+    ) -> None:
+        """Compute attn_chosen on matrix units for blocks of a multiple of CELL_BLOCK positions. Values are
+        rounded as in attn_decode_coop. With `together`, consecutive rows share the reads of the blocks that
+        any of them has chosen, and only rows at positions below `joint` are written. Without, only rows from
+        `joint` on and rows after the step's are written. `joint` is at most 32 blocks, and `part` then has no
+        splits."""
+        block, head_v = how.get("block", 1), part.shape[-1] - 2 * (len(part.shape) > 3)
+        cut = blocks_cut(self.limits, how["group"], q.shape[2], head_v, block, together)
+        assert cut, f"no tile of {self.limits.matrix_units} fits heads of {q.shape[2]}, {head_v}: {how}"
+        assert joint <= MAX_JOINT * block and (not joint or len(part.shape) == 3), (joint, part)
+        check_aligned(k, v)
+        tile, rows = cut
+        consts = {**tile.consts, "ROWS": rows, "LIST_BLOCK": block, "JOINT": joint}
+        args = (q, k, v, cells, chosen, part, step), -(-how["group"] // (tile.rows // rows)), consts
+        self._attend("attn_blocks_coop", self.limits.matrix_units.api, *args, **how)
 
     def _attend(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import Required, TypedDict, Unpack
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
@@ -27,6 +27,15 @@ class ScoreKeywords(TypedDict, total=False):
     n_best: int
 
 
+class MaximaKeywords(TypedDict, total=False):
+    """Keywords that `index_maxima` explains."""
+
+    block: Required[int]
+    n_local: Required[int]
+    first_row: int
+    n_best: int
+
+
 def score_tile(limits: Limits, n_heads: int, head: int) -> dict[str, int] | None:
     """Return the constants of index_scores_coop. Return None if the device lacks matrix units, or if their
     size does not divide the head or exceeds shared memory."""
@@ -42,8 +51,31 @@ def score_tile(limits: Limits, n_heads: int, head: int) -> dict[str, int] | None
         local = across * down * units.lanes
         if nbytes <= limits.max_shared_nbytes and local <= limits.max_invocations:
             consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
+            consts["LANES"] = units.lanes
             return {**consts, "KEY_GROUPS": down, "HEAD_GROUPS": across, "FN": fn, "FH": fh}
     return None
+
+
+def maxima_tile(limits: Limits, n_heads: int, head: int, block: int, n_local: int) -> dict[str, int] | None:
+    """Return the constants of index_maxima_coop, without ROWS. Return None if the device lacks matrix units,
+    or if no tile of keys divides the blocks and fits into shared memory. The row's own block must be
+    local."""
+    units = limits.matrix_units
+    if not limits.features.issuperset(SPECS["index_maxima_coop"].needs) or head % units.k or not n_local:
+        return None
+    for fn in (4, 2):
+        keys = fn * units.n
+        nbytes = 2 * (keys + units.m) * (head + 8) + 4 * units.m * units.n
+        if keys % CELL_BLOCK == block % keys == 0 and nbytes <= limits.max_shared_nbytes:
+            consts = {"LOCAL": units.lanes, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
+            consts["LANES"] = units.lanes
+            return {**consts, "FN": fn, "HEADS": min(floor_pow2(n_heads), units.m)}
+    return None
+
+
+def maxima_by_units(limits: Limits, n_heads: int, head: int, block: int, n_local: int) -> bool:
+    """Return whether to use index_maxima_coop."""
+    return not limits.is_cpu and maxima_tile(limits, n_heads, head, block, n_local) is not None
 
 
 def scores_by_units(limits: Limits, n_heads: int, head: int) -> bool:
@@ -171,17 +203,7 @@ class IndexerOps(Target):
         self.record("pool_keys", "f32", args, push, consts, groups, step)
 
     def index_maxima(
-        self,
-        q: View,
-        k: View,
-        cells: View,
-        y: View,
-        step: View,
-        *,
-        block: int,
-        n_local: int,
-        first_row: int = 0,
-        n_best: int = 0,
+        self, q: View, k: View, cells: View, y: View, step: View, **how: Unpack[MaximaKeywords]
     ) -> None:
         """Compute y[r, h, b] = maximum of q[r, h] . k[p] over the positions p <= pos of block b. Row r is row
         first_row + r of the step, and pos its position. The block that contains pos and the n_local - 1
@@ -191,21 +213,58 @@ class IndexerOps(Target):
         Shapes: q [n_rows, n_heads, head], y [n_rows, n_heads, n_blocks]. The cache `k` [n_cells, head] has a
         type in CACHE_TYPES.
         """
+        self._maxima("index_maxima", "f32", (q, k, cells, y, step), _lanes(self.limits, *q.shape[1:]), **how)
+
+    def index_maxima_coop(
+        self,
+        q: View,
+        k: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        tile_rows: int = 0,
+        **how: Unpack[MaximaKeywords],
+    ) -> None:
+        """Compute index_maxima on matrix units. q and k are rounded to F16. A workgroup reads keys once for
+        `tile_rows` rows of a slot (0: as many as a matrix holds and leave enough workgroups)."""
+        limits, (n_rows, n_heads, head), n_blocks = self.limits, q.shape, y.shape[2]
+        tile = maxima_tile(limits, n_heads, head, how["block"], how["n_local"])
+        assert tile, f"no tile of {limits.matrix_units} fits {n_heads} index heads of {head}, {how}"
+        check_aligned(k)
+        most = tile["UNIT_M"] // tile["HEADS"]
+        rows = min(most, tile_rows or max(1, n_rows * n_blocks // BUSY_GROUPS))
+        consts = {**tile, "ROWS": rows}
+        self._maxima("index_maxima_coop", limits.matrix_units.api, (q, k, cells, y, step), consts, **how)
+
+    def _maxima(
+        self,
+        op: str,
+        variant: str,
+        views: tuple[View, View, View, View, View],
+        consts: dict[str, int],
+        *,
+        block: int,
+        n_local: int,
+        first_row: int = 0,
+        n_best: int = 0,
+    ) -> None:
+        """A workgroup computes a block's maxima for HEADS heads of ROWS rows."""
+        q, k, cells, y, step = views
         (n_rows, n_heads, head), n_blocks = q.shape, y.shape[2]
         assert y.shape[:2] == (n_rows, n_heads) and n_blocks * block >= cells.shape[1] * CELL_BLOCK, (q, y)
         assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
         assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
-        lanes = _lanes(self.limits, n_heads, head)
-        consts = {"HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype), **lanes}
+        consts = {**consts, "HEAD": head, "K_TYPE": CACHE_TYPES.index(k.dtype)}
         push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
         push |= {"blocks_per_slot": cells.shape[1], "n_blocks": n_blocks}
         self.record(
-            "index_maxima",
-            "f32",
+            op,
+            variant,
             (q, k, cells, y),
             {**push, "block_size": block, "n_local": n_local, "n_best": n_best},
-            {name: consts[name] for name in SPECS["index_maxima"].consts},
-            (n_blocks, -(-n_heads // lanes["HEADS"]), n_rows),
+            {name: consts[name] for name in SPECS[op].consts},
+            (n_blocks, -(-n_heads // consts["HEADS"]), -(-n_rows // consts.get("ROWS", 1))),
             step,
             flops=2 * n_rows * n_heads * n_blocks * block * head,
         )

@@ -72,6 +72,7 @@ _CHOSEN_PUSH = (
     "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen n_lists block_size tail scale:f"
 )
 _SCORES_PUSH = "n_heads n_rows first_row blocks_per_slot n_positions block_size cells_per_block n_best"
+_MAXIMA_PUSH = "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local n_best"
 _UNIT_CONSTS = (
     "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP"
 )
@@ -146,6 +147,16 @@ SPECS: dict[str, OpSpec] = {
             twin="attn_chosen",
         ),
         op_spec(
+            "attn_blocks_coop",
+            "q:r k:r v:r cells:r chosen:r part:w",
+            _CHOSEN_PUSH,
+            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL SCORE_UNROLL HEAD_K HEAD_V K_TYPE V_TYPE"
+            " FINAL ROWS LIST_BLOCK JOINT",
+            rows=True,
+            needs=("matrix_units", "full_subgroups"),
+            twin="attn_chosen",
+        ),
+        op_spec(
             "attn_entries",
             "q:r k:r v:r cells:r entry_cells:r chosen:r part:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen block_size cells_per_block"
@@ -164,7 +175,7 @@ SPECS: dict[str, OpSpec] = {
             "index_scores_coop",
             "q:r w:r k:r cells:r y:w",
             _SCORES_PUSH,
-            "UNIT_M UNIT_N UNIT_K KEY_GROUPS HEAD_GROUPS FN FH HEAD K_TYPE HAS_W ROWS",
+            "UNIT_M UNIT_N UNIT_K LANES KEY_GROUPS HEAD_GROUPS FN FH HEAD K_TYPE HAS_W ROWS",
             rows=True,
             needs=("matrix_units", "full_subgroups"),
             twin="index_scores",
@@ -176,12 +187,15 @@ SPECS: dict[str, OpSpec] = {
             "HEAD K_TYPE GATED SERIES",
             rows=True,
         ),
+        op_spec("index_maxima", "q:r k:r cells:r y:w", _MAXIMA_PUSH, "HEAD HEADS K_TYPE BATCH", rows=True),
         op_spec(
-            "index_maxima",
+            "index_maxima_coop",
             "q:r k:r cells:r y:w",
-            "n_heads n_rows first_row blocks_per_slot n_blocks block_size n_local n_best",
-            "HEAD HEADS K_TYPE BATCH",
+            _MAXIMA_PUSH,
+            "UNIT_M UNIT_N UNIT_K LANES FN HEAD HEADS K_TYPE ROWS",
             rows=True,
+            needs=("matrix_units", "full_subgroups"),
+            twin="index_maxima",
         ),
         op_spec(
             "index_top_k",

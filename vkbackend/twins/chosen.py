@@ -85,7 +85,7 @@ def attn_chosen(
     q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
     n_chosen: int, n_lists: int = 1, block_size: int = 1, tail: int = 0, scale: float, head_k: int,
-    head_v: int, final: int = 0, dense: int = 0, **_: Any,
+    head_v: int, final: int = 0, dense: int = 0, joint: int = 0, rows: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     queries, lists = f64(q, n_rows, n_heads, head_k), chosen.reshape(n_rows, n_lists, n_chosen)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
@@ -105,7 +105,9 @@ def attn_chosen(
                 score, values = scores_of(queries[row], *of_heads, group, q_first, scale, 0.0)
                 out[row, heads, split] = part_of(score, values)[heads]
     pos = step.rows[:n_rows, 0]
-    kept = (pos < dense) & (np.arange(n_rows) >= step.n_decode) & (np.arange(n_rows) < step.n_rows)
+    is_row = np.arange(n_rows) < step.n_rows
+    kept = (pos < dense) & (np.arange(n_rows) >= step.n_decode) & is_row
+    kept |= ~((pos < joint) & is_row) if rows > 1 else (pos < joint) & is_row
     result = np.zeros((n_rows, n_heads, head_v), np.float32) if final else out
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}

@@ -24,6 +24,7 @@ from vkbackend.meta.ops import chosen_attention
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops import attention_tiles
 from vkbackend.ops.table import OPS
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run
@@ -90,12 +91,12 @@ def test_scores_of_pieces_of_rows(folder: Path, monkeypatch: pytest.MonkeyPatch)
         runner.close()
 
 
-@pytest.mark.parametrize("name", only(("glm5-next", "deepseek32"), "glm5-next"))
-def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Matrices of 8 x 8 x 8 divide these models' small heads."""
-    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
-    features, ran = frozenset(OPS["attn_chosen_coop"].needs), Counter[str]()
-    limits = Limits(1024, 1 << 15, features=features, matrix_units=MatrixUnits("khr", 8, 8, 8, 32))
+UNITS = MatrixUnits("khr", 8, 8, 8, 32)  # Matrices of 8 x 8 x 8 divide the models' small heads.
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Counter[str]:
+    """Give numpy devices these limits. Return a counter of the ops that they run."""
+    ran = Counter[str]()
 
     class Counting(NumpyDevice):
         def execute(self, command: Any) -> None:
@@ -104,6 +105,14 @@ def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyP
 
     device_class = "vkbackend.models.engine.runner.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda device: Counting(device, limits))
+    return ran
+
+
+@pytest.mark.parametrize("name", only(("glm5-next", "deepseek32"), "glm5-next"))
+def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+    features = frozenset(OPS["attn_chosen_coop"].needs)
+    ran = counting(monkeypatch, Limits(1024, 1 << 15, features=features, matrix_units=UNITS))
     runner = load_runner(model(folder, name), devices=["numpy"], n_ubatch=64, **F32)
     try:
         check(runner, name)
@@ -111,6 +120,34 @@ def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyP
         assert not ran["index_scores"] and not ran["attn_chosen"]
     finally:
         runner.close()
+
+
+def test_matrix_units_attend_to_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows choose two of up to five blocks of 32 positions. Rows of a prompt at positions below 96 share
+    tiles."""
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+    monkeypatch.setattr(attention_tiles, "MIN_UNIT_GROUP", 2)
+    fixture = build("minimax-m3")
+    fixture.keys |= {"attention.indexer.block_size": 32, "attention.indexer.top_k": 2}
+    path = write(fixture, tmp_path / "blocks.gguf")
+    tokens = (PROMPT * 4)[:140]
+    features = frozenset(OPS["attn_blocks_coop"].needs)
+    logits = []
+    for limits in (Limits(), Limits(1024, 1 << 15, features=features, matrix_units=UNITS)):
+        ran = counting(monkeypatch, limits)
+        runner = load_runner(path, devices=["numpy"], n_ubatch=256, **F32 | {"n_ctx": 160})
+        try:
+            rows = [runner.step(tokens[:130], [Run(0, 0, 130, 0)], range(130)).copy()]
+            rows += [runner.step([tokens[i]], [Run(0, 0, 1, i)], [0]).copy() for i in range(130, 140)]
+        finally:
+            runner.close()
+        logits.append(np.concatenate(rows))
+        n_layers = 3
+        joint = n_layers * (len(rows) + 1) if limits.features else 0
+        maxima = n_layers * len(rows)
+        assert (ran["attn_blocks_coop"], ran["attn_chosen"]) == (joint, 0 if joint else maxima), ran
+        assert ran["index_maxima_coop" if joint else "index_maxima"] == maxima, ran
+    assert nmse(*logits) < 1e-12
 
 
 def test_a_token_and_a_prompt_in_one_step(folder: Path) -> None:

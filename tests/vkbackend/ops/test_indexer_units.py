@@ -1,4 +1,4 @@
-"""When index_scores runs on matrix units, and its tiles."""
+"""When index_scores and index_maxima run on matrix units, and their tiles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import pytest
 
 from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops import OPS, Recorder, scores_by_units
-from vkbackend.ops.indexer import score_tile
+from vkbackend.ops import OPS, Recorder, maxima_by_units, scores_by_units
+from vkbackend.ops.indexer import maxima_tile, score_tile
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.twins.device import NullDevice
 
 pytestmark = pytest.mark.no_vulkan
 
 NEEDS = frozenset(OPS["index_scores_coop"].needs)
+ALL = {name for name, op in OPS.items() if "matrix_units" in op.needs}
 NVIDIA = Limits(1024, 49_152, features=NEEDS)
 AMD = replace(NVIDIA, max_shared_nbytes=65_536, matrix_units=MatrixUnits(lanes=64))
 INTEL = replace(NVIDIA, matrix_units=MatrixUnits("khr", 8, 16, 16, 16))
@@ -42,6 +43,25 @@ def test_gpus_score_on_matrix_units() -> None:
         assert not scores_by_units(limits, 3, 128) and not scores_by_units(limits, 64, 40)
         for other in (limits.exact(), replace(limits, is_cpu=True), replace(limits, features=frozenset())):
             assert not scores_by_units(other, 64, 128)
+
+
+@pytest.mark.parametrize("limits", [NVIDIA, AMD, INTEL, LAVAPIPE], ids=["nvidia", "amd", "intel", "lavapipe"])
+@pytest.mark.parametrize("n_heads", [1, 4, 17])
+@pytest.mark.parametrize(("head", "block"), [(32, 64), (128, 128), (256, 192)])
+def test_tiles_of_maxima_divide_blocks(limits: Limits, n_heads: int, head: int, block: int) -> None:
+    tile, units = maxima_tile(limits, n_heads, head, block, 1), limits.matrix_units
+    assert tile and tile["LOCAL"] == units.lanes and tile["HEADS"] <= units.m
+    keys = tile["FN"] * units.n
+    assert block % keys == keys % 32 == 0
+    assert 2 * (keys + units.m) * (head + 8) + 4 * units.m * units.n <= limits.max_shared_nbytes
+    assert maxima_by_units(limits, n_heads, head, block, 1)
+    assert not maxima_by_units(limits, n_heads, head, block, 0), "the row's own block would be scored"
+    assert not maxima_by_units(limits, n_heads, head, 8, 1)
+
+
+def test_pipelines_have_the_units_subgroup_size() -> None:
+    """The constant LANES sets it. The matrix units of Arc A need subgroups of 8, but its default is 16."""
+    assert "index_maxima_coop" in ALL and not [name for name in ALL if "LANES" not in OPS[name].consts]
 
 
 @pytest.mark.parametrize(

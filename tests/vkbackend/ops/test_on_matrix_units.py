@@ -50,9 +50,11 @@ def test_ops_of_matrix_units() -> None:
 
 @pytest.mark.timeout(1200)
 def test_rows_together() -> None:
-    path, name = Path(__file__).with_name("test_rows_together.py"), "test_rows_together_on_matrix_units"
-    done = run("pytest", "-q", "--all", "-p", "no:cacheprovider", f"{path}::{name}", timeout_s=1100)
-    assert "3 passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-3000:]
+    path = Path(__file__).with_name("test_rows_together.py")
+    names = "test_rows_together_on_matrix_units", "test_a_row_does_not_depend_on_lists_of_its_tile"
+    tests = [f"{path}::{name}" for name in names]
+    done = run("pytest", "-q", "--all", "-p", "no:cacheprovider", *tests, timeout_s=1100)
+    assert "4 passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.timeout(1200)

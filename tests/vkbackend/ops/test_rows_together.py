@@ -1,4 +1,4 @@
-"""attn_decode computes the same bits for a row alone and in a workgroup of several rows."""
+"""Attention computes the same bits for a row alone and in a workgroup of several rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnDecodeCoop
+from vkbackend.tools.op_cases.chosen import AttnBlocksCoop
 from vkbackend.tools.op_cases.setup import Placed
 
 CHOOSES_DEVICES = True
@@ -74,3 +75,31 @@ def test_rows_together_on_matrix_units(case: AttnDecodeCoop, device: Device) -> 
         joint.add(rows)
         np.testing.assert_array_equal(got, want)
     assert joint == {2, 4, 8}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("device", device_params(), indirect=True, scope="session")
+def test_a_row_does_not_depend_on_lists_of_its_tile(device: Device) -> None:
+    """Eight rows share a tile. The lists of odd rows change, and even rows keep their bits."""
+    case = AttnBlocksCoop(((0, 290, 16),), 8, 2, 64, 32, 4, n_lists=2, block=32, joint=320, together=True)
+    if not device.limits.features.issuperset(case.needs):
+        pytest.skip(f"{device.name} has no matrix units")
+    results = []
+    for others in (None, (0, 1, 2), (3, 5, 6)):
+        setup = case.setup(np.random.default_rng(48))
+        lists = setup.tensors["chosen"].raw
+        assert lists is not None
+        if others:
+            lists.reshape(-1, 2, 4)[1:16:2, :, :3] = others  # before the row's own block
+        placed = Placed(device, setup)
+        try:
+            recording = placed.record(device.limits)
+            device.run(recording)
+            (rows,) = [dict(c.consts)["ROWS"] for c in recording.accesses() if isinstance(c, Dispatch)]
+            assert rows == 8
+            results.append(device.read(placed.views["y"]).view(np.uint32).reshape(17, -1)[:16].copy())
+        finally:
+            placed.close()
+    for changed in results[1:]:
+        np.testing.assert_array_equal(changed[::2], results[0][::2])
+        assert (changed[1::2] != results[0][1::2]).any(axis=1).all()
