@@ -12,7 +12,7 @@
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint SUBGROUP = 8; // threads that shuffle x, a power of two up to 32
+layout(constant_id = 2) const uint SUBGROUP = 8; // threads that shuffle x, a power of two up to 16
 
 layout(push_constant) uniform Push {
     Words w;

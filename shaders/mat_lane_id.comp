@@ -10,7 +10,7 @@
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // pairs per thread, 1..8
-layout(constant_id = 2) const uint SUBGROUP = 8; // threads that shuffle x, a power of two up to 32
+layout(constant_id = 2) const uint SUBGROUP = 8; // threads that shuffle x, a power of two up to 16
 layout(constant_id = 3) const uint AXIS = 0; // see lib/expert.glsl
 layout(constant_id = 4) const uint GROUPED = 0;
 

@@ -155,7 +155,8 @@ def rows_by_lanes(limits: Limits, size: Size) -> Grid:
     consts = {
         "LOCAL": local,
         "N": -(-size.n_rows // tiles),
-        "SUBGROUP": min(limits.subgroup_size, 32),
+        # lavapipe shuffles wrong values from lanes 16 on, if it has them (LP_NATIVE_VECTOR_WIDTH above 512).
+        "SUBGROUP": min(limits.subgroup_size, 16),
     }
     return Grid(consts, -(-size.n // local), tiles)
 

@@ -58,6 +58,13 @@ def test_rows_together() -> None:
 
 
 @pytest.mark.timeout(1200)
+def test_forms_of_products() -> None:
+    path = Path(__file__).with_name("test_unit_forms.py")
+    done = run("pytest", "-q", "--all", "-p", "no:cacheprovider", str(path), timeout_s=1100)
+    assert "7 passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shape", ["llama-1b", "qwen3-30b-a3b"])
 def test_prompts_of_models(shape: str) -> None:
     """Each model has a layer of realistic widths, like the models of `vkbackend gpu-report`."""
