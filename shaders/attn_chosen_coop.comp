@@ -20,7 +20,7 @@ layout(constant_id = 12) const uint HEAD_V = 64; // a multiple of V_CHUNKS * V_P
 layout(constant_id = 13) const uint K_TYPE = 1;
 layout(constant_id = 14) const uint V_TYPE = 1;
 layout(constant_id = 15) const uint FINAL = 0;
-layout(constant_id = 16) const uint DENSE = 0; // attn_prefill_coop computes the rows of long runs below this position
+layout(constant_id = 16) const uint DENSE = 0; // other ops compute the rows at positions below DENSE
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -153,8 +153,7 @@ void main() {
     if (begin_head >= end_head) return; // another device has this tile's heads
 
     const uvec2 place_of_row = step_place(gl_WorkGroupID.x);
-    const bool is_dense = place_of_row.x < DENSE && gl_WorkGroupID.x >= step_n_decode();
-    if (DENSE != 0 && is_dense && gl_WorkGroupID.x < step_n_rows()) return;
+    if (place_of_row.x < DENSE && gl_WorkGroupID.x < step_n_rows()) return;
     slot = place_of_row.y;
     list = gl_WorkGroupID.x * n_lists + (n_lists == 1 ? 0 : own_head);
     n_keys = n_chosen_keys(gl_WorkGroupID.x, place_of_row.x);

@@ -24,6 +24,7 @@ layout(constant_id = 16) const uint FIRST = 0; // first position that rows atten
 layout(constant_id = 17) const uint DIM_PARTS = 1; // the next three: see attn_chosen_coop.comp
 layout(constant_id = 18) const uint K_CHUNKS = 1;
 layout(constant_id = 19) const uint V_CHUNKS = 1;
+layout(constant_id = 20) const uint MOST = 0; // if not 0, only decoding rows at positions below MOST are written
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -101,6 +102,7 @@ void main() {
     n_tile_rows = rows_from(step_row);
     if (n_tile_rows == 0) return;
     const uvec2 place = step_place(step_row);
+    if (MOST != 0 && (place.x >= MOST || step_row >= step_n_decode())) return;
     const uint slot = place.y;
     // see row_attention.glsl
     first_head = int(kv_head * group + first_in_group) - int(q_first);

@@ -17,6 +17,8 @@ from vkbackend.meta.ops.dense_attention import hadamard, is_rotated
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
+from vkbackend.ops import Recorder
+from vkbackend.step import Mix
 
 # Compute the scores of some rows at a time (64 rows in a context of 128k), because the scores of 512 rows
 # would exceed the largest binding.
@@ -171,17 +173,37 @@ def attend_chosen(
                 on.attn_blocks_coop(*args, part, step, joint=joint, together=True, **lists_how)
             on.attn_blocks_coop(*args, part, step, joint=joint if is_prompt else 0, **lists_how)
         elif units:
-            # If all blocks are chosen, rows of a prompt share tiles, which takes 0.6 of the instructions.
-            by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
-            dense = top_k * block - tail if is_prompt and by_units else 0
-            if dense:
-                on.attn_prefill_coop(*args[:4], out, step, most=dense, **how)
+            dense = top_k * block - tail
+            if not attend_to_all(on, graph.kind.mix, args[:4], part, step, dense, how):
+                dense = 0
             on.attn_chosen_coop(*args, part, step, dense=dense, **lists_how)
         else:
             on.attn_chosen(*args, part, step, **lists_how)
         if part is not out:
             on.attn_combine(part, out, sinks=sinks.whole(d) if sinks else None)
     return hadamard(y, head_dim_v, head_dim) if is_rotated(v) else y
+
+
+def attend_to_all(
+    on: Recorder, mix: Mix, args: tuple[View, ...], part: View, step: View, most: int, how: dict[str, Any]
+) -> bool:
+    """Compute the rows at positions below `most`, whose blocks are all chosen, without lists: no cells are
+    looked up by key, and rows of a prompt share tiles. Return False, and compute none, if the device lacks a
+    kernel for decoding rows or for prompts."""
+    q, k, v, cells = args
+    head_k, head_v = q.shape[2], part.shape[-1] - 2 * (len(part.shape) > 3)
+    n_decoding = q.shape[0] if mix.decodes else 0 if mix is Mix.PREFILL else min(q.shape[0], cells.shape[0])
+    heads = min(how["group"], q.shape[1]), head_k, head_v
+    if n_decoding and not device_ops.heads_by_units(on.limits, *heads):
+        return False
+    if not mix.decodes:
+        if len(part.shape) > 3 or not device_ops.attends_by_units(on.limits, q.shape[0], head_k, head_v):
+            return False
+        on.attn_prefill_coop(*args, part, step, most=most, **how)
+    if n_decoding:
+        rows = q.rows(0, n_decoding), k, v, cells, part.rows(0, n_decoding)
+        on.attn_decode_coop(*rows, step, most=most, **how)
+    return True
 
 
 def parts_of(

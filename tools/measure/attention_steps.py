@@ -10,7 +10,9 @@ from typing import Any
 from vkbackend import ops
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
+from vkbackend.meta.ops.chosen_attention import attend_to_all
 from vkbackend.recording import Dispatch, Recording
+from vkbackend.step import Mix
 
 PROMPT = 512  # rows
 
@@ -112,6 +114,9 @@ def sparse(limits: Limits, layer: Layer, rows: int, n: int) -> list[Dispatch]:
             r.attn_blocks_coop(*args, part, v.step, joint=joint, together=True, **how)
         r.attn_blocks_coop(*args, part, v.step, joint=joint, **how)
     else:
+        dense, mix = layer.top_k * block, Mix.PREFILL if rows > 1 else Mix.DECODE
+        if units and attend_to_all(r, mix, args[:4], part, v.step, dense, v.how):
+            how["dense"] = dense
         attend = r.attn_chosen_coop if units else r.attn_chosen
         attend(*args, part, v.step, **how)
     return _recorded(r)

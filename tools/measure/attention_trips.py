@@ -109,15 +109,21 @@ def _rounds(c: Consts, unroll: str = "UNROLL") -> Trips:
     return times(c["HEAD_K"] // (c[unroll] * c["UNIT_K"]))
 
 
+def _parts(c: Consts) -> tuple[Trips, ...]:
+    """lib/unit_chunks.glsl"""
+    rounds = times(c["HEAD_K"] // (c["K_CHUNKS"] * c["DIM_PARTS"] * c["UNROLL"] * c["UNIT_K"]))
+    return (rounds,) * c["K_CHUNKS"]
+
+
 def attn_decode_coop(c: Consts, s: Shape) -> Work:
-    blocks = _blocks(s.n, s.groups[2])
-    return Work(math.prod(s.groups), *_of_tile(c, blocks, (), (_rounds(c),)))
+    workgroups = 0 if 0 < c["MOST"] < s.n else math.prod(s.groups)
+    return Work(workgroups, *_of_tile(c, _blocks(s.n, s.groups[2]), (), _parts(c)))
 
 
 def attn_prefill_coop(c: Consts, s: Shape) -> Work:
-    tiles = _up(s.rows, c["UNIT_M"] * c["ROW_GROUPS"])
+    tiles = 0 if 0 < c["MOST"] < s.n else _up(s.rows, c["UNIT_M"] * c["ROW_GROUPS"])
     before = ONCE, times(0, NEVER)  # finding the tile, and rows after the last
-    return Work(tiles * s.groups[1], *_of_tile(c, _up(s.n, CELL_BLOCK), before, (_rounds(c),)))
+    return Work(tiles * s.groups[1], *_of_tile(c, _up(s.n, CELL_BLOCK), before, _parts(c)))
 
 
 def attn_blocks_coop(c: Consts, s: Shape) -> Work:
@@ -133,11 +139,11 @@ def attn_blocks_coop(c: Consts, s: Shape) -> Work:
 
 def attn_chosen_coop(c: Consts, s: Shape) -> Work:
     ahead = max(1, c["LOCAL"] // CELL_BLOCK)
-    rounds = times(c["HEAD_K"] // (c["K_CHUNKS"] * c["DIM_PARTS"] * c["UNROLL"] * c["UNIT_K"]))
-    per_block = times(1 / ahead), *(rounds for _ in range(c["K_CHUNKS"]))
+    per_block = times(1 / ahead), *_parts(c)
     (_, (load, blocks)), macs = _of_tile(c, _blocks(s.n_chosen, s.groups[2]), (), per_block)
     find_cells = ONCE
-    return Work(math.prod(s.groups), times(1, load, find_cells, blocks), macs)
+    workgroups = 0 if s.n <= c["DENSE"] else math.prod(s.groups)
+    return Work(workgroups, times(1, load, find_cells, blocks), macs)
 
 
 def index_scores(c: Consts, s: Shape) -> Work:

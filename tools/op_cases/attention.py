@@ -30,7 +30,8 @@ from vkbackend.tools.op_cases.setup import (
 @dataclass(frozen=True)
 class AttnDecode(Case):
     """Cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op combines
-    its splits. With `run_rows` above 1, a workgroup computes several rows of a run."""
+    its splits. With `run_rows` above 1, a workgroup computes several rows of a run. With `most`,
+    only runs of one row decode."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -51,6 +52,7 @@ class AttnDecode(Case):
     run_rows: int = 1
     first: int = 0
     slopes: bool = False
+    most: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -66,9 +68,10 @@ class AttnDecode(Case):
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
             attend = r.attn_decode_coop if self.needs else r.attn_decode
             given = {"run_rows": self.run_rows, "first": self.first, **_attention_options(self)}
+            given |= {"most": self.most} if self.most else {}
             attend(*args, sinks=v.get("sinks"), slopes=v.get("slopes"), **given)
 
-        return Setup(tensors, record, step_of(rng, self.runs))
+        return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.most else Mix.DECODE))
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
@@ -284,6 +287,7 @@ def quick() -> list[Case]:
         AttnDecodeCoop(((0, 1, 3), (1, 70, 1)), 4, 1, 64, 64, 2, first=1),
         AttnDecodeCoop(((1, 70, 1), (0, 3, 2)), 20, 1, 576, 512, 2),
         AttnDecodeCoop(_RUNS, 5, 1, 288, 256, None, "q8_0", "q4_0", sinks=True),
+        AttnDecodeCoop(((1, 25, 1), (0, 60, 1), (3, 9, 1), (2, 3, 4)), 4, 1, 32, 32, 2, most=26),
         AttnDecodeCoop(_DRAFTS, 8, 2, 512, 512, None, "f32", "f16", window=40, softcap=4.0, run_rows=8),
         *_together(AttnDecode),
         *_together(AttnDecodeCoop),

@@ -33,7 +33,7 @@ _PROMPTS = ((1, 290, 3), (0, 125, 7), (2, 0, 1), (3, 30, 6))
 @dataclass(frozen=True)
 class AttnChosen(Case):
     """Each row attends to its own list of chosen positions. Unused entries at the list's end are invalid
-    positions. Rows of long runs at positions below `dense` do not change."""
+    positions. Rows at positions below `dense` do not change."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)

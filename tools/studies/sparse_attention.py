@@ -28,7 +28,7 @@ from vkbackend.tools.measure.turns import exit_on_errors, table
 MODULE = "vkbackend.tools.studies.sparse_attention"
 GPU = "NAVI31"
 POSITIONS = {
-    DEEPSEEK: (1024, 2048, 4096, 8192, 32_768),
+    DEEPSEEK: (1024, 2048, 2049, 2304, 2560, 3072, 4096, 8192, 32_768),
     QUARTER: (1024, 2048, 4096, 8192, 32_768),
     BLOCKS: (1024, 2048, 2049, 2176, 2560, 3072, 3584, 4096, 8192, 32_768),
 }

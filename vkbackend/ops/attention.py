@@ -134,10 +134,13 @@ class AttentionOps(Target):
         *,
         run_rows: int = 1,
         first: int = 0,
+        most: int = 0,
         **how: Unpack[AttentionKeywords],
     ) -> None:
         """Compute attn_decode on matrix units, without slopes. `q`, `k`, `v` and probabilities are rounded to
-        F16. The q heads of a KV head are the rows of a matrix."""
+        F16. The q heads of a KV head are the rows of a matrix. With `most`, only decoding rows at positions
+        below `most` are written, and `run_rows` is 1."""
+        assert not most or run_rows == 1, (most, run_rows)
         assert how.get("slopes") is None, "attn_decode has slopes"
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
@@ -146,7 +149,7 @@ class AttentionOps(Target):
         check_aligned(k, v)
         tile, rows = cut
         consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0), "ROWS": rows}
-        consts["FIRST"] = first
+        consts |= {"FIRST": first, "MOST": most}
         variant, tiles = self.limits.matrix_units.api, -(-group // (tile.rows // rows))
         views = (q, k, v, cells, part, step)
         self._attend_rows("attn_decode_coop", variant, views, tiles, consts, **how)

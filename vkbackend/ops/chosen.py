@@ -63,8 +63,8 @@ class ChosenOps(Target):
         dense: int = 0,
         **how: Unpack[ChosenKeywords],
     ) -> None:
-        """Compute attn_chosen on matrix units. Values are rounded as in attn_decode_coop. Rows of runs with
-        several rows do not change if their positions are below `dense` (attn_prefill_coop)."""
+        """Compute attn_chosen on matrix units. Values are rounded as in attn_decode_coop. Rows at
+        positions below `dense` do not change."""
         group, head_v = how["group"], part.shape[-1] - 2 * (len(part.shape) > 3)
         tile, units = tile_of_chosen(self.limits, group, q.shape[2], head_v), self.limits.matrix_units
         assert tile, f"no tile of {units} fits heads of {q.shape[2]}, {head_v}"

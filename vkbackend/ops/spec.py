@@ -118,7 +118,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_decode_coop",
             "q:r k:r v:r cells:r sinks:r slopes:r part:w",
             _DECODE_PUSH,
-            f"{_UNIT_CONSTS} FINAL ROWS FIRST {_CHUNK_CONSTS}",
+            f"{_UNIT_CONSTS} FINAL ROWS FIRST {_CHUNK_CONSTS} MOST",
             rows=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_decode",

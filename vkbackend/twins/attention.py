@@ -138,9 +138,10 @@ def attn_decode(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, slopes: Array, part: Array, step: StepParams, *,
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
     window: int, chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0,
-    has_sinks: int = 0, first: int = 0, has_slopes: int = 0, **_: Any,
+    has_sinks: int = 0, first: int = 0, has_slopes: int = 0, most: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """In `part`, p is exp(score - max). If `final`, `part` gets the result of attn_combine."""
+    """In `part`, p is exp(score - max). If `final`, `part` gets the result of attn_combine. With `most`, only
+    rows of the step at positions below `most` are written."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
@@ -159,11 +160,12 @@ def attn_decode(
                 if has_slopes:
                     score = score - f64(slopes, n_heads)[:, None] * (len(at) - 1 - np.array(seen))
                 out[row, :, split] = part_of(score, values)
+    result = np.zeros((n_rows, n_heads, head_v)) if final else out
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
-        attn_combine(out, sinks, part, **shape, has_sinks=has_sinks)
-    else:
-        part.reshape(out.shape)[:] = out
+        attn_combine(out, sinks, result, **shape, has_sinks=has_sinks)
+    written = (np.arange(n_rows) < step.n_decode) & (step.rows[:n_rows, 0] < most) if most else slice(None)
+    part.reshape(result.shape)[written] = result[written]
 
 
 def part_of(score: Array, values: Array) -> Array:

@@ -106,7 +106,7 @@ def attn_chosen(
                 out[row, heads, split] = part_of(score, values)[heads]
     pos = step.rows[:n_rows, 0]
     is_row = np.arange(n_rows) < step.n_rows
-    kept = (pos < dense) & (np.arange(n_rows) >= step.n_decode) & is_row
+    kept = (pos < dense) & is_row
     kept |= ~((pos < joint) & is_row) if rows > 1 else (pos < joint) & is_row
     result = np.zeros((n_rows, n_heads, head_v), np.float32) if final else out
     if final:

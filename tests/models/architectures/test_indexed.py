@@ -117,6 +117,7 @@ def test_matrix_units_score_and_attend(folder: Path, monkeypatch: pytest.MonkeyP
     try:
         check(runner, name)
         assert ran["index_scores_coop"] and ran["attn_chosen_coop"] and ran["attn_prefill_coop"]
+        assert ran["attn_decode_coop"]
         assert not ran["index_scores"] and not ran["attn_chosen"]
     finally:
         runner.close()
@@ -150,7 +151,14 @@ def test_matrix_units_attend_to_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert nmse(*logits) < 1e-12
 
 
-def test_a_token_and_a_prompt_in_one_step(folder: Path) -> None:
+@pytest.mark.parametrize("by_units", [False, True])
+def test_a_token_and_a_prompt_in_one_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, by_units: bool
+) -> None:
+    if by_units:
+        monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+        features = frozenset(OPS["attn_chosen_coop"].needs)
+        counting(monkeypatch, Limits(1024, 1 << 15, features=features, matrix_units=UNITS))
     want = np.load(GOLDEN / "deepseek32.npz")["logits"]
     runner = load_runner(model(folder, "deepseek32"), devices=["numpy"], n_slots=2, n_ubatch=64, **F32)
     try:
