@@ -77,6 +77,10 @@ def test_a_crash_a_hang_and_a_loss_each_cost_one_case(
     assert begun == result.done == ["good", "crash", "hang", "lost", "left", "last"]
     assert not result.unfinished and result.left_out == [("left", "too large")]
     crash, hang, lost = result.failed
+    assert result.n_late == 1
+    words = Report(1.0, "2026-01-01", parts={"tune": [result]}).plain_words()
+    assert words[0] == "2 checks failed or gave wrong results. Do not trust this driver."
+    assert words[1].startswith("1 check did not end in time. Either a device hangs, or the machine was busy")
     assert crash == ("crash", "the process ended with signal SIGSEGV: the driver said this")
     assert hang == ("hang", "did not end within 5 s") and lost == ("lost", "device lost")
 

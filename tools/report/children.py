@@ -43,6 +43,7 @@ class Outcome:
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
     stuck: bool = False  # an unkillable process
+    n_late: int = 0  # of `failed`, the cases that exceeded their deadline
 
 
 class Child:
@@ -144,6 +145,7 @@ def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
                 message = child.next(wait_s)
             except TimeoutError:
                 _fail(outcome, current, f"did not end within {wait_s:.0f} s")
+                outcome.n_late += bool(current)
                 break
             if message is None:
                 ended = child.how_it_ended()

@@ -60,13 +60,19 @@ class Report:
         return problems
 
     def plain_words(self) -> list[str]:
-        problems = self.problems()
-        checked = [
-            f"{len(problems)} checks failed or gave wrong results, listed below. Do not trust this driver."
-            if problems
-            else "No check failed."
+        n_late = sum(outcome.n_late for outcomes in self.parts.values() for outcome in outcomes)
+        n_wrong, checked = len(self.problems()) - n_late, []
+        if n_wrong:
+            checked.append(f"{checks(n_wrong)} failed or gave wrong results. Do not trust this driver.")
+        if n_late:
+            checked.append(
+                f"{checks(n_late)} did not end in time. Either a device hangs, or the machine was busy: run "
+                "this again while no other program computes."
+            )
+        return [
+            *(checked or ["No check failed."]),
+            *sentences({name: self.rows(name) for name in self.parts}),
         ]
-        return [*checked, *sentences({name: self.rows(name) for name in self.parts})]
 
     def unfinished(self) -> list[str]:
         missing = [
@@ -159,6 +165,10 @@ class Report:
                 name = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
                 lines.append(f"- {self.names(outcome)}, left out: {name}: {reason}")
         return ["", *lines] if lines else []
+
+
+def checks(n: int) -> str:
+    return "1 check" if n == 1 else f"{n} checks"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
