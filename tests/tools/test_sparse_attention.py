@@ -13,7 +13,7 @@ from vkbackend.errors import VkbackendError
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops import OPS
 from vkbackend.tools.measure import attention_trips, compilers
-from vkbackend.tools.measure.attention_steps import BLOCKS, DEEPSEEK, plain, sparse
+from vkbackend.tools.measure.attention_steps import BLOCKS, DEEPSEEK, QUARTER, plain, sparse
 from vkbackend.tools.measure.attention_trips import Shape, Trips
 from vkbackend.tools.measure.loop_tree import Issued, Loop
 from vkbackend.tools.studies import sparse_attention
@@ -77,8 +77,11 @@ def test_block_lists_have_fewer_instructions_than_all_positions(capsys: pytest.C
     rows = json.loads(capsys.readouterr().out)
     for name, n, *_, token, _, _, prompt in rows:
         ratios = [float(of.partition(",")[0]) for of in (token, prompt)]
-        # At 2,049 positions, a row attends to 2,048 of them, and needs scores.
-        is_first = (name, n) == (DEEPSEEK.name, "2,049")
-        assert max(ratios) <= (1.12 if is_first else 1), (name, n, ratios)
+        # At 2,049 positions, a row of DeepSeek attends to 2,048 of them, and needs scores.
+        most = {(DEEPSEEK.name, "2,049"): 1.12}
+        most |= {
+            (QUARTER.name, at): most_of for at, most_of in (("2,049", 1.37), ("2,560", 1.15), ("3,072", 1.01))
+        }
+        assert max(ratios) <= most.get((name, n), 1), (name, n, ratios)
     docs = (ROOT / "docs" / "measurements" / "kernels.md").read_text(encoding="utf-8")
     assert not [row for row in rows if "| " + " | ".join(row) + " |" not in docs]

@@ -130,7 +130,7 @@ def attn_blocks_coop(c: Consts, s: Shape) -> Work:
     """Rows of a tile are assumed to choose all blocks together."""
     rounds = _rounds(c, "SCORE_UNROLL")
     if c["ROWS"] == 1:
-        workgroups = 0 if s.n <= c["JOINT"] else math.prod(s.groups)
+        workgroups: float = 0 if s.n <= c["JOINT"] else math.prod(s.groups)
         return Work(workgroups, *_of_tile(c, _blocks(s.n_chosen, s.groups[2]), (), (rounds,)))
     workgroups = s.rows / c["ROWS"] * s.groups[1] if s.n <= c["JOINT"] else 0
     before = times(c["ROWS"] - 1), ONCE, times(_up(c["ROWS"] * 32, c["LOCAL"]))
