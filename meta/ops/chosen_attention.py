@@ -185,7 +185,13 @@ def attend_chosen(
 
 
 def attend_to_all(
-    on: Recorder, mix: Mix, args: tuple[View, ...], part: View, step: View, most: int, how: dict[str, Any]
+    on: Recorder,
+    mix: Mix,
+    args: tuple[View, View, View, View],
+    part: View,
+    step: View,
+    most: int,
+    how: dict[str, Any],
 ) -> bool:
     """Compute the rows at positions below `most`, whose blocks are all chosen, without lists: no cells are
     looked up by key, and rows of a prompt share tiles. Return False, and compute none, if the device lacks a
