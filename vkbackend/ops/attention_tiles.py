@@ -161,9 +161,9 @@ def tile_of_units(
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
     """Return whether to use attn_prefill_coop. It needs a GPU with matrix units whose size divides the
-    heads. Narrow subgroups would spill the output of heads above MAX_UNIT_HEAD."""
+    heads. Narrow subgroups would spill an output of more than MAX_UNIT_HEAD values."""
     is_narrow = limits.matrix_units.lanes < MIN_UNIT_LANES
-    if limits.is_cpu or (is_narrow and max(head_k, head_v) > MAX_UNIT_HEAD):
+    if limits.is_cpu or (is_narrow and head_v > MAX_UNIT_HEAD):
         return False
     return tile_of_units(limits, n_rows, head_k, head_v) is not None
 

@@ -119,9 +119,9 @@ HEADS = {(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (288, 256), (51
 ATTENDS = {  # in narrow subgroups, heads of 80 or 256 cannot be divided into parts that fit the registers
     "nvidia": HEADS,
     "amd": HEADS,
-    "intel dg2": {(64, 64), (128, 128), (192, 128)},
-    "intel bmg": {(64, 64), (128, 128), (192, 128)},
-    "lavapipe": {(64, 64), (128, 128), (192, 128)},
+    "intel dg2": {(64, 64), (128, 128), (192, 128), (288, 256)},
+    "intel bmg": {(64, 64), (128, 128), (192, 128), (288, 256)},
+    "lavapipe": {(64, 64), (128, 128), (192, 128), (288, 256)},
 }
 
 
