@@ -110,7 +110,7 @@ def test_nothing_spills(gpu: str) -> None:
 def test_counts_equal_the_recorded_counts(gpu: str) -> None:
     """The counts are valid for the recorded Mesa version. If a kernel changes, record the counts again and
     explain the change."""
-    with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
+    with (ROOT / "docs" / "measurements" / "kernels.csv").open(encoding="utf-8") as file:
         recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
     assert recorded
     if why := compilers.missing(compilers.GPUS[gpu]):
