@@ -130,8 +130,8 @@ class DecoderWeights:
             layer = [replace(spec, name=_full(f"blk.{il}.", spec.name)) for spec in layer]
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
-                own = spec.name if spec.name in self._shapes else spec.source or spec.name
-                stored = spec.part.tensor if spec.part else own
+                in_file = spec.name if spec.name in self._shapes else spec.source or spec.name
+                stored = spec.part.tensor if spec.part else in_file
                 role = MIRROR if spec.role.axis else spec.role
                 if (factor := self._scales.get(_named(stored, "scale"))) is not None:
                     values = np.full(spec.shape[0], factor, np.float32)
