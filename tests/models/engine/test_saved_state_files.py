@@ -204,7 +204,7 @@ def test_files_without_checksums(
         tokens = llm.load_state(saved)
         assert capfd.readouterr().err == ""
         assert llm.load_state(path) == tokens
-        assert f"vkbackend: {str(path)!r}: saved without checksums" in capfd.readouterr().err
+        assert f"vkbackend: '{path}': saved without checksums" in capfd.readouterr().err
         assert llm.generate(tokens, 3, slot=0).timings["prompt_n"] == 1
 
 
