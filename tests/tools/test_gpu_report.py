@@ -85,6 +85,12 @@ def test_a_crash_a_hang_and_a_loss_each_cost_one_case(
     assert hang == ("hang", "did not end within 5 s") and lost == ("lost", "device lost")
 
 
+def test_a_report_without_results_does_not_claim_that_checks_passed() -> None:
+    assert Report(1.0, "2026-01-01").plain_words()[0] == "No check has ended."
+    unfinished = children.Outcome(("0",), unfinished="the time was over")
+    assert Report(1.0, "2026-01-01", parts={"tune": [unfinished]}).plain_words()[0] == "No check has ended."
+
+
 def test_a_device_that_is_lost_repeatedly_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = WORKER.replace('["good", "crash", "hang", "lost", "left", "last"]', "list('abcdefghij')")
     workers(script.replace('name == "crash"', "True"), tmp_path, monkeypatch)
