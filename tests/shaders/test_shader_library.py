@@ -288,6 +288,7 @@ BUILD = {
     "vkbackend.trusted_files",
     "vkbackend.env",
     "vkbackend.errors",
+    "vkbackend.paths",
     "vkbackend.system.files",
     "vkbackend.system.folder",
     "vkbackend.system.processors",
