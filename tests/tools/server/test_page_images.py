@@ -84,6 +84,7 @@ def test_images_are_sent_shown_and_kept(page: Any, model: ScriptedModel) -> None
     model.timings = {f"image_{part}_ms": ms for part, ms in times.items()}
     model.timings |= {"image_n": 2, "image_ms": 500.0, "prompt_ms": 1500.0}
     ask(page, "which color?")
+    wait_for(page, "document.querySelector('.assistant .stats').innerText !== ''")  # drawn after the answer
     stats = page.inner_text(".assistant .stats")
     assert "images 0.50 s (decode 0.02 s, preprocess 0.03 s, encode 0.45 s)" in stats
     assert re.search(r"prompt \d+ in 1\.50 s", stats)
