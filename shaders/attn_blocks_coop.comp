@@ -122,7 +122,7 @@ uint n_keys_of(uint pos) {
 // Return the first cell of a block. A slot has cells for all positions, so it is no ring.
 uint cell_of(uint slot, uint block) { return cells[cells_off + slot * blocks_per_slot + block] * CELL_BLOCK; }
 
-// Collect the blocks of the tile's rows, and return those of all rows.
+// Collect the blocks of each row of the tile. Return the blocks that any row has chosen.
 uint collect(uint list, uint first_pos) {
     for (uint row = gl_LocalInvocationID.x; row < ROWS; row += LOCAL) chosen_of[row] = 0;
     barrier();

@@ -55,7 +55,7 @@ def loop_tree(listing: Listing) -> Loop:
         while left:
             outer, *left = left
             if not outer <= ops:
-                raise VkbackendError("two loops of the listing overlap: their trips cannot be told apart")
+                raise VkbackendError("two loops of the listing overlap, so their trips are unknown")
             inner.append((min(outer), tree(outer, [loop for loop in left if loop & outer])))
             left = [loop for loop in left if not loop & outer]
             own -= outer

@@ -10,18 +10,24 @@ from collections.abc import Callable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from adapters import random_pairs, write_adapter
 from device_sets import wide
 from gguf import MODEL_ARCH_NAMES
-from oracles.fixture import Fixture
+from oracles.fixture import Fixture, write
 from oracles.fixtures import FIXTURES, build
 
 from vkbackend.errors import AdapterError, UnsupportedModel
+from vkbackend.models.adapters.gguf_adapter import read_gguf_adapter
 from vkbackend.models.adapters.peft_names import PeftNames
+from vkbackend.models.adapters.stacks import low_rank_specs
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.gguf.reader import GGUF
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -127,3 +133,18 @@ def test_experts_with_a_module_each() -> None:
         names.target("base_model.model.vision_tower.layers.2.q_proj")
     prefixed = names.target("base_model.model.model.language_model.layers.1.self_attn.v_proj")
     assert prefixed.tensor == "blk.1.attn_v.weight"
+
+
+@pytest.mark.parametrize("name", ["glm5-next", "deepseek2"])
+def test_a_pair_has_the_name_of_the_file(name: str, tmp_path: Path) -> None:
+    """The file stores `attn_q` as attn_q_b: whole in glm5-next, and together with `attn_q_shared` in
+    deepseek2."""
+    fixture, stored = build(name), "blk.1.attn_q_b.weight"
+    pairs = random_pairs(fixture, 4, stored)
+    adapter = read_gguf_adapter(str(write_adapter(tmp_path / "a.gguf", fixture.arch, pairs)), fixture.arch)
+    with GGUF.open(write(fixture, tmp_path / "model.gguf")) as gguf:
+        specs = load_model(gguf).weights()
+    added = {spec.name: spec for spec in low_rank_specs([adapter], specs)}
+    b = [spec for spec in added.values() if spec.name.endswith(".lora_b")]
+    assert sum(spec.shape[0] for spec in b) == fixture.tensors[stored].shape[0]
+    assert "blk.1.attn_q.weight.lora_b" in added

@@ -149,21 +149,6 @@ def test_stacks_keep_the_type_of_the_files_if_that_is_exact(
         }
 
 
-@pytest.mark.parametrize("name", ["glm5-next", "deepseek2"])
-def test_a_pair_has_the_name_of_the_file(name: str, tmp_path: Path) -> None:
-    """The file stores `attn_q` as attn_q_b: whole in glm5-next, and together with `attn_q_shared` in
-    deepseek2."""
-    fixture, stored = build(name), "blk.1.attn_q_b.weight"
-    pairs = random_pairs(fixture, 4, stored)
-    adapter = read_gguf_adapter(str(write_adapter(tmp_path / "a.gguf", fixture.arch, pairs)), fixture.arch)
-    with GGUF.open(write(fixture, tmp_path / "model.gguf")) as gguf:
-        specs = load_model(gguf).weights()
-    added = {spec.name: spec for spec in low_rank_specs([adapter], specs)}
-    b = [spec for spec in added.values() if spec.name.endswith(".lora_b")]
-    assert sum(spec.shape[0] for spec in b) == fixture.tensors[stored].shape[0]
-    assert "blk.1.attn_q.weight.lora_b" in added
-
-
 def test_the_digest_is_that_of_the_content(fixture: Fixture, pairs: Pairs, tmp_path: Path) -> None:
     def digest(name: str, pairs: Pairs, alpha: float = ALPHA) -> str:
         return read_gguf_adapter(str(write_adapter(tmp_path / name, "llama", pairs, alpha)), "llama").digest
