@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import MULTI, only
-from summing import ROWS, WIDTH, Sum, expected
+from summing import ROWS, WIDTH, Sum, check_a_stuck_device, check_sums
 
 from vkbackend import faults
 from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
@@ -43,12 +43,6 @@ def sums_of(names: list[str], seed: int = 3, **how: Any) -> tuple[Sum, np.ndarra
     return summed, values
 
 
-def check(summed: Sum, values: np.ndarray) -> None:
-    for results, shares in zip(summed.run(), values, strict=True):
-        want = expected(shares, list(range(len(shares))))
-        assert all(np.array_equal(result, want) for result in results)
-
-
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
@@ -61,7 +55,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_device_that_is_lost_in_the_middle(provider: str, signal: str, devices: list[str]) -> None:
     summed, values = sums_of(devices, reduce_provider=provider, reduce_signal=signal)
-    check(summed, values)
+    check_sums(summed, values)
     opened, lost = summed.mesh.devices, summed.mesh.devices[1]
     # The fault strikes in the middle of the step, after some segments were submitted.
     with (
@@ -75,7 +69,7 @@ def test_a_device_that_is_lost_in_the_middle(provider: str, signal: str, devices
     summed.mesh.close()
     assert all(not device.counts for device in opened)
     again, values = sums_of(devices, 4, reduce_provider=provider, reduce_signal=signal)
-    check(again, values)
+    check_sums(again, values)
     again.mesh.close()
 
 
@@ -87,32 +81,14 @@ def test_a_wait_that_never_ends(provider: str, signal: str, devices: list[str], 
     how: dict[str, Any] = {"reduce_provider": provider, "reduce_signal": signal}
     # A thread of lavapipe that waits for an event occupies a core, so only the stuck device may wait.
     how |= {"submit_ahead": 0} if "event" in signal else {}
-    summed, values = sums_of(devices, **how)
-    check(summed, values)
-    stuck = summed.mesh.devices[1]
-    call = "vkSetEvent" if "event" in stuck.queue.signal else "vkSignalSemaphore"
-    began = time.monotonic()
-    with faults.inject(faults.Fault(stuck.name, f"{call} hang", 3, "hang")):
-        with pytest.raises(Timeout, match=stuck.name):
-            summed.mesh.run(summed.step)
-        assert time.monotonic() - began < 5
-        with pytest.raises(DeviceLost, match="load it again"):
-            summed.mesh.run(summed.step)
-        summed.mesh.close()
-    assert stuck.abandoned and not summed.mesh.devices[0].counts
-    again, values = sums_of(devices, 4, **how)
-    check(again, values)
-    stuck.queue.allow(stuck.queue.submitted)  # The late device now writes its shares, to its own pages.
-    assert stuck.queue.wait(stuck.queue.submitted, 10)
-    check(again, values)
-    again.mesh.close()
+    check_a_stuck_device(lambda seed: sums_of(devices, seed, **how))
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", DRIVERS)
 def test_copies_that_never_end(devices: list[str], hurry: None, monkeypatch: pytest.MonkeyPatch) -> None:
     summed, values = sums_of(devices, reduce_provider="copies")
-    check(summed, values)
+    check_sums(summed, values)
     monkeypatch.setattr(VulkanCopies, "_ended", lambda self: time.sleep(0.05) or C.VK_TIMEOUT)
     with pytest.raises(Timeout, match="copies of a sum"):
         summed.mesh.run(summed.step)
@@ -121,5 +97,5 @@ def test_copies_that_never_end(devices: list[str], hurry: None, monkeypatch: pyt
         summed.mesh.run(summed.step)
     summed.mesh.close()
     again, values = sums_of(devices, 4, reduce_provider="copies")
-    check(again, values)
+    check_sums(again, values)
     again.mesh.close()

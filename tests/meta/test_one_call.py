@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import MULTI, only, wide
-from summing import ROWS, WIDTH, Sum, expected
+from summing import ROWS, WIDTH, Sum, check_a_stuck_device, check_sums, expected
 
 from vkbackend import faults
-from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
+from vkbackend.errors import DeviceLost, UnsupportedFeature
 from vkbackend.meta import relay
 from vkbackend.meta.host_sum import HostSum
 from vkbackend.meta.known_ways import ONE_CALL, Choice, remember_choice
@@ -63,12 +63,6 @@ def put(summed: Sum, values: np.ndarray) -> None:
         summed.put(i, values[i])
 
 
-def check(summed: Sum, values: np.ndarray) -> None:
-    for results, shares in zip(summed.run(), values, strict=True):
-        want = expected(shares, list(range(len(shares))))
-        assert len(results) == len(shares) and all(np.array_equal(result, want) for result in results)
-
-
 def counted(summed: Sum) -> Counter[str]:
     """Run the step, and count its submissions on each device."""
     counts: Counter[str] = Counter()
@@ -89,12 +83,12 @@ def counted(summed: Sum) -> Counter[str]:
 )
 def test_one_submission_of_a_device_per_step(provider: str, signal: str, devices: list[str]) -> None:
     summed, values = sums_of(devices, reduce_provider=provider, reduce_signal=signal)
-    check(summed, values)
+    check_sums(summed, values)
     created = [device.created for device in summed.mesh.devices]
     for _ in range(5):  # these steps use the same semaphores and words again
         values = -values
         put(summed, values)
-        check(summed, values)
+        check_sums(summed, values)
     before = [device.created for device in summed.mesh.devices]
     assert counted(summed) == {device.name: 1 for device in summed.mesh.devices}
     assert [device.created for device in summed.mesh.devices] == before >= created
@@ -170,12 +164,12 @@ def test_a_measured_choice_is_used_where_the_host_writes(
         for device in opened:
             device.close()
         summed, values = sums_of(devices, **how)
-        check(summed, values)
+        check_sums(summed, values)
         assert set(counted(summed).values()) == {n_submissions}
         assert summed.mesh.devices[0].queue.signal == "flag"
         summed.mesh.close()
     summed, values = sums_of(devices, **how, reduce_provider="visible", reduce_signal="event")
-    check(summed, values)
+    check_sums(summed, values)
     assert set(counted(summed).values()) == {N_SUMS + 1}
     summed.mesh.close()
 
@@ -200,7 +194,7 @@ def test_a_device_that_is_lost(provider: str, signal: str, devices: list[str]) -
     how = {"reduce_provider": provider, "reduce_signal": signal}
     for call, nth in (("vkQueueSubmit", 1), ("vkSignalSemaphore", 3), ("vkGetSemaphoreCounterValue", 4)):
         summed, values = sums_of(devices, **how)
-        check(summed, values)
+        check_sums(summed, values)
         opened, lost = summed.mesh.devices, summed.mesh.devices[1]
         began = time.monotonic()
         with faults.inject(faults.Fault(lost.name, call, nth)), pytest.raises(DeviceLost, match=lost.name):
@@ -212,7 +206,7 @@ def test_a_device_that_is_lost(provider: str, signal: str, devices: list[str]) -
         assert lost.lost and time.monotonic() - began < 5  # type: ignore[attr-defined]
         assert all(not device.counts for device in opened)
     again, values = sums_of(devices, 4, **how)
-    check(again, values)
+    check_sums(again, values)
     again.mesh.close()
 
 
@@ -223,29 +217,13 @@ def test_a_wait_that_never_ends(
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
     monkeypatch.setattr(relay, "DRAIN_S", 0.3)
     how = {"reduce_provider": provider, "reduce_signal": signal}
-    summed, values = sums_of(devices, **how)
-    check(summed, values)
-    stuck, began = summed.mesh.devices[1], time.monotonic()
-    with faults.inject(faults.Fault(stuck.name, "vkSignalSemaphore hang", 3, "hang")):
-        with pytest.raises(Timeout, match=stuck.name):
-            summed.mesh.run(summed.step)
-        assert time.monotonic() - began < 5
-        with pytest.raises(DeviceLost, match="load it again"):
-            summed.mesh.run(summed.step)
-        summed.mesh.close()
-    assert stuck.abandoned and not summed.mesh.devices[0].counts
-    again, values = sums_of(devices, 4, **how)
-    check(again, values)
-    stuck.queue.allow(stuck.queue.submitted)  # The late device now writes its shares, to its own memory.
-    assert stuck.queue.wait(stuck.queue.submitted, 10)
-    check(again, values)
-    again.mesh.close()
+    check_a_stuck_device(lambda seed: sums_of(devices, seed, **how))
 
 
 @pytest.mark.parametrize("devices", [*TWO[:1], wide(TWO[1])])
 def test_closing_ends_a_submission_that_waits(devices: list[str]) -> None:
     summed, values = sums_of(devices, reduce_provider="visible")
-    check(summed, values)
+    check_sums(summed, values)
     opened = summed.mesh.devices
     for device, executable in zip(opened, summed.step.executables, strict=True):
         device.queue.submit_whole(executable)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
+from vkbackend import faults
+from vkbackend.errors import DeviceLost, Timeout
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions
@@ -68,3 +73,33 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     for d in writers[1:]:
         total = total + values[d]
     return total
+
+
+def check_sums(summed: Sum, values: np.ndarray) -> None:
+    """Run the step, and compare the results of all devices with the sums of `values`."""
+    for results, shares in zip(summed.run(), values, strict=True):
+        want = expected(shares, list(range(len(shares))))
+        assert len(results) == len(shares) and all(np.array_equal(result, want) for result in results)
+
+
+def check_a_stuck_device(opened: Callable[[int], tuple[Sum, np.ndarray]]) -> None:
+    """The second device is never allowed to begin its third segment. The step ends with a typed error within
+    5 s. The late device writes its shares after other sums have begun. `opened` creates sums from a seed."""
+    summed, values = opened(3)
+    check_sums(summed, values)
+    stuck, began = summed.mesh.devices[1], time.monotonic()
+    call = "vkSetEvent" if "event" in stuck.queue.signal else "vkSignalSemaphore"
+    with faults.inject(faults.Fault(stuck.name, f"{call} hang", 3, "hang")):
+        with pytest.raises(Timeout, match=stuck.name):
+            summed.mesh.run(summed.step)
+        assert time.monotonic() - began < 5
+        with pytest.raises(DeviceLost, match="load it again"):
+            summed.mesh.run(summed.step)
+        summed.mesh.close()
+    assert stuck.abandoned and not summed.mesh.devices[0].counts
+    again, values = opened(4)
+    check_sums(again, values)
+    stuck.queue.allow(stuck.queue.submitted)  # The late device now writes its shares, to its own memory.
+    assert stuck.queue.wait(stuck.queue.submitted, 10)
+    check_sums(again, values)
+    again.mesh.close()
