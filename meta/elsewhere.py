@@ -127,7 +127,7 @@ class Elsewhere(HostDevice):
     def begin_copies(self, copies: Sequence[Copy]) -> None:
         """The device's own node makes the copies."""
 
-    def build(self, recording: Recording) -> HostExecutable:
+    def build(self, recording: Recording, *, events: bool = False) -> HostExecutable:
         return HostExecutable(recording)
 
     def run(self, recording: Recording) -> None:

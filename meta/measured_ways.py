@@ -13,15 +13,16 @@ from vkbackend.meta.bench import LIMIT_S, REPEATS, time_reduce
 from vkbackend.meta.known_speed import reduce_key, remember
 from vkbackend.meta.known_ways import ONE_CALL, Ahead, Choice, remember_choice
 from vkbackend.meta.options import AHEAD, ReduceOptions
-from vkbackend.meta.ways import HOST_WRITTEN, WAYS
+from vkbackend.meta.ways import HOST_WRITTEN, WAYS, can_signal
 from vkbackend.runtime import SIGNALS, Device
 
 SIZES = tuple(1 << n for n in range(12, 25, 2))  # 4 KiB to 16 MiB
 TOKEN_NBYTES = 1 << 14  # Bytes of a decoded token's sum in a model with 4,096 values per row.
 DEPTHS: tuple[Ahead, ...] = (0, 1, 2, None)
 BETTER = 0.9  # A way replaces the default if it takes less than this share of the default's time.
-# ONE_CALL is kept only if so many steps were exact. If 1 % of all steps were wrong, so many exact steps would
-# have a probability of 0.99^300 = 5 %. On an H100, 80 % of the steps were wrong that one call had submitted.
+# ONE_CALL and events are kept only if so many steps were exact. If 1 % of all steps were wrong, so many exact
+# steps would have a probability of 0.99^300 = 5 %. On an H100, 80 % of the steps were wrong that one call had
+# submitted.
 SURE_STEPS = 300
 SURE_S = 15.0  # With GPUs, SURE_STEPS steps take about a second.
 
@@ -40,9 +41,13 @@ class Measured:
     n_checked: int = 0
 
     @property
+    def is_trial(self) -> bool:
+        return _is_trial(self.signal, self.ahead)
+
+    @property
     def is_sure(self) -> bool:
         """Whether the sums were exact in as many steps as the way requires."""
-        return self.exact and (self.ahead != ONE_CALL or self.n_checked >= SURE_STEPS)
+        return self.exact and (not self.is_trial or self.n_checked >= SURE_STEPS)
 
     def joined(self, other: Measured) -> Measured:
         """Return the row of two rounds."""
@@ -50,12 +55,17 @@ class Measured:
         return replace(self, us=us, exact=self.exact and other.exact, n_checked=n_checked)
 
 
+def _is_trial(signal: str, ahead: Ahead) -> bool:
+    """Return whether submissions may already run when the host writes the sums that they read."""
+    return ahead == ONE_CALL or "event" in signal
+
+
 def measure_ways(
     open_again: Callable[[], Sequence[Device]], n_devices: int, sizes: Sequence[int] = SIZES
 ) -> Iterator[Measured]:
-    """Time every way on newly opened devices. First time all providers with the default signal. Then time all
-    signals and depths with the provider that is best for a token's sum, and ONE_CALL with the providers that
-    allow it. A way that the devices do not support is left out."""
+    """Time every way on newly opened devices. First time all providers with the default signal. Then time the
+    other signals and depths with the provider that is best for a token's sum, and events and ONE_CALL with
+    the providers that allow them. A way that the devices do not support is left out."""
     providers = [way.name for way in WAYS if n_devices >= way.n_tuned]
     of_token: list[Measured] = []
     for nbytes in sizes:
@@ -63,11 +73,11 @@ def measure_ways(
         of_token += rows if nbytes == TOKEN_NBYTES else []
         yield from rows
     if best := best_provider(of_token):
-        others = [(best, *how) for how in product(SIGNALS, DEPTHS) if how != (SIGNALS[0], AHEAD)]
+        plain = [signal for signal in SIGNALS if can_signal(best, signal)]
+        others = [(best, *how) for how in product(plain, DEPTHS) if how != (SIGNALS[0], AHEAD)]
         for provider, signal in product(HOST_WRITTEN, SIGNALS):
-            if "event" not in signal:
-                others.append((provider, signal, ONE_CALL))
-        yield from _in_turns(open_again, TOKEN_NBYTES, others)
+            others.append((provider, signal, AHEAD if "event" in signal else ONE_CALL))
+        yield from _in_turns(open_again, TOKEN_NBYTES, list(dict.fromkeys(others)))
 
 
 def _in_turns(
@@ -82,7 +92,8 @@ def _in_turns(
             reduce_type="f32", reduce_provider=provider, reduce_signal=signal, submit_ahead=ahead
         )
         with suppress(UnsupportedFeature, OutOfDeviceMemory, PlanError):
-            repeats, limit_s = (SURE_STEPS // 2, SURE_S) if ahead == ONE_CALL else (REPEATS, LIMIT_S)
+            repeats = SURE_STEPS // 2 if _is_trial(signal, ahead) else REPEATS
+            limit_s = SURE_S if ahead == ONE_CALL else LIMIT_S
             result = time_reduce(open_again(), nbytes, how, repeats=repeats, limit_s=limit_s)
             row = Measured(nbytes, *way, 1e6 * result.median, result.exact, result.n_checked)
             rows[way] = row.joined(rows[way]) if way in rows else row
@@ -112,20 +123,20 @@ def choice_of(rows: Sequence[Measured]) -> Choice | None:
         return None
     ways[-1] = (1 << 40, ways[-1][1])
     best = Choice(tuple(ways), SIGNALS[0], AHEAD)
-    of_token = [row for row in rows if row.nbytes == TOKEN_NBYTES and row.exact and row.ahead != ONE_CALL]
+    of_token = [row for row in rows if row.nbytes == TOKEN_NBYTES and row.exact and not row.is_trial]
     of_token = [row for row in of_token if row.provider == best.way(TOKEN_NBYTES)]
     usual = next((row for row in of_token if (row.signal, row.ahead) == (SIGNALS[0], AHEAD)), None)
     if usual:
         fastest = min(of_token, key=lambda row: row.us)
         if fastest.us < BETTER * usual.us:
             best, usual = Choice(best.ways, fastest.signal, fastest.ahead), fastest
-    in_one_call = [row for row in rows if row.ahead == ONE_CALL and row.is_sure]
-    if usual and in_one_call:
-        fastest = min(in_one_call, key=lambda row: row.us)
+    trials = [row for row in rows if row.is_trial and row.is_sure]
+    if usual and trials:
+        fastest = min(trials, key=lambda row: row.us)
         if fastest.us < BETTER * usual.us:
             larger = [way for way in best.ways if way[0] > fastest.nbytes]
             first = [(fastest.nbytes, fastest.provider)] if larger[0][1] != fastest.provider else []
-            best = Choice((*first, *larger), fastest.signal, ONE_CALL)
+            best = Choice((*first, *larger), fastest.signal, fastest.ahead)
     return best
 
 

@@ -16,7 +16,7 @@ from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider
-from vkbackend.meta.relay import Relay, check_one_call, signal_by
+from vkbackend.meta.relay import Relay, check_host_writes, check_one_call, signal_by
 from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
 from vkbackend.meta.step_builder import Build, StepBuilder
@@ -101,8 +101,11 @@ class Mesh:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
             self._order_copies(provider)
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
+        signal, named = self.options.reduce_signal, self.options.reduce_provider
         if self.options.submit_ahead == ONE_CALL:
-            check_one_call(self.devices, self.provider, self.options.reduce_provider)
+            check_one_call(self.devices, self.provider, named)
+        if "event" in signal:
+            check_host_writes(f"reduce_signal {signal}", self.provider, named)
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
         layers = layers_of(self._inputs)
@@ -112,12 +115,8 @@ class Mesh:
         self.outputs = Outputs(self.devices, self._inputs, vocabularies, sizes.logits, self.nodes, n_places)
 
     def _order_copies(self, provider: Provider) -> None:
-        """If copies follow segments, let segments wait for semaphores, because semaphores order the queues.
-        If a device's copies have no queue of their own, submit no segment ahead of a copy."""
+        """If copies follow segments and have no queue of their own, submit no segment ahead of a copy."""
         for device in self.devices if provider.copies else ():
-            device.queue.signal = device.queue.signal.replace("flag+event", "flag").replace(
-                "event", "semaphore"
-            )
             device.queue.ahead = device.queue.ahead and device.copies_apart
 
     def recorded_step(self, kind: StepKind, may_pad: bool = False) -> Step:

@@ -71,7 +71,7 @@ class _Exchange:
 
 class OverNodes(Provider):
     def __init__(self, inner: Provider, devices: Sequence[Device], nodes: Nodes) -> None:
-        self.name, self.pages_nbytes = inner.name, inner.pages_nbytes
+        self.name, self.pages_nbytes, self.host_writes = inner.name, inner.pages_nbytes, inner.host_writes
         self._inner, self._devices, self._nodes = inner, devices, nodes
         self._exchanges: dict[Reduce, _Exchange] = {}
 

@@ -47,8 +47,8 @@ class ReduceKeywords(TypedDict, total=False):
     "host-sum" and "visible"). "auto" (default): as `vkbackend tune` measured, or else 2."""
     reduce_signal: str
     """How host and devices signal each other that a sum is complete: "semaphore", "flag" (the host polls a
-    word of its memory), "event" (devices wait in their command buffers), "flag+event", or "auto" (default):
-    as `vkbackend tune` measured, or else "semaphore"."""
+    word of its memory), "event" (devices wait in their command buffers, if the host writes the sums),
+    "flag+event", or "auto" (default): as `vkbackend tune` measured, or else "semaphore"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Step:
     on_cpu: bool = False  # whether the driver of a device is a software driver
     # As `copied_later` returns.
     later: Sequence[frozenset[str]] = ()
-    in_one_call: bool = False  # As `fits_one_call` returns.
+    in_one_call: bool = False  # Whether one call of the driver may submit all segments.
 
     @property
     def reduces(self) -> list[Reduce | None]:
@@ -68,18 +68,16 @@ class Step:
         return sum(e.recording.n_commands for e in self.executables) if self.on_cpu else 0
 
 
-def fits_one_call(
-    recordings: Sequence[Recording], meetings: Sequence[Reduce | Fetch | None], provider: Provider | None
-) -> bool:
-    """Return whether one call of the driver may submit all segments of a step. An H100 then reads stale host
-    memory that another device, or the host, has written during the step. So devices may read only sums that
-    the host wrote, and no weights that the host copies during the step. `tune` finds out whether a driver
-    reads these sums correctly. Cuts forbid one call, because drivers may merge the submissions of a call."""
-    written = all(
+def reads_the_host_alone(meetings: Sequence[Reduce | Fetch | None], provider: Provider | None) -> bool:
+    """Return whether the submissions of a step may already run when the host exchanges its sums, because they
+    wait for events, or because one call submits all of them. An H100 reads stale host memory that another
+    device, or the host, has written during such a call. So devices may read only sums that the host wrote,
+    and no weights that the host copies during the step. `tune` finds out whether a driver reads these sums
+    correctly."""
+    return all(
         meeting is None or (isinstance(meeting, Reduce) and provider and provider.of(meeting).host_writes)
         for meeting in meetings
     )
-    return written and not any(recording.has_cuts for recording in recordings)
 
 
 class _Awaited(Exception):
@@ -213,18 +211,20 @@ class RecordedSteps:
             recordings, values = self._placed(built)
             meetings = built.meetings
         executables: list[Executable] = []
+        by_host = reads_the_host_alone(meetings, self.builder.provider)
         with collection_paused(), ExitStack() as undo:
             for device, recording in zip(self.builder.devices, recordings, strict=True):
                 if env.debug() >= 3:
                     env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(recording)]}")
                 self._check()
-                executables.append(device.build(recording))
+                executables.append(device.build(recording, events=by_host))
                 undo.callback(executables[-1].close)
             undo.pop_all()
         on_cpu = any(device.limits.is_cpu for device in self.builder.devices)
         lag, later = 2 if kind.halves else 1, copied_later(meetings)
-        fits = fits_one_call(recordings, meetings, self.builder.provider)
-        return Step(kind, executables, meetings, values, lag, on_cpu=on_cpu, later=later, in_one_call=fits)
+        # Drivers may merge the submissions of a call, which would undo cuts.
+        whole = by_host and not any(recording.has_cuts for recording in recordings)
+        return Step(kind, executables, meetings, values, lag, on_cpu=on_cpu, later=later, in_one_call=whole)
 
     def _repeated(
         self, kind: StepKind

@@ -90,7 +90,7 @@ class ReduceSlots:
 class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # Bytes of shared host memory.
-    copies: bool = False  # Whether copies follow segments. If so, segments wait for semaphores.
+    copies: bool = False  # Whether copies follow segments.
     host_writes: bool = False  # Whether devices read only sums that the host wrote, and no device's shares.
     network_s: float = 0.0  # Total seconds of exchanges between nodes.
 

@@ -31,15 +31,21 @@ def signal_by(devices: Sequence[Device], signal: str) -> None:
         device.queue.signal = signal if device in able else SIGNALS[0]
 
 
-def check_one_call(devices: Sequence[Device], provider: Provider | None, named: str) -> None:
-    """Raise UnsupportedFeature if no step of these devices fits one call of the driver. The option
-    reduce_provider is `named`."""
-    wanted = f"submit_ahead {ONE_CALL}"
+def check_host_writes(wanted: str, provider: Provider | None, named: str) -> None:
+    """Raise UnsupportedFeature if devices read what other devices write, which the option `wanted` forbids.
+    The option reduce_provider is `named`."""
     if provider and not provider.host_writes:
         raise UnsupportedFeature(
             f"{wanted} needs sums that the host writes: use reduce_provider {' or '.join(HOST_WRITTEN)}, not "
             f"{named}, with which devices read what other devices write"
         )
+
+
+def check_one_call(devices: Sequence[Device], provider: Provider | None, named: str) -> None:
+    """Raise UnsupportedFeature if no step of these devices fits one call of the driver. The option
+    reduce_provider is `named`."""
+    wanted = f"submit_ahead {ONE_CALL}"
+    check_host_writes(wanted, provider, named)
     if events := [device.name for device in devices if "event" in device.queue.signal]:
         raise UnsupportedFeature(
             f"{', '.join(events)}: with {wanted}, a segment cannot wait for an event, because Vulkan allows "

@@ -121,6 +121,12 @@ PROVIDERS = tuple(BY_NAME)
 HOST_WRITTEN = tuple(way.name for way in WAYS if way.host_writes)
 
 
+def can_signal(provider: str, signal: str) -> bool:
+    """Return whether steps whose sums all use `provider` can use `signal`, one of SIGNALS: a segment that
+    waits for an event may read only what the host writes."""
+    return "event" not in signal or provider in HOST_WRITTEN
+
+
 # ---- the choice ----
 
 

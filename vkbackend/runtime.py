@@ -221,8 +221,11 @@ class Device(ABC):
         """Drop the pipelines of `compile_ahead` whose compilation has not begun."""
 
     @abstractmethod
-    def build(self, recording: Recording) -> Executable:
-        """Build an executable from a recording that has addresses and barriers."""
+    def build(self, recording: Recording, *, events: bool = False) -> Executable:
+        """Build an executable from a recording that has addresses and barriers. If `events` is set and the
+        queue's signal is an event, segments wait for events in their command buffers. They then begin before
+        the host allows them to go on, and may read what the host writes meanwhile, but nothing that another
+        device writes."""
 
     def begin_copies(self, copies: Sequence[Copy]) -> None:
         """Start copies that may run during the next steps. The previous copies must have ended, and no

@@ -42,7 +42,7 @@ SETS = [*TWO, pytest.param(["0", "1"] * 4, id="8 devices", marks=pytest.mark.wid
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("signal", ["flag+event", pytest.param("semaphore", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("signal", ["flag", pytest.param("semaphore", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("devices", [SETS[0], *map(wide, SETS[1:])])
 def test_sums_are_exact_and_record_nothing_twice(devices: list[str], signal: str, apart: bool) -> None:
     devices_used = opened(devices, apart)

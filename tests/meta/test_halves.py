@@ -71,8 +71,9 @@ def test_halves_equal_one_piece(models: Path, options: dict[str, Any]) -> None:
 
 @pytest.mark.wide
 @pytest.mark.native
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("signal", ["semaphore", "flag+event"])
+@pytest.mark.parametrize(
+    ("provider", "signal"), [*((p, "flag") for p in PROVIDERS), *((p, "flag+event") for p in HOST_WRITTEN)]
+)
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
 def test_every_way_on_devices(models: Path, devices: list[str], provider: str, signal: str) -> None:
     how = {"reduce_provider": provider, "reduce_signal": signal}

@@ -45,13 +45,22 @@ def test_a_way_must_be_clearly_faster_and_exact() -> None:
     )
     rows += [
         row(TOKEN, "pages", 95, "flag"),
-        row(TOKEN, "pages", 70, "event", 0),
+        row(TOKEN, "pages", 70, "flag", 0),
         row(TOKEN, "pieces", 1, "flag"),
     ]
-    rows += [row(TOKEN, "pages", 2, "flag+event", exact=False)]
+    rows += [row(TOKEN, "pages", 2, "flag", None, exact=False)]
     chosen = choice_of(rows)
-    assert chosen and (chosen.signal, chosen.ahead) == ("event", 0)
+    assert chosen and (chosen.signal, chosen.ahead) == ("flag", 0)
     assert choice_of([row(SMALL, "pages", 1, exact=False)]) is None
+
+
+def test_events_must_be_exact_in_many_steps() -> None:
+    rows = [row(TOKEN, "pages", 100), row(LARGE, "pages", 900), row(TOKEN, "visible", 95)]
+    rows += [row(TOKEN, "visible", 10, "event"), row(TOKEN, "host-sum", 80, "event", n_checked=SURE_STEPS)]
+    larger = (1 << 40, "pages")
+    assert choice_of(rows) == Choice(((TOKEN, "host-sum"), larger), "event", AHEAD)
+    rows += [row(TOKEN, "visible", 60, "flag+event", n_checked=SURE_STEPS)]
+    assert choice_of(rows) == Choice(((TOKEN, "visible"), larger), "flag+event", AHEAD)
 
 
 def test_one_call_must_be_exact_in_many_steps() -> None:

@@ -16,15 +16,15 @@ from summing import ROWS, WIDTH, Sum, check_a_stuck_device, check_sums, expected
 
 from vkbackend import faults
 from vkbackend.errors import DeviceLost, UnsupportedFeature
-from vkbackend.meta import relay
+from vkbackend.meta import recorded_steps, relay
 from vkbackend.meta.host_sum import HostSum
 from vkbackend.meta.known_ways import ONE_CALL, Choice, remember_choice
-from vkbackend.meta.recorded_steps import fits_one_call
+from vkbackend.meta.recorded_steps import reads_the_host_alone
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.streams import Fetch
 from vkbackend.meta.ways import HOST_WRITTEN, WAYS, make_provider
 from vkbackend.models.engine.runner.open_devices import open_devices
-from vkbackend.recording import Barrier, Cut, Exchange, Recording, Scope
+from vkbackend.recording import Barrier, Pace, Scope
 from vkbackend.runtime import SIGNALS
 from vkbackend.vulkan.commands import masks
 from vkbackend.vulkan.vk import C
@@ -174,17 +174,26 @@ def test_a_measured_choice_is_used_where_the_host_writes(
     summed.mesh.close()
 
 
+@pytest.mark.parametrize("devices", TWO[:1])
+def test_a_step_that_is_divided_for_a_watchdog(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver might merge the submissions of a call."""
+    monkeypatch.setattr(recorded_steps, "pace_of", lambda device: Pace(1.0, 1.0))
+    summed, values = sums_of(devices, reduce_provider="visible")
+    assert not summed.step.in_one_call
+    check_sums(summed, values)
+    assert min(counted(summed).values()) > N_SUMS + 1
+    summed.mesh.close()
+
+
 @pytest.mark.no_vulkan
-def test_steps_that_do_not_fit_one_call() -> None:
+def test_steps_that_read_more_than_the_host_wrote() -> None:
     devices = open_devices(["numpy", "numpy"])
     by_host, pages = (make_provider(devices, 4096, name) for name in ("host-sum", "pages"))
     assert isinstance(by_host, HostSum)
-    plain, cut = Recording("plain", [Exchange()]), Recording("cut", [Cut(), Exchange()])
     reduce = Reduce(0, 16, (0, 1))
-    assert fits_one_call([plain, plain], [reduce], by_host) and fits_one_call([plain], [None], None)
-    assert not fits_one_call([plain, plain], [reduce], pages)
-    assert not fits_one_call([plain, cut], [reduce], by_host)
-    assert not fits_one_call([plain, plain], [Fetch()], by_host)
+    assert reads_the_host_alone([reduce, None], by_host) and reads_the_host_alone([None], None)
+    assert not reads_the_host_alone([None, reduce], pages)
+    assert not reads_the_host_alone([reduce, Fetch()], by_host)
     for provider in (by_host, pages):
         provider.close()
 

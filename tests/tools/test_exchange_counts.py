@@ -21,7 +21,7 @@ def test_events_replace_signals_and_flags_replace_reads(
     monkeypatch.setattr(exchange_counts, "REPEATS", 3)
     calls = {}
     for signal in ("semaphore", "event"):
-        how = ReduceOptions(reduce_type="f32", reduce_signal=signal, submit_ahead=0)
+        how = exchange_counts.options_of("host-sum", signal, "0")
         calls[signal], cpu_s, median, exact = exchange_counts.measured(devices, 4096, how)
         assert exact and 0 < cpu_s and 0 < median
     # A step of 8 exchanges has 9 segments on each of two devices.

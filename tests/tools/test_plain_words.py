@@ -99,7 +99,8 @@ def test_a_driver_whose_waits_are_slow() -> None:
     quick = [
         exchange(100),
         exchange(70, signal="flag"),
-        exchange(110, signal="event"),
+        exchange(140, "visible"),
+        exchange(150, "visible", "event"),
         exchange(95, ahead="all"),
     ]
     assert not list(quirks(quick)) and "pages; signal flag, 2 ahead" in kept(quick)
@@ -110,7 +111,8 @@ def test_a_driver_whose_waits_are_slow() -> None:
     ]
     waiting = [
         exchange(100),
-        exchange(400, signal="event"),
+        exchange(110, "visible"),
+        exchange(440, "visible", "event"),
         exchange(300, ahead="all"),
         exchange(90, ahead="0"),
     ]

@@ -45,8 +45,8 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
         "--reduce-signal",
         metavar="NAME",
         help=f"how host and devices signal each other: auto, {', '.join(SIGNALS)}; flag: the host polls a "
-        "word of its memory; event: devices wait in their command buffers; auto: as tune measured, or else "
-        "semaphore (default: %(default)s)",
+        f"word of its memory; event: devices wait in their command buffers (needs the provider "
+        f"{' or '.join(HOST_WRITTEN)}); auto: as tune measured, or else semaphore (default: %(default)s)",
     )
     add(
         "reduce_type",

@@ -97,7 +97,7 @@ class SimulatedDevice(HostDevice):
     def write(self, view: View, data: np.ndarray) -> None:
         assert data.nbytes <= view.nbytes, (view, data.nbytes)
 
-    def build(self, recording: Recording) -> HostExecutable:
+    def build(self, recording: Recording, *, events: bool = False) -> HostExecutable:
         bound = (view.nbytes for c in recording.stored if isinstance(c, Dispatch) for view in c.bound)
         self.largest = max(self.largest, *bound)
         return super().build(recording)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from vkbackend.meta.known_ways import ONE_CALL, Ahead
 from vkbackend.meta.measured_ways import TOKEN_NBYTES, Measured, choice_of
 from vkbackend.meta.options import AHEAD, ahead_depth
+from vkbackend.meta.ways import HOST_WRITTEN
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.report.part import Row
 
@@ -28,22 +29,25 @@ def quirks(rows: Sequence[Row]) -> Iterator[str]:
             f"`--submit-ahead {ONE_CALL}` with it."
         )
     us = {
-        (row["signal"], row["ahead"]): float(row["us"])
+        (row["provider"], row["signal"], row["ahead"]): float(row["us"])
         for row in rows
-        if (row["provider"], row["bytes"], row["sums"]) == ("pages", TOKEN_NBYTES, "exact")
+        if (row["bytes"], row["sums"]) == (TOKEN_NBYTES, "exact")
     }
-    usual, flag, event = (us.get((signal, str(AHEAD))) for signal in SIGNALS[:3])
+    semaphore, depth = SIGNALS[0], str(AHEAD)
+    usual, flag = (us.get(("pages", signal, depth)) for signal in SIGNALS[:2])
     if usual and flag and usual - flag > SLOW_WAIT_US and usual > SLOWER * flag:
         yield (
             f"{devices}: waiting for semaphores takes {usual - flag:.0f} us longer than reading a flag. "
             "`--reduce-signal flag` avoids these waits."
         )
-    if usual and event and event > SLOWER * usual:
-        yield (
-            f"{devices}: waiting for an event takes {event / usual:.1f} times as long as for a semaphore, "
-            "because the wait occupies a device or a core."
-        )
-    none, every = us.get((SIGNALS[0], "0")), us.get((SIGNALS[0], "all"))
+    for provider in HOST_WRITTEN:
+        plain, event = (us.get((provider, signal, depth)) for signal in (semaphore, "event"))
+        if plain and event and event > SLOWER * plain:
+            yield (
+                f"{devices}: waiting for an event takes {event / plain:.1f} times as long as for a "
+                f"semaphore ({provider}), because the wait occupies a device or a core."
+            )
+    none, every = (us.get(("pages", semaphore, ahead)) for ahead in ("0", "all"))
     if none and every and every > SLOWER * none:
         yield (
             f"{devices}: with all segments submitted ahead, an exchange takes {every / none:.1f} times as "
@@ -52,8 +56,8 @@ def quirks(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def kept(rows: Sequence[Row]) -> str:
-    """Return a sentence about the ways that `tune` would keep for these devices, or "". `tune` keeps ONE_CALL
-    only after more steps than the report runs."""
+    """Return a sentence about the ways that `tune` would keep for these devices, or "". `tune` keeps events
+    and ONE_CALL only after more steps than the report runs."""
     measured = [
         Measured(
             *(row["bytes"], row["provider"], row["signal"], _depth(row["ahead"])),

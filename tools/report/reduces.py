@@ -9,7 +9,7 @@ from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.options import AHEAD, ReduceOptions, ahead_depth
-from vkbackend.meta.ways import HOST_WRITTEN, WAYS
+from vkbackend.meta.ways import HOST_WRITTEN, WAYS, can_signal
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS
 from vkbackend.tools.measure.reduce_sizes import SIZES, parse_size
@@ -18,6 +18,11 @@ from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 TOKEN, PROMPT = "16K", "1M"  # Sizes for a token and a prompt.
 DEPTHS = "0,1,2,all"
 PROVIDERS = [way.name for way in WAYS if way.n_tuned == 2]
+
+
+def _provider(signal: str) -> str:
+    """Return the provider with which `signal` is measured."""
+    return "pages" if can_signal("pages", signal) else "visible"
 
 
 class Reduces(Part):
@@ -38,8 +43,8 @@ class Reduces(Part):
         depths = [text for text in DEPTHS.split(",") if text != depth]
         return [
             *(f"{TOKEN} {provider} {usual} {depth}" for provider in PROVIDERS),
-            *(f"{TOKEN} pages {signal} {depth}" for signal in SIGNALS[1:]),
-            *(f"{TOKEN} pages {signal} {n}" for signal in SIGNALS for n in depths),
+            *(f"{TOKEN} {_provider(signal)} {signal} {depth}" for signal in SIGNALS[1:]),
+            *(f"{TOKEN} {_provider(signal)} {signal} {n}" for signal in SIGNALS for n in depths),
             *(f"{TOKEN} {provider} {usual} {ONE_CALL}" for provider in HOST_WRITTEN),
             *(f"{PROMPT} {provider} {usual} {depth}" for provider in PROVIDERS),
             *(

@@ -5,7 +5,7 @@ The devices' queues count the calls while a chain of sums runs, whose result is 
 come from the recorded step (exchange_traffic.py). On a busy machine, compare processor times. With --repeat,
 all ways run in turns, and the table shows the fastest round of each. With --strace, each combination runs in
 a separate process under strace. strace counts the system calls of all threads, including the driver's
-threads.
+threads. Events are left out for providers that do not allow them, and for one-call.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from vkbackend.meta.bench import chain_length, time_reduce
+from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions, ahead_depth
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import PROVIDERS, can_signal
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS, Device
@@ -167,7 +168,11 @@ def main() -> int:
     write_md(head)
     write_md(["---"] * len(head))
     sizes = [parse_size(text) for text in args.sizes.split(",")]
-    ways = list(product(sizes, args.providers.split(","), args.signals.split(","), args.ahead.split(",")))
+    ways = [
+        way
+        for way in product(sizes, args.providers.split(","), args.signals.split(","), args.ahead.split(","))
+        if can_signal(*way[1:3]) and not (way[3] == ONE_CALL and "event" in way[2])
+    ]
     results: dict[tuple[int, str, str, str], list[tuple[Counter[str], float, float, bool]]] = {}
     for _ in range(args.repeat):
         for way in ways:

@@ -229,7 +229,7 @@ class KomputeDevice(Device):
 
     # ---- recordings ----
 
-    def build(self, recording: Recording, *, timed: bool = False) -> KomputeExecutable:
+    def build(self, recording: Recording, *, events: bool = False, timed: bool = False) -> KomputeExecutable:
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:

@@ -189,7 +189,7 @@ class HostDevice(Device):
     def read(self, view: View) -> np.ndarray:
         return _bytes(view).copy()
 
-    def build(self, recording: Recording) -> HostExecutable:
+    def build(self, recording: Recording, *, events: bool = False) -> HostExecutable:
         self.created += 1
         return HostExecutable(recording)
 

@@ -150,8 +150,9 @@ class VulkanDevice(LogicalDevice, Device):
     def stop_compiling(self) -> None:
         self.programs.stop()
 
-    def build(self, recording: Recording, *, timed: bool = False) -> VulkanExecutable:
-        executable = VulkanExecutable(self, self.programs, recording, timed=timed, ends=self.queue.ends())
+    def build(self, recording: Recording, *, events: bool = False, timed: bool = False) -> VulkanExecutable:
+        ends = self.queue.ends(events)
+        executable = VulkanExecutable(self, self.programs, recording, timed=timed, ends=ends)
         try:
             self.queue.prepare(executable)
         except BaseException:

@@ -55,7 +55,7 @@ class TimelineQueue(Queue):
             pValues=self._wait_value,
         )
         self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
-        self._go = 0
+        self._go, self._signaled = 0, 0  # segments up to `_go` may run; the value of the semaphore `go`
         # A portability driver (Metal) may lack events.
         can_wait = "VK_KHR_portability_subset" not in device.extensions
         self.signals = SIGNALS if can_wait else SIGNALS[:2]
@@ -72,15 +72,16 @@ class TimelineQueue(Queue):
     def done(self) -> Any:
         return self._semaphores + 1
 
-    def ends(self) -> Ends:
-        """Return the flag and the events that the next executable records, as `signal` requires. Raises
-        UnsupportedFeature."""
+    def ends(self, events: bool) -> Ends:
+        """Return the flag and the events that the next executable records, as `signal` requires. Without
+        `events`, segments wait for semaphores. Raises UnsupportedFeature."""
         ways = self.signal.split("+")
+        events = events and "event" in ways
         if "flag" in ways and self._flag is None:
             self._flag = Flag(self.device)
-        if "event" in ways and self._events is None:
+        if events and self._events is None:
             self._events = Events(self.device)
-        return Ends(self._flag if "flag" in ways else None, self._events if "event" in ways else None)
+        return Ends(self._flag if "flag" in ways else None, self._events if events else None)
 
     def prepare(self, executable: VulkanExecutable) -> None:
         """Create a VkSubmitInfo for each command buffer. Later, `submit` changes only the semaphore
@@ -123,8 +124,7 @@ class TimelineQueue(Queue):
                 result = self._submit(self.device.vk_queue, 1, infos + at, NULL)
                 self.device.check(result, "vkQueueSubmit")
             self.submitted += 1
-        if self._held:
-            self._set_events(self._go)
+        self._pass_on()
 
     def submit_whole(self, executable: Any) -> None:
         infos, *_, firsts = executable.submission
@@ -150,9 +150,14 @@ class TimelineQueue(Queue):
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
 
-    def _set_events(self, number: int) -> None:
-        while self._events and self._held and self._held[0][0] <= number:
+    def _pass_on(self) -> None:
+        """Signal segments up to `_go` as the submitted executable requires. `allow` may have allowed its
+        first segments before it was submitted, when another executable required another signal."""
+        while self._events and self._held and self._held[0][0] <= self._go:
             self._events.set(self._held.popleft()[1])
+        if not self._by_events and self._signaled < self._go:
+            self._signaled = self._signal_info.value = self._go
+            self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")
 
     def arrived(self, number: int) -> bool:
         if self._flag and number in self._flagged:
@@ -173,16 +178,12 @@ class TimelineQueue(Queue):
             return
         if number <= self._go:
             return
+        self._go = number
         if self.following:
-            copies, self.following, self._go = self.following, None, number
+            copies, self.following, self._signaled = self.following, None, number
             copies.signal(number)
             return
-        if self._by_events:
-            self._go = number
-            self._set_events(number)
-            return
-        self._go = self._signal_info.value = number
-        self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")
+        self._pass_on()
 
     def wait(self, number: int, timeout_s: float) -> bool:
         self._wait_value[0] = number
@@ -193,7 +194,7 @@ class TimelineQueue(Queue):
         return self.completed() >= number  # on a lost device, vkWaitSemaphores may succeed
 
     def release(self) -> None:
-        self._go = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
+        self._go = self._signaled = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
         self._signal(self.device.vk, self._signal_info)
         if self._events:
             for _, segment in self._held:  # on a lost device, the result does not matter
@@ -264,7 +265,7 @@ class FenceQueue(Queue):
                 self.device.check(result, "vkWaitForFences")
         return True
 
-    def ends(self) -> Ends:
+    def ends(self, events: bool) -> Ends:
         return Ends()
 
     def release(self) -> None:

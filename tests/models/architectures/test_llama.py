@@ -16,7 +16,7 @@ from material import shared_models
 from prefills import opened, prefill
 
 from vkbackend.meta.step_kind import StepKind, bucket
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import HOST_WRITTEN, PROVIDERS
 from vkbackend.runtime import SIGNALS
 from vkbackend.step import Run
 
@@ -177,7 +177,8 @@ def with_pages(models: Path, devices: tuple[str, ...]) -> np.ndarray:
 # tests/meta/test_signals.py combines all providers with all signals.
 WAYS = [
     *(pytest.param(provider, "semaphore", id=provider) for provider in PROVIDERS if provider != "pages"),
-    *(pytest.param("pages", signal, id=signal) for signal in SIGNALS if signal != "semaphore"),
+    pytest.param("pages", "flag", id="flag"),
+    *(pytest.param(p, s, id=f"{p}-{s}") for p in HOST_WRITTEN for s in SIGNALS if "event" in s),
 ]
 
 
