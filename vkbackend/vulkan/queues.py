@@ -56,6 +56,7 @@ class TimelineQueue(Queue):
         )
         self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
         self._go, self._signaled = 0, 0  # segments up to `_go` may run; the value of the semaphore `go`
+        self._numbered = 0  # the number of the last segment that was to be submitted
         # A portability driver (Metal) may lack events.
         can_wait = "VK_KHR_portability_subset" not in device.extensions
         self.signals = SIGNALS if can_wait else SIGNALS[:2]
@@ -138,6 +139,7 @@ class TimelineQueue(Queue):
         """Set the semaphore values of `count` segments, and reset their events and the flag."""
         _, _, waits, signals, _, firsts = executable.submission
         ends = executable.ends
+        self._numbered = self.submitted + count
         self._by_events = ends.events is not None
         if ends.flag and not first:
             ends.flag.clear()
@@ -194,8 +196,11 @@ class TimelineQueue(Queue):
         return self.completed() >= number  # on a lost device, vkWaitSemaphores may succeed
 
     def release(self) -> None:
-        self._go = self._signaled = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
-        self._signal(self.device.vk, self._signal_info)
+        # A device may have received segments with an error, so they are not counted as submitted.
+        self._go = max(self._go, self._numbered)
+        if self._signaled < self._numbered:
+            self._signaled = self._signal_info.value = self._numbered
+            self._signal(self.device.vk, self._signal_info)
         if self._events:
             for _, segment in self._held:  # on a lost device, the result does not matter
                 lib.vkSetEvent(self.device.vk, self._events.of(segment)[0])
