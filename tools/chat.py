@@ -188,7 +188,7 @@ class Conversation:
         if text := " ".join(words[1:]):
             self.send(text)
         else:
-            tell_notes([f"{len(self.images)} images go with the next message"], self.err)
+            tell_notes([f"images for the next message: {len(self.images)}"], self.err)
 
     def save(self, path: str) -> str:
         if not path:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
             texts, pooling=args.pooling, normalize=args.embd_normalize, truncate=args.truncate
         )
         pooling = args.pooling or llm.heads.pooling
-    tell_notes([f"{len(texts)} texts, pooling {pooling}"], err)
+    tell_notes([f"texts: {len(texts)}, pooling {pooling}"], err)
     rows = [np.atleast_2d(vector) for vector in vectors]
     if pooling == "none":
         write_text(listed(rows) if not args.embd_output_format else formatted(rows, args.embd_output_format))

@@ -117,6 +117,11 @@ def of_encoders(gguf: GGUF) -> list[str]:
     return [name for name in gguf.tensors if name.startswith(ENCODERS) or name.endswith(FOR_IMAGES)]
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return the number of names and the first three."""
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
     lines = []
     if lacks_heads(gguf):
@@ -126,14 +131,13 @@ def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
         )
     if skipped := ahead_tensors(gguf, model):
         lines.append(
-            f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
-            f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+            f"unused tensors of layers that predict tokens further ahead (nextn): {_listed(skipped)}"
             f"{'; --spec-type draft-mtp uses them' if model.predicts_ahead else ''}"
         )
     if others := of_encoders(gguf):
         lines.append(
-            f"{len(others)} tensors for images or audio are not used ({others[0]}, ...); --mmproj reads "
-            "encoders from a separate file"
+            f"unused tensors for images or audio: {_listed(others)}; --mmproj reads encoders from a separate "
+            "file"
         )
     if factors := {*ROPE_FACTORS} & model.unread() & gguf.tensors.keys():
         lines.append(f"{gguf.architecture} does not use the file's {', '.join(sorted(factors))}")

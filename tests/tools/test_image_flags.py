@@ -89,7 +89,7 @@ def test_chat_shows_images(run: Run, images: list[str], tmp_path: Path, monkeypa
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     code, _, err = run("chat", "-c", "512", "-p", "hello", "--image", images[1])
     assert code == 0, err
-    assert "1 images go with the next message" in err and "'missing.png' cannot be read" in err
+    assert "images for the next message: 1" in err and "'missing.png' cannot be read" in err
     asked = [
         message["content"]
         for message in json.loads(saved.read_text(encoding="utf-8"))
