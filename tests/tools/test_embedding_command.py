@@ -35,7 +35,7 @@ def test_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = np.loadtxt(io.StringIO(out))
     assert rows.shape == expected.shape and np.linalg.norm(rows[0]) > 1.1
     _, out, err = run(capsys, "-f", str(file))
-    assert out.startswith("embedding 0:") and "cosine similarities" in out and "2 texts" in err
+    assert out.startswith("embedding 0:") and "cosine similarities" in out and "texts: 2" in err
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
