@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import LIMIT_S, REPEATS, time_reduce
@@ -42,7 +42,7 @@ class Measured:
 
     @property
     def is_trial(self) -> bool:
-        return _is_trial(self.signal, self.ahead)
+        return is_trial(self.signal, self.ahead)
 
     @property
     def is_sure(self) -> bool:
@@ -55,7 +55,7 @@ class Measured:
         return replace(self, us=us, exact=self.exact and other.exact, n_checked=n_checked)
 
 
-def _is_trial(signal: str, ahead: Ahead) -> bool:
+def is_trial(signal: str, ahead: Ahead) -> bool:
     """Return whether submissions may already run when the host writes the sums that they read."""
     return ahead == ONE_CALL or "event" in signal
 
@@ -76,7 +76,8 @@ def measure_ways(
         plain = [signal for signal in SIGNALS if can_signal(best, signal)]
         others = [(best, *how) for how in product(plain, DEPTHS) if how != (SIGNALS[0], AHEAD)]
         for provider, signal in product(HOST_WRITTEN, SIGNALS):
-            others.append((provider, signal, AHEAD if "event" in signal else ONE_CALL))
+            depths = DEPTHS if "event" in signal else (ONE_CALL,)
+            others += [(provider, signal, ahead) for ahead in depths]
         yield from _in_turns(open_again, TOKEN_NBYTES, list(dict.fromkeys(others)))
 
 
@@ -92,7 +93,7 @@ def _in_turns(
             reduce_type="f32", reduce_provider=provider, reduce_signal=signal, submit_ahead=ahead
         )
         with suppress(UnsupportedFeature, OutOfDeviceMemory, PlanError):
-            repeats = SURE_STEPS // 2 if _is_trial(signal, ahead) else REPEATS
+            repeats = SURE_STEPS // 2 if is_trial(signal, ahead) else REPEATS
             limit_s = SURE_S if ahead == ONE_CALL else LIMIT_S
             result = time_reduce(open_again(), nbytes, how, repeats=repeats, limit_s=limit_s)
             row = Measured(nbytes, *way, 1e6 * result.median, result.exact, result.n_checked)
@@ -134,10 +135,20 @@ def choice_of(rows: Sequence[Measured]) -> Choice | None:
     if usual and trials:
         fastest = min(trials, key=lambda row: row.us)
         if fastest.us < BETTER * usual.us:
-            larger = [way for way in best.ways if way[0] > fastest.nbytes]
-            first = [(fastest.nbytes, fastest.provider)] if larger[0][1] != fastest.provider else []
-            best = Choice((*first, *larger), fastest.signal, fastest.ahead)
+            best = Choice(_with_trial(best, default, fastest), fastest.signal, fastest.ahead)
     return best
+
+
+def _with_trial(best: Choice, default: Sequence[Measured], trial: Measured) -> tuple[tuple[int, str], ...]:
+    """Return the ways of `best` with the trial's provider for its size. A smaller sum takes at most as long,
+    so the provider also serves smaller sizes whose measured way takes longer."""
+    ways = []
+    for row in sorted(default, key=lambda row: row.nbytes):
+        if row.nbytes < trial.nbytes and row.provider == best.way(row.nbytes):
+            ways.append((row.nbytes, row.provider if row.us <= trial.us else trial.provider))
+    ways += [(trial.nbytes, trial.provider), *(way for way in best.ways if way[0] > trial.nbytes)]
+    ends = [i for i, (way, after) in enumerate(pairwise(ways)) if way[1] != after[1]]
+    return tuple(ways[i] for i in (*ends, -1))
 
 
 def keep(devices: Sequence[Device], rows: Sequence[Measured], choice: Choice) -> None:

@@ -11,12 +11,11 @@ from vkbackend import env, forks
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.candidates import Outputs
-from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.nodes import Nodes, OverNodes
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.recorded_steps import RecordedSteps, Step
 from vkbackend.meta.reduce import Provider
-from vkbackend.meta.relay import Relay, check_host_writes, check_one_call, signal_by
+from vkbackend.meta.relay import Relay
 from vkbackend.meta.repeated_layers import Layer, RepeatedLayers
 from vkbackend.meta.sizing import StepShape, StepSizes, measure
 from vkbackend.meta.step_builder import Build, StepBuilder
@@ -25,7 +24,7 @@ from vkbackend.meta.stores import Stores
 from vkbackend.meta.tensor import Inputs
 from vkbackend.meta.ways import make_provider
 from vkbackend.profiling import report_values
-from vkbackend.runtime import Device
+from vkbackend.runtime import SIGNALS, Device
 from vkbackend.step import StepParams
 
 
@@ -45,7 +44,9 @@ class Mesh:
         self.stores = Stores(self.devices)
         self.weights = self.stores.weights
         ahead, signal = self.options.relaying(self.devices)
-        signal_by([device for device in devices if not device.node], signal)
+        for device in self.devices:
+            if not device.node:
+                device.queue.signal = signal if signal in device.queue.signals else SIGNALS[0]
         self.relay = Relay(self.devices, ahead)
         self.outputs = Outputs()
         self.provider: Provider | None = None
@@ -84,8 +85,10 @@ class Mesh:
     ) -> None:
         """Allocate memory for steps up to `shape`. If `sizes` is None, a trial build measures them. Up to
         `n_places` steps may have output rows in transfer from other nodes. `layers_of(inputs)` returns the
-        model's layers. A step records only a few of several equal layers."""
+        model's layers. A step records only a few of several equal layers. Raises UnsupportedFeature if the
+        devices cannot follow the options."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
+        self.options.check(self.devices, sizes.slot)
         arenas = []
         for d, device in enumerate(self.devices):
             host = device.buffer(sizes.params, Home.STAGING, "step")
@@ -101,11 +104,6 @@ class Mesh:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
             self._order_copies(provider)
             self.provider = OverNodes(provider, self.devices, self.nodes) if self.nodes else provider
-        signal, named = self.options.reduce_signal, self.options.reduce_provider
-        if self.options.submit_ahead == ONE_CALL:
-            check_one_call(self.devices, self.provider, named)
-        if "event" in signal:
-            check_host_writes(f"reduce_signal {signal}", self.provider, named)
         reduce_type = self.options.reduce_type
         builder = StepBuilder(self.devices, self._inputs, self.provider, build, shape.active, reduce_type)
         layers = layers_of(self._inputs)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from vkbackend.checks import choice, number_of, whole_number
+from vkbackend.errors import UnsupportedFeature
 from vkbackend.meta.known_ways import MAX_AHEAD, ONE_CALL, Ahead, known_choice
 from vkbackend.meta.reduce import WIRES
-from vkbackend.meta.ways import PROVIDERS
+from vkbackend.meta.ways import HOST_WRITTEN, PROVIDERS, planned_ways
 from vkbackend.options_class import check_fields, option
 from vkbackend.runtime import SIGNALS, Device
 
@@ -62,6 +63,40 @@ class ReduceOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check(self, devices: Sequence[Device], slot_nbytes: int) -> None:
+        """Raise UnsupportedFeature if the devices, whose largest sum has `slot_nbytes`, cannot follow a given
+        option."""
+        signal, one_call = self.reduce_signal, f"submit_ahead {ONE_CALL}"
+        here = [device for device in devices if not device.node]
+        if signal != "auto" and here and not any(signal in device.queue.signals for device in here):
+            names = ", ".join(device.name for device in here)
+            raise UnsupportedFeature(f"no device of {names} signals by {signal}; use semaphore")
+        if "event" in signal:
+            self._check_sums(f"reduce_signal {signal}", devices, slot_nbytes)
+        if self.submit_ahead != ONE_CALL:
+            return
+        self._check_sums(one_call, devices, slot_nbytes)
+        if "event" in signal:
+            raise UnsupportedFeature(
+                f"with {one_call}, a segment cannot wait for an event, because Vulkan allows events to be "
+                f"set only before the call; use reduce_signal {' or '.join(SIGNALS[:2])}"
+            )
+        if lacking := [device.name for device in devices if not device.queue.ahead or device.node]:
+            raise UnsupportedFeature(
+                f"{', '.join(lacking)}: {one_call} needs timeline semaphores and one machine; use "
+                "submit_ahead auto"
+            )
+
+    def _check_sums(self, wanted: str, devices: Sequence[Device], slot_nbytes: int) -> None:
+        ways = planned_ways(self.reduce_provider, devices, slot_nbytes)
+        others = [way.name for _, way in ways if not way.host_writes]
+        if others and slot_nbytes and len(devices) > 1:
+            named = f"auto ({', '.join(others)})" if self.reduce_provider == "auto" else others[0]
+            raise UnsupportedFeature(
+                f"{wanted} needs sums that the host writes: use reduce_provider {' or '.join(HOST_WRITTEN)}, "
+                f"not {named}, with which devices read what other devices write"
+            )
 
     def relaying(self, devices: Sequence[Device]) -> tuple[Ahead, str]:
         """Return how many segments to submit ahead, and the signal. ONE_CALL allows no events, so an option

@@ -6,55 +6,17 @@ import time
 from collections.abc import Sequence
 
 from vkbackend import env
-from vkbackend.errors import Timeout, UnsupportedFeature, VkbackendError
+from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.meta.known_ways import ONE_CALL, Ahead
 from vkbackend.meta.options import AHEAD
 from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider, Reduce
 from vkbackend.meta.streams import Fetch, Stream
-from vkbackend.meta.ways import HOST_WRITTEN
-from vkbackend.runtime import SIGNALS, Device
+from vkbackend.runtime import Device
 
 WAIT_SLICE_S = 0.05  # Ctrl-C takes effect within this time.
 SPIN_S = 50e-6  # Poll this long before sleeping, because waking up takes about as long.
 DRAIN_S = 5.0
-
-
-def signal_by(devices: Sequence[Device], signal: str) -> None:
-    """Make the next executables use `signal`, one of SIGNALS, on each device that supports it. Raises
-    UnsupportedFeature if none does."""
-    able = [device for device in devices if signal in device.queue.signals]
-    if devices and not able:
-        names = ", ".join(device.name for device in devices)
-        raise UnsupportedFeature(f"no device of {names} signals by {signal}; use semaphore")
-    for device in devices:
-        device.queue.signal = signal if device in able else SIGNALS[0]
-
-
-def check_host_writes(wanted: str, provider: Provider | None, named: str) -> None:
-    """Raise UnsupportedFeature if devices read what other devices write, which the option `wanted` forbids.
-    The option reduce_provider is `named`."""
-    if provider and not provider.host_writes:
-        raise UnsupportedFeature(
-            f"{wanted} needs sums that the host writes: use reduce_provider {' or '.join(HOST_WRITTEN)}, not "
-            f"{named}, with which devices read what other devices write"
-        )
-
-
-def check_one_call(devices: Sequence[Device], provider: Provider | None, named: str) -> None:
-    """Raise UnsupportedFeature if no step of these devices fits one call of the driver. The option
-    reduce_provider is `named`."""
-    wanted = f"submit_ahead {ONE_CALL}"
-    check_host_writes(wanted, provider, named)
-    if events := [device.name for device in devices if "event" in device.queue.signal]:
-        raise UnsupportedFeature(
-            f"{', '.join(events)}: with {wanted}, a segment cannot wait for an event, because Vulkan allows "
-            f"events to be set only before the call; use reduce_signal {' or '.join(SIGNALS[:2])}"
-        )
-    if lacking := [device.name for device in devices if not device.queue.ahead or device.node]:
-        raise UnsupportedFeature(
-            f"{', '.join(lacking)}: {wanted} needs timeline semaphores and one machine; use submit_ahead auto"
-        )
 
 
 class Relay:

@@ -21,7 +21,7 @@ from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
-from vkbackend.meta.ways import PROVIDERS, WAYS
+from vkbackend.meta.ways import PROVIDERS, WAYS, can_signal
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.models.hosts.survey import time_reduces
@@ -156,6 +156,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
         for wire in words("--wires", args.wires, WIRES)
         for nbytes in sizes
         for ahead in aheads
+        if not runner.group or can_signal(provider, signal)  # a group leaves no row out later
     ]
 
 

@@ -11,9 +11,10 @@ at once. Weights in host memory use the kind that is read fastest.
 
 With several devices, exchanges between the first 2, 3, ... of them are measured. First, every way to exchange
 is measured for sums of 4 KiB to 16 MiB. With the way that is best for the sum of one decoded token (16 KiB),
-every kind of signal and several numbers of segments submitted ahead are then measured for this sum. At last,
-steps that are submitted in one call are measured, and 300 of them checked. The fastest ways are kept for
-these devices in this order, and `plan` uses their times for predictions.
+semaphores, flags and several numbers of segments submitted ahead are then measured for this sum. At last,
+events and steps that are submitted in one call are measured with the ways that allow them, and 300 steps of
+each are checked. The fastest ways are kept for these devices in this order, and `plan` uses their times for
+predictions.
 `--exchanges` measures only exchanges, also between devices of several drivers.
 """
 

@@ -69,6 +69,8 @@ def allocations(
 def without_caches(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, how: ReduceOptions = USUAL
 ) -> list[Held]:
+    """Raises UnsupportedFeature if the devices cannot follow the options."""
+    how.check(devices, steps.slot)
     report = [Held() for _ in devices]
     _, signal = how.relaying(devices)
     slots = slots_nbytes(how.reduce_provider, devices, steps.slot)

@@ -63,8 +63,17 @@ def test_events_must_be_exact_in_many_steps() -> None:
     assert choice_of(rows) == Choice(((TOKEN, "visible"), larger), "flag+event", AHEAD)
 
 
+def test_smaller_sums_keep_a_way_that_is_faster() -> None:
+    """A trial is measured at one size."""
+    rows = [row(TOKEN, "pages", 100), row(LARGE, "scatter", 900)]
+    rows += [row(TOKEN, "visible", 80, "event", n_checked=SURE_STEPS)]
+    after = ((TOKEN, "visible"), (1 << 40, "scatter"))
+    for us, expected in ((20, ((SMALL, "pages"), *after)), (90, after)):
+        assert choice_of([row(SMALL, "pages", us), *rows]) == Choice(expected, "event", AHEAD)
+
+
 def test_one_call_must_be_exact_in_many_steps() -> None:
-    rows = [row(SMALL, "pages", 50), row(TOKEN, "pages", 100), row(LARGE, "pieces", 900)]
+    rows = [row(SMALL, "pages", 70), row(TOKEN, "pages", 100), row(LARGE, "pieces", 900)]
     rows += [row(TOKEN, "pages", 80, "flag"), row(TOKEN, "host-sum", 20, ahead=ONE_CALL, n_checked=299)]
     rows += [row(TOKEN, "host-sum", 10, "flag", ONE_CALL, False, SURE_STEPS)]
     rows += [row(TOKEN, "visible", 73, ahead=ONE_CALL, n_checked=SURE_STEPS)]

@@ -8,6 +8,7 @@ from itertools import combinations
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.known_ways import ONE_CALL
+from vkbackend.meta.measured_ways import is_trial
 from vkbackend.meta.options import AHEAD, ReduceOptions, ahead_depth
 from vkbackend.meta.ways import HOST_WRITTEN, WAYS, can_signal
 from vkbackend.models.engine.runner.open_devices import open_devices
@@ -20,9 +21,9 @@ DEPTHS = "0,1,2,all"
 PROVIDERS = [way.name for way in WAYS if way.n_tuned == 2]
 
 
-def _provider(signal: str) -> str:
-    """Return the provider with which `signal` is measured."""
-    return "pages" if can_signal("pages", signal) else "visible"
+def _providers(signal: str) -> Sequence[str]:
+    """Return the providers with which `signal` is measured."""
+    return ("pages",) if can_signal("pages", signal) else HOST_WRITTEN
 
 
 class Reduces(Part):
@@ -43,8 +44,13 @@ class Reduces(Part):
         depths = [text for text in DEPTHS.split(",") if text != depth]
         return [
             *(f"{TOKEN} {provider} {usual} {depth}" for provider in PROVIDERS),
-            *(f"{TOKEN} {_provider(signal)} {signal} {depth}" for signal in SIGNALS[1:]),
-            *(f"{TOKEN} {_provider(signal)} {signal} {n}" for signal in SIGNALS for n in depths),
+            *(f"{TOKEN} {way} {signal} {depth}" for signal in SIGNALS[1:] for way in _providers(signal)),
+            *(
+                f"{TOKEN} {way} {signal} {n}"
+                for signal in SIGNALS
+                for way in _providers(signal)
+                for n in depths
+            ),
             *(f"{TOKEN} {provider} {usual} {ONE_CALL}" for provider in HOST_WRITTEN),
             *(f"{PROMPT} {provider} {usual} {depth}" for provider in PROVIDERS),
             *(
@@ -75,6 +81,6 @@ class Reduces(Part):
 
     @classmethod
     def wrong(cls, row: Row) -> str:
-        """Steps in one call are an experiment, which no default uses."""
-        exact = row["sums"] == "exact" or row["ahead"] == ONE_CALL
+        """Events and steps in one call are experiments, which no default uses."""
+        exact = row["sums"] == "exact" or is_trial(row["signal"], row["ahead"])
         return "" if exact else f"the sums of {row['bytes']} bytes are wrong"

@@ -26,7 +26,7 @@ from vkbackend.meta.bench import chain_length, time_reduce
 from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions, ahead_depth
-from vkbackend.meta.ways import PROVIDERS, can_signal
+from vkbackend.meta.ways import HOST_WRITTEN, PROVIDERS, can_signal
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner.open_devices import open_devices
 from vkbackend.runtime import SIGNALS, Device
@@ -173,6 +173,8 @@ def main() -> int:
         for way in product(sizes, args.providers.split(","), args.signals.split(","), args.ahead.split(","))
         if can_signal(*way[1:3]) and not (way[3] == ONE_CALL and "event" in way[2])
     ]
+    if not ways:
+        parser.error(f"nothing is left to count; events need --providers {' or '.join(HOST_WRITTEN)}")
     results: dict[tuple[int, str, str, str], list[tuple[Counter[str], float, float, bool]]] = {}
     for _ in range(args.repeat):
         for way in ways:

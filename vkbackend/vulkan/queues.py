@@ -1,7 +1,7 @@
 """Queues that run segments in order, with two timeline semaphores (`go`, `done`) or a fence.
 
-The host signals `go`. Segment n waits for `go` >= n and signals `done` = n at its end. A host signal orders
-only execution, so recordings contain memory barriers.
+The host signals `go`. Segment n waits for `go` >= n, or for an event, and signals `done` = n at its end. A
+host signal orders only execution, so recordings contain memory barriers.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class TimelineQueue(Queue):
         """Signal segments up to `_go` as the submitted executable requires. `allow` may have allowed its
         first segments before it was submitted, when another executable required another signal."""
         while self._events and self._held and self._held[0][0] <= self._go:
-            self._events.set(self._held.popleft()[1])
+            self._events.set(self._held[0][1])
+            self._held.popleft()
         if not self._by_events and self._signaled < self._go:
             self._signaled = self._signal_info.value = self._go
             self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")

@@ -174,7 +174,7 @@ def with_pages(models: Path, devices: tuple[str, ...]) -> np.ndarray:
     return prompt_and_tokens(models, devices, reduce_provider="pages", reduce_signal="semaphore")
 
 
-# tests/meta/test_signals.py combines all providers with all signals.
+# tests/meta/test_signals.py combines all providers with all signals that they allow.
 WAYS = [
     *(pytest.param(provider, "semaphore", id=provider) for provider in PROVIDERS if provider != "pages"),
     pytest.param("pages", "flag", id="flag"),
