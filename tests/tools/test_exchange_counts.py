@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from device_sets import MULTI
 
@@ -69,6 +71,15 @@ def test_slow_steps_are_counted_completely(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Mesh, "run", lambda *args: n_runs.append(args) or run(*args))
     exchange_counts.run_steps(["numpy"] * 2, 4096, ReduceOptions(), 3)
     assert len(n_runs) == 1 + 3
+
+
+def test_events_need_sums_that_the_host_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["exchange_counts", "--signals", "event"])
+    with pytest.raises(SystemExit):
+        exchange_counts.main()
+    assert "--providers host-sum or visible" in capsys.readouterr().err
 
 
 @pytest.mark.no_vulkan

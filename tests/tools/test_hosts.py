@@ -162,6 +162,19 @@ def test_reduces_and_their_network(net: namespaces.Net, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.native
+def test_reduces_by_events(net: namespaces.Net, tmp_path: Path) -> None:
+    """All nodes leave out the same rows: events need sums that the host writes."""
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["0", "0"]))
+    words = ["bench-reduce", "--sizes", "4K", "--wires", "f32", "-r", "2", "-o", "json"]
+    words += ["--signals", "semaphore,event", "--ahead", "2"]
+    rows = json.loads(called(net, "run", "--hostfile", hostfile, "--", *words))
+    ways = [(row["provider"], row["signal"]) for row in rows]
+    assert ways == [*((p, "semaphore") for p in ("pages", "scatter", "host-sum")), ("host-sum", "event")]
+    assert all(row["exact"] for row in rows)
+
+
+@pytest.mark.wide
 def test_a_server_starts_a_new_group(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     words = [

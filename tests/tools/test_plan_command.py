@@ -320,6 +320,27 @@ def test_bad_variables_are_named_for_every_runtime(
     assert named in err
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--reduce-signal", "event"), "reduce_signal event needs .* not auto \\(pages\\)"),
+        (("--submit-ahead", "one-call", "--reduce-provider", "ring"), "submit_ahead one-call .* not ring"),
+    ],
+)
+def test_options_that_the_devices_cannot_follow(
+    flags: tuple[str, ...], named: str, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan` refuses what `generate` refuses."""
+    for command in ("plan", "generate"):
+        words = [command, "-m", str(models / DENSE), "-dev", "0,0", *flags]
+        words += ["-p", "x"] if command == "generate" else []
+        assert cli.main(words) == 2
+        out, err = capsys.readouterr()
+        assert not out and re.search(named, err), err
+    plan(capsys, "-m", str(models / DENSE), "-dev", "0,0", *flags[:2], "--reduce-provider", "visible")
+
+
 def test_lists_of_overrides_and_words_for_layers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["-m", str(models / DENSE), "-dev", "numpy,numpy", "-ts", "1,1"]
     both = plan(capsys, *command, "-ot", r"attn=CPU,blk\.\d{1,2}\.ffn_(up|gate)=host")

@@ -98,6 +98,7 @@ WIDE = [
     ("llama", ["0", "1", "0"], {"tensor_split": [1, 0, 3]}),
     ("qwen35", ["0", "1"], {}),
     ("llama", ["0,1", "1,0"], {"split_mode": "hosts"}),
+    ("qwen3", ["0", "1"], {"reduce_provider": "host-sum", "reduce_signal": "flag+event"}),
 ]
 
 
