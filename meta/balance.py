@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from vkbackend.figures import short
 from vkbackend.meta.known_speed import Speed
 from vkbackend.meta.rates import MEASURED, Rates
 from vkbackend.runtime import Device
@@ -82,20 +83,20 @@ class Prediction:
 
     def lines(self, names: Sequence[str]) -> list[str]:
         split = ", ".join(
-            f"{name} {share:g} at {speed.weights / 1e9:.3g} GB/s"
+            f"{name} {share:g} at {short(speed.weights / 1e9)} GB/s"
             for name, share, speed in zip(names, self.tensor_split, self.speeds, strict=True)
         )
         t = self.times
         out = [
             f"split {','.join(f'{share:g}' for share in self.tensor_split)}: {split}",
-            f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, tensors in host memory "
-            f"{t.host_ms:.3g}, {self.n_reduces} exchanges {t.reduce_ms:.3g}"
-            + (f", layers beyond reading {t.layers_ms:.3g}" if t.layers_ms else ""),
+            f"predicted {short(t.total_ms)} ms per token: weights {short(t.weights_ms)}, tensors in host "
+            f"memory {short(t.host_ms)}, {self.n_reduces} exchanges {short(t.reduce_ms)}"
+            + (f", layers beyond reading {short(t.layers_ms)}" if t.layers_ms else ""),
         ]
         if self.fewer_times:
             few = ", ".join(names[d] for d in self.fewer)
             out.append(
-                f"fewer devices would be faster: {few} alone, {self.fewer_times.total_ms:.3g} ms per token"
+                f"fewer devices would be faster: {few} alone, {short(self.fewer_times.total_ms)} ms per token"
             )
         return [*out, *self._against_one(names)]
 

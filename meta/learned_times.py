@@ -53,8 +53,11 @@ def known_tokens(devices: Sequence[Device]) -> list[Token]:
 
 
 def layer_seconds(devices: Sequence[Device]) -> float:
-    """Return the time per layer of the slowest device, or 0 if no token of one device was measured."""
-    return max((_layer_seconds(device) for device in devices), default=0.0)
+    """Return the time per layer of the slowest device, or 0 if no token of one device was measured. Tokens of
+    the group limit this time, because a device with a small share of each layer takes less time."""
+    alone = max((_layer_seconds(device) for device in devices), default=0.0)
+    beyond = [(of.measured_s - of.read_s - of.exchange_s) / of.n_layers for of in known_tokens(devices)]
+    return max(0.0, min(alone, statistics.median(beyond))) if beyond else alone
 
 
 def _layer_seconds(device: Device) -> float:

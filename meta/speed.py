@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from vkbackend import cache_folder, env
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, Timeout
+from vkbackend.figures import short
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.known_speed import (
@@ -61,7 +62,9 @@ def measure_speed(device: Device) -> Speed:
         speed = Speed(_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST))
     finally:
         twin.close()
-    env.log(1, f"{device.name}: measured {speed.weights / 1e9:.3g} GB/s, host memory {speed.host / 1e9:.3g}")
+    env.log(
+        1, f"{device.name}: measured {short(speed.weights / 1e9)} GB/s, host memory {short(speed.host / 1e9)}"
+    )
     remember(f"speed {key_of(device)}", [speed.weights, speed.host])
     return speed
 
@@ -87,7 +90,7 @@ def measure_copy(device: Device) -> float:
             known = [_copy_rate(twin)]
         finally:
             twin.close()
-        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s for copies")
+        env.log(1, f"{device.name}: measured {short(known[0] / 1e9)} GB/s for copies")
         remember(key, known)
     return known[0]
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from vkbackend.figures import short
 from vkbackend.meta.plan import Plan
 from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.memory_report import ITEMS, itemised
@@ -122,7 +123,7 @@ def draft_rows(plan_report: Report) -> list[list[str]]:
     """Return a row per exchange time and acceptance, with the speed-up of each length of drafts."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for gain in plan_report.gains:
-        key = f"{gain.exchange_us:.0f}", f"{gain.token_ms:.3g}", f"{gain.acceptance:g}"
+        key = f"{gain.exchange_us:.0f}", short(gain.token_ms), f"{gain.acceptance:g}"
         rows.setdefault(key, []).append(f"{gain.speed_up:.2f}")
     return [[*key, *cells] for key, cells in rows.items()]
 
@@ -188,7 +189,7 @@ def show(plan_report: Report) -> None:
             row["device"],
             f"{row['share']:g}",
             *(row[key] / MIB for key in columns),
-            f"{row['bytes_per_s'] / 1e9:.3g}",
+            short(row["bytes_per_s"] / 1e9),
         )
         for row in per_device
     ]

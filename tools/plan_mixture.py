@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vkbackend.figures import short
 from vkbackend.meta.balance import Prediction
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.experts.uses import Uses
@@ -91,9 +92,9 @@ def mixture_of(
 def show_mixture(out: Console, mixture: Mixture) -> None:
     rows = [
         (
-            *(row.nbytes / MIB, f"{row.n_slots} of {mixture.plan.n_experts}", f"{100 * row.hit_rate:.3g}"),
-            *(row.bus / MIB, f"{1e3 / row.times.total_ms:.3g}"),
-            *(f"{1e3 / row.cpu_ms[kind]:.3g}" for kind in RAM),
+            *(row.nbytes / MIB, f"{row.n_slots} of {mixture.plan.n_experts}", short(100 * row.hit_rate)),
+            *(row.bus / MIB, short(1e3 / row.times.total_ms)),
+            *(short(1e3 / row.cpu_ms[kind]) for kind in RAM),
         )
         for row in mixture.caches
     ]

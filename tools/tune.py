@@ -27,6 +27,7 @@ from dataclasses import replace
 
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
+from vkbackend.figures import short
 from vkbackend.meta.host_memory import chosen_kind, forget_host_memory, measure_host_memory
 from vkbackend.meta.known_ways import Ahead, Choice, remember_choice
 from vkbackend.meta.measured_ways import (
@@ -164,7 +165,7 @@ def host_rows(device: Device) -> list[list[str]]:
     for name, of in measure_host_memory(device).items():
         kind, *rates = cells(name, of)
         chosen = "chosen" if name == chosen_kind(device) else ""
-        rows.append([device.name, str(kind), *(f"{rate:.3g}" for rate in rates), chosen])
+        rows.append([device.name, str(kind), *(short(rate) for rate in rates), chosen])
     return rows
 
 

@@ -54,6 +54,18 @@ def test_layers_and_cuts_are_learned() -> None:
     assert assumed.layers_ms == 0 and assumed.total_ms == pytest.approx(2.2)
 
 
+def test_a_group_limits_the_time_of_its_layers() -> None:
+    """Alone, a device takes 1 ms per layer. With a small share of each layer, it takes 50 us."""
+    slow, two = [NumpyDevice("slow")], [NumpyDevice("slow"), NumpyDevice("fast")]
+    remember_token(slow, Token(20, 1e-3, 0, 0.0, 1e-3, 1e-3 + 20 * 1e-3))
+    assert layer_seconds(two) == layer_seconds(slow) == pytest.approx(1e-3)
+    exchanges_s = 40 * 30e-6
+    for _ in range(3):
+        remember_token(two, Token(20, 1e-3, 40, exchanges_s, 1e-3, 1e-3 + 20 * 50e-6 + exchanges_s))
+    assert layer_seconds(two) == pytest.approx(50e-6) and cut_seconds(two) == pytest.approx(0)
+    assert layer_seconds(slow) == pytest.approx(1e-3)
+
+
 def test_faster_tokens_than_predicted_teach_no_negative_times() -> None:
     one = devices(1)
     remember_token(one, Token(20, 2e-3, 0, 0.0, 2e-3, 1e-3))

@@ -55,6 +55,14 @@ def test_two_cards_that_are_slower() -> None:
     )
 
 
+def test_large_figures_have_no_exponent() -> None:
+    memory = {"device": ONE, "memory": "imported", "read GB/s": 999.7, "copy GB/s": 12.345}
+    parts = {"rates": [rate(ONE, 1234.5) | {"pp t/s": 15_678.9}], "host-memory": [memory]}
+    alone, host = sentences(parts)
+    assert "generates 1,234 tokens/s" in alone and "prompts at 15,679 tokens/s" in alone
+    assert "at 1,000 GB/s, and copies move it at 12.3 GB/s" in host
+
+
 def test_only_equal_models_are_compared() -> None:
     rows = [rate(ONE, 100, layers="16 of 32"), rate(BOTH, 60)]
     lines = sentences({"rates": rows})

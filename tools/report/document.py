@@ -20,6 +20,7 @@ from typing import Any
 from vkbackend import __version__
 from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument
+from vkbackend.figures import short
 from vkbackend.paths import why
 from vkbackend.tools.console import jsonable, size
 from vkbackend.tools.report.children import Outcome
@@ -179,7 +180,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return short(value)
     return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from vkbackend.figures import short
 from vkbackend.meta.known_ways import ONE_CALL
 from vkbackend.meta.learned_times import WRONG, is_wrong
 from vkbackend.meta.measured_ways import BETTER, TOKEN_NBYTES
@@ -37,8 +38,8 @@ def _alone(rates: Sequence[Row]) -> Iterator[str]:
         if "+" in row["device"]:
             continue
         line = (
-            f"{row['device']} alone generates {row['tg t/s']:.3g} tokens/s with {row['model']}"
-            f"{_layers(row)}, and computes prompts at {row['pp t/s']:.3g} tokens/s."
+            f"{row['device']} alone generates {short(row['tg t/s'])} tokens/s with {row['model']}"
+            f"{_layers(row)}, and computes prompts at {short(row['pp t/s'])} tokens/s."
         )
         if kept := row.get("% of t/s in segments"):
             line += f" A step in segments, as two devices need, reaches {kept:.0f} % of this rate."
@@ -118,8 +119,8 @@ def _host_memory(rows: Sequence[Row]) -> Iterator[str]:
     for devices in dict.fromkeys(row["device"] for row in rows if "copy GB/s" in row):
         best = max((r for r in rows if r["device"] == devices), key=lambda row: float(row["read GB/s"] or 0))
         yield (
-            f"Shaders of {devices} read pinned host memory ({best['memory']}) at {best['read GB/s']:.3g} "
-            f"GB/s, and copies move it at {best['copy GB/s']:.3g} GB/s."
+            f"Shaders of {devices} read pinned host memory ({best['memory']}) at {short(best['read GB/s'])} "
+            f"GB/s, and copies move it at {short(best['copy GB/s'])} GB/s."
         )
 
 
@@ -129,5 +130,5 @@ def _wrong(rates: Sequence[Row]) -> Iterator[str]:
         if predicted and is_wrong(predicted, measured):
             yield (
                 f"The prediction for {row['model']} on {row['device']} is wrong by more than "
-                f"{100 * WRONG:.0f} %: {predicted:.3g} tokens/s predicted, {measured:.3g} measured."
+                f"{100 * WRONG:.0f} %: {short(predicted)} tokens/s predicted, {short(measured)} measured."
             )
