@@ -165,7 +165,7 @@ def host_rows(device: Device) -> list[list[str]]:
     for name, of in measure_host_memory(device).items():
         kind, *rates = cells(name, of)
         chosen = "chosen" if name == chosen_kind(device) else ""
-        rows.append([device.name, str(kind), *(short(rate) for rate in rates), chosen])
+        rows.append([device.name, str(kind), *(short(float(rate)) for rate in rates), chosen])
     return rows
 
 
