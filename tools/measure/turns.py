@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vkbackend.errors import VkbackendError
-from vkbackend.figures import short
 from vkbackend.tools.console import printable
 
 
@@ -42,6 +41,6 @@ def least_and_median(values: Sequence[float]) -> tuple[float, float]:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     lines = [f"\n{title}\n", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
-        lines.append("| " + " | ".join(short(x) if isinstance(x, float) else str(x) for x in row) + " |")
+        lines.append("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row) + " |")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
